@@ -6,7 +6,7 @@ needs when it runs, so that ``--help`` is quick. Exit codes: 0 done, 1 it ran an
 
 from __future__ import annotations
 
-import contextlib
+import gc
 import signal
 from importlib import import_module
 from pathlib import Path
@@ -102,6 +102,7 @@ def serve(
 ) -> None:
     """Serve MODEL over the Realtime WebSocket protocol, its engine in a supervised process of its own."""
     from ...kvstore.log_lines import LogSettings
+    from ...runtime.link.child import begun
 
     folder = None if no_store else (store or options.default_store(model)).expanduser()
     try:
@@ -158,14 +159,15 @@ def serve(
         for line in configuration.printed(context, store=folder):
             print(line)
         return
-    from ...runtime.link.child import Spawned
+    with begun() as first:  # it imports torch beside what follows
+        gc.disable()  # until the server runs (`Collector`)
+        try:
+            from .serve import run
 
-    first = None
-    with contextlib.suppress(OSError):  # the server tries again, and tells what the machine is short of
-        first = Spawned.of()  # it imports torch beside what follows
-    from .serve import run
-
-    raise typer.Exit(run(settings, engine, first))
+            code = run(settings, engine, first)
+        finally:
+            gc.enable()
+    raise typer.Exit(code)
 
 
 @app.command()

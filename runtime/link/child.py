@@ -7,8 +7,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from .crash_report import CrashReport
@@ -26,15 +26,15 @@ DESCRIPTORS = b"d"
 of the control socket of the disk process, if there is one. The settings follow."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Spawned:
     """An engine's ``process`` that waits for its settings; ``sock``: this end of its socket; ``report``: its
-    crash report. It can be made before the settings are known, so that it imports meanwhile. One that is never
-    used ends when this process does."""
+    crash report. ``taken``: it was sent something; its process ends with the socket."""
 
     process: subprocess.Popen[bytes]
     sock: socket.socket
     report: CrashReport
+    taken: bool = False
 
     @classmethod
     def of(cls, program: Sequence[str] = PROGRAM) -> Spawned:
@@ -57,8 +57,26 @@ class Spawned:
         return cls(process, ours, report)
 
     def close(self) -> None:
-        """End a process that was sent nothing."""
+        """End a process that was sent nothing. Does nothing more if it is ``taken``, or was ended."""
+        if self.taken:
+            return
+        self.taken = True
         self.sock.close()
         self.process.kill()
         self.process.wait()
         self.report.close()
+
+
+@contextmanager
+def begun() -> Iterator[Spawned | None]:
+    """Start an engine's process before its settings are known: it imports meanwhile. If it is not used in the
+    block, it is ended. None if the machine is short of something, which the next start of one tells."""
+    try:
+        spawned = Spawned.of()
+    except OSError:
+        yield None
+        return
+    try:
+        yield spawned
+    finally:
+        spawned.close()

@@ -292,6 +292,7 @@ class ChildEngine:
             undone.callback(spawned.close)
             undone.callback(self._stop_disk)
             self._send_descriptors(spawned.sock)
+            spawned.taken = True
             undone.pop_all()
         self._child = child = EngineProcess(spawned.process, spawned.report, end)
         self.link.attach(end)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.kernels.cpu.cores import OPERATORS, POOL
+from holdfast.runtime.link.child import USUAL
 from holdfast.runtime.link.messages import Sampling, TokenLimits
-from holdfast.runtime.link.process import USUAL, ChildEngine
+from holdfast.runtime.link.process import ChildEngine
 from holdfast.runtime.settings import EngineSettings
 
 pytestmark = pytest.mark.anyio

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, get_args
 
@@ -27,7 +28,8 @@ SETTINGS = {param.name: param for param in SERVE.params if param.name not in NO_
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What `serve` would have run with."""
     calls: list[Any] = []
-    monkeypatch.setattr("holdfast.gateway.cli.serve.run", lambda *settings: calls.append(settings) or 0)
+    monkeypatch.setattr("holdfast.gateway.cli.serve.run", lambda *given: calls.append(given[:2]) or 0)
+    monkeypatch.setattr("holdfast.runtime.link.child.begun", nullcontext)
     for name in SETTINGS:
         monkeypatch.delenv(f"HOLDFAST_{name.upper()}", raising=False)
     return calls

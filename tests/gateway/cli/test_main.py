@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
 from typing import Any, get_args
@@ -25,7 +26,8 @@ HEAVY = ("torch", "transformers", "starlette", "uvicorn", "tokenizers", "numpy")
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What `server` would have run with."""
     calls: list[Any] = []
-    monkeypatch.setattr("holdfast.gateway.cli.serve.run", lambda *settings: calls.append(settings) or 0)
+    monkeypatch.setattr("holdfast.gateway.cli.serve.run", lambda *given: calls.append(given[:2]) or 0)
+    monkeypatch.setattr("holdfast.runtime.link.child.begun", nullcontext)
     monkeypatch.delenv("HOLDFAST_API_KEY", raising=False)
     monkeypatch.delenv("HOLDFAST_PORT", raising=False)
     return calls
