@@ -288,4 +288,3 @@ def test_blocks_that_are_evicted_first_are_said_to_be_unwanted_until_found_again
     pool.release([blocks[2]])
     told = [(key, wanted) for _, key, wanted in pool.allocate(4).evicted]
     assert sorted(told) == [(b"a:0", True), (b"a:1", False), (b"a:2", True), (b"a:3", False)]
-    assert not pool._unwanted
