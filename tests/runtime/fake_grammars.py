@@ -67,7 +67,7 @@ class FakeCompiler:
         self.slow = slow
         self.asked: list[tuple[str, list[int]]] = []
         self.matchers: list[FakeMatcher] = []
-        self._jobs: list[tuple[Future[Matcher], str, tuple[int, ...], list[int]]] = []
+        self.jobs: list[tuple[Future[Matcher], str, tuple[int, ...], list[int]]] = []
 
     def knows(self, grammar: Grammar) -> bool:
         return grammar.text in self.known
@@ -75,22 +75,22 @@ class FakeCompiler:
     def compile(self, grammar: Grammar, stop_ids: tuple[int, ...], said: np.ndarray) -> Future[Matcher]:
         job: Future[Matcher] = Future()
         self.asked.append((grammar.text, said.tolist()))
-        self._jobs.append((job, grammar.text, stop_ids, said.tolist()))
+        self.jobs.append((job, grammar.text, stop_ids, said.tolist()))
         if not self.slow or self.knows(grammar):
-            self._finish(*self._jobs.pop())
+            self._finish(*self.jobs.pop())
         return job
 
     @property
     def running(self) -> list[str]:
         """What is being compiled."""
-        return [text for job, text, _, _ in self._jobs]
+        return [text for job, text, _, _ in self.jobs]
 
     def finish(self, *texts: str) -> None:
         """All that was asked for is compiled now, or these."""
-        jobs, self._jobs = self._jobs, []
+        jobs, self.jobs = self.jobs, []
         for job, text, stop_ids, said in jobs:
             if texts and text not in texts:
-                self._jobs.append((job, text, stop_ids, said))
+                self.jobs.append((job, text, stop_ids, said))
             elif job.cancelled():
                 continue
             else:

@@ -424,7 +424,8 @@ def fake_engine(
 class FakeDisk:
     """A `DiskTier` without a process: each request ends when ``chance`` says so, well or badly.
 
-    ``time``: virtual seconds, one for each look at the clock. Bytes go to the slot when the request ends.
+    ``time``: virtual seconds, ``tick`` for each look at the clock. Bytes go to the slot when the request ends.
+    ``asked``, ``fetched``: requests that began, and those that ended well.
     ``near``: blocks of a device at depth 1 are within reach, and of every four records three lie in memory, the
     fourth once it was fetched direct, most of the time.
     """
@@ -432,9 +433,9 @@ class FakeDisk:
     def __init__(self, chance: Random, *, near: bool = False) -> None:
         self.near = near
         self.records: dict[bytes, tuple[int, bytes]] = {}
-        self.time = 0.0
-        self.fetched = self.reads = 0
-        self._chance = chance
+        self.time, self.tick = 0.0, 0.5
+        self.asked = self.fetched = self.reads = 0
+        self.chance = chance
         self._device: FakeRunner | None = None
 
     def begin(self, host: HostTier, device: FakeRunner | None = None) -> None:
@@ -445,7 +446,7 @@ class FakeDisk:
         self._restore: dict[bytes, int] = {}
         self._direct: dict[bytes, None] = {}  # in order, so that one seed draws one run
         self._refused: list[bytes] = []
-        self._brought: set[bytes] = set()
+        self.brought: set[bytes] = set()
         self.dropped: set[bytes] = set()
 
     ready = True
@@ -453,7 +454,7 @@ class FakeDisk:
     room = 4
 
     def clock(self) -> float:
-        self.time += 0.5
+        self.time += self.tick
         return self.time
 
     def __len__(self) -> int:
@@ -476,7 +477,7 @@ class FakeDisk:
         return key in self.records
 
     def in_page_cache(self, key: bytes) -> bool:
-        return self.offset_known(key) and (key[0] % 4 > 0 or key in self._brought)
+        return self.offset_known(key) and (key[0] % 4 > 0 or key in self.brought)
 
     def read(self, keys: list[bytes], blocks: list[int]) -> list[int]:
         found: list[int] = []
@@ -484,7 +485,7 @@ class FakeDisk:
             slot = next(iter(self._host.find([key])), None)
             if slot is not None:
                 tokens, payload = self._tokens(slot), bytes(self._host.memory.payload(slot))
-            elif self.in_page_cache(key) and self._chance.random() < 0.95:
+            elif self.in_page_cache(key) and self.chance.random() < 0.95:
                 tokens, payload = self.records[key]
                 self.reads += 1
             else:
@@ -519,6 +520,7 @@ class FakeDisk:
         if slot is None:
             return False
         self._restore[key] = slot
+        self.asked += 1
         return True
 
     def take_refused(self) -> list[bytes]:
@@ -539,30 +541,30 @@ class FakeDisk:
         """Nothing is ever given up here."""
 
     def poll(self, now: float) -> None:
-        for key in [key for key in self._storing if self._chance.random() < 0.5]:
+        for key in [key for key in self._storing if self.chance.random() < 0.5]:
             slot = self._storing.pop(key)
             payload = bytes(self._host.memory.payload(slot))
             if (
-                self._chance.random() < 0.9
+                self.chance.random() < 0.9
                 and xxh3_64_intdigest(payload) == self._host.memory.entry(slot).digest
             ):
                 self.records[key] = self._tokens(slot), payload
             else:
                 self._refused.append(key)
             self._host.release(slot)
-        for key in [key for key in self._restore if self._chance.random() < 0.3]:
+        for key in [key for key in self._restore if self.chance.random() < 0.3]:
             slot = self._restore.pop(key)
-            if key not in self.records or self._chance.random() < 0.1:
+            if key not in self.records or self.chance.random() < 0.1:
                 self._host.abandon(slot)
                 continue
             tokens, payload = self.records[key]
             self._host.memory.payload(slot)[:] = payload
             self._host.filled(slot, tokens=tokens, digest=xxh3_64_intdigest(payload))
             self.fetched += 1
-        for key in [key for key in self._direct if self._chance.random() < 0.3]:
+        for key in [key for key in self._direct if self.chance.random() < 0.3]:
             del self._direct[key]
-            if self._chance.random() < 0.9:
-                self._brought.add(key)
+            if self.chance.random() < 0.9:
+                self.brought.add(key)
 
     def _tokens(self, slot: int) -> int:
         return self._host.memory.entry(slot).tokens

@@ -15,6 +15,7 @@ from typing import Any
 from holdfast.kvstore.host.slots import SlotMemory
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.kv_placement.costs import Costs
 from holdfast.runtime.kv_placement.leases import MOST_PRIORITY, MOST_SECONDS
 from holdfast.runtime.link.messages import (
     AnyVerb,
@@ -183,7 +184,7 @@ class World:
             refusal = "sequence_exists"
         elif len(tokens) > self.settings.max_context:
             refusal = "context_exceeded"
-        if self._apply(Open(self._next(), seq, salt, tokens, alone), refusal):
+        if self._apply(Open(self.next_request(), seq, salt, tokens, alone), refusal):
             self.beings[seq] = Being(Shadow(tokens, DRAWN), alone=alone)
             self._check_state(seq)
 
@@ -193,7 +194,7 @@ class World:
         if being is not None and not refusal:
             total = len(being.shadow.tokens) + len(tokens)
             refusal = "context_exceeded" if total > self.settings.max_context else None
-        if self._apply(Extend(self._next(), seq, tokens, due), refusal) and being is not None:
+        if self._apply(Extend(self.next_request(), seq, tokens, due), refusal) and being is not None:
             being.shadow.extend(tokens)
             self._check_state(seq)
 
@@ -207,7 +208,7 @@ class World:
             refusal = "epoch_stale"
         elif not 0 <= length <= len(being.shadow.tokens):
             refusal = "length_invalid"
-        if self._apply(Truncate(self._next(), seq, length, expected), refusal) and being is not None:
+        if self._apply(Truncate(self.next_request(), seq, length, expected), refusal) and being is not None:
             self._halt(seq)
             being.shadow.truncate(length)
             being.cut = True
@@ -234,7 +235,7 @@ class World:
             elif length >= self.settings.max_context:
                 refusal = "context_exceeded"
         limits = TokenLimits(max_tokens, stop_ids)
-        verb = Generate(self._next(), seq, sampling, limits, generated_from, list(tokens), opening)
+        verb = Generate(self.next_request(), seq, sampling, limits, generated_from, list(tokens), opening)
         if self._apply(verb, refusal):
             assert being is not None
             self.beings[seq] = being
@@ -271,7 +272,7 @@ class World:
     ) -> Receipt | None:
         """The receipt, checked against the wish and the budget."""
         being = self.beings.get(seq)
-        verb = Lease(self._next(), seq, priority, ttl, returns_in)
+        verb = Lease(self.next_request(), seq, priority, ttl, returns_in)
         if not self._apply(verb, None if being else "sequence_unknown") or being is None:
             return None
         self._check_state(seq)
@@ -289,19 +290,19 @@ class World:
 
     def stage(self, seq: int, *, wait: bool = False) -> None:
         refusal = self._busy(self.beings.get(seq))
-        if self._apply(Stage(self._next(), seq, wait), refusal, wait=wait) and not wait:
+        if self._apply(Stage(self.next_request(), seq, wait), refusal, wait=wait) and not wait:
             self._check_state(seq)
 
     def settle(self, seq: int, *, disk: bool = False, wait: bool = False) -> None:
         refusal = self._busy(self.beings.get(seq))
-        if self._apply(Settle(self._next(), seq, disk, wait), refusal, wait=wait) and not wait:
+        if self._apply(Settle(self.next_request(), seq, disk, wait), refusal, wait=wait) and not wait:
             self._check_state(seq)
 
     def locate(self, seq: int) -> None:
         """Every block is in one run; those with computed tokens are on the device; asking changes nothing."""
         being = self.beings.get(seq)
         before = self.engine.statistics()
-        answer = self.engine.apply(Locate(self._next(), seq))
+        answer = self.engine.apply(Locate(self.next_request(), seq))
         assert self.engine.statistics() == before
         if being is None:
             assert isinstance(answer, Refusal) and answer.code == "sequence_unknown"
@@ -321,7 +322,7 @@ class World:
     def stop(self, seq: int, keep: int | None = None) -> None:
         being = self.beings.get(seq)
         refusal = "sequence_unknown" if being is None else "length_invalid" if (keep or 0) < 0 else None
-        if self._apply(Stop(self._next(), seq, keep), refusal) and being is not None:
+        if self._apply(Stop(self.next_request(), seq, keep), refusal) and being is not None:
             self._halt(seq)
             if keep is not None and keep < len(being.shadow.tokens):
                 being.shadow.truncate(keep)
@@ -337,7 +338,7 @@ class World:
             refusal = "length_invalid"
         elif len(set(children)) < len(children) or any(child in self.beings for child in children):
             refusal = "sequence_exists"
-        if self._apply(Fork(self._next(), seq, children, at), refusal) and being is not None:
+        if self._apply(Fork(self.next_request(), seq, children, at), refusal) and being is not None:
             length = len(being.shadow.tokens) if at is None else at
             for child in children:
                 self.beings[child] = Being(being.shadow.copy(length), cut=True)
@@ -345,7 +346,7 @@ class World:
 
     def close(self, seq: int, *, keep_kv: bool = True) -> None:
         refusal = None if seq in self.beings else "sequence_unknown"
-        if self._apply(Close(self._next(), seq, keep_kv), refusal):
+        if self._apply(Close(self.next_request(), seq, keep_kv), refusal):
             if seq in self.turns:
                 self.turns.remove(seq)
             del self.beings[seq]
@@ -369,7 +370,7 @@ class World:
 
     def step(self) -> Step | None:
         """One step, everything about it checked."""
-        oldest = self._leader() if self.policy.by_tenant else self.turns[0] if self.turns else None
+        oldest = self.leader() if self.policy.by_tenant else self.turns[0] if self.turns else None
         before = self._progress(oldest)
         waiting_tenants = {self._queues[seq].tenant for seq in self.turns}
         waited = [
@@ -402,10 +403,10 @@ class World:
         if not isolated and any(self.beings[row.seq].alone for row in step.rows):
             assert len(step.rows) == 1, "a suspect shares its step"
         for row in step.rows:
-            self._check_row(row)
+            self.check_row(row)
         admitted = before[0] or not waited  # else one of higher priority may have come from disk, and gone
         admitted = admitted and (before[0] or self.policy.bound(0, 0) == 0)  # else others may have gone first
-        stays = self._leader() == oldest if self.policy.by_tenant else oldest in self.turns[:1]
+        stays = self.leader() == oldest if self.policy.by_tenant else oldest in self.turns[:1]
         if oldest is not None and stays and admitted and not isolated:
             assert self._progress(oldest) >= before, "the turn that is first lost ground"
         if not isolated:
@@ -435,7 +436,7 @@ class World:
 
     def _let_in(self, waited: list[int]) -> None:
         """Turns with KV that has come from disk, or will not, are as old as that."""
-        order = self._order()
+        order = self.order()
         arrived = [seq for seq in waited if seq not in self._queues.restoring]
         arrived.sort(key=lambda seq: order.index(seq) if seq in order else -1)  # else it is over already
         for seq in arrived:
@@ -462,7 +463,7 @@ class World:
         most = self.settings.max_context
         return (self.tenants - 1) * max(self._own(prompt, most) for prompt in range(1, most))
 
-    def _leader(self) -> int | None:
+    def leader(self) -> int | None:
         """The sequence of the turn that runs first, until it ends."""
         leader = self._queues._leader
         return None if self._queues.leaderless else leader.id
@@ -487,7 +488,7 @@ class World:
 
     def _ahead(self, seq: int) -> int:
         """The step by which all turns before this one have ended."""
-        order = self._order()
+        order = self.order()
         before = order[: order.index(seq)] if seq in order else order
         if self.policy.by_tenant:
             own = self._queues[seq].tenant
@@ -511,7 +512,7 @@ class World:
             elif self.beings[other].alone:
                 being.turn.deadline += self._own(theirs.prompt, 1)
         self.turns.append(seq)
-        if seq in self._order():
+        if seq in self.order():
             self._first = next(iter(self._queues.running), None)
             self._reorder()
 
@@ -523,9 +524,9 @@ class World:
         """
         since = self._planned - (self.policy.bound(0, 0) or 0)
         self._planned = self.scheduler.counters.steps
-        order = [seq for seq in self._order() if seq in self.turns]
+        order = [seq for seq in self.order() if seq in self.turns]
         assert sorted(order) == sorted(seq for seq in self.turns if seq in order)
-        leader = self._leader() if self.policy.by_tenant else None
+        leader = self.leader() if self.policy.by_tenant else None
         assert leader in (None, *order[:1]), "the first that runs was overtaken"
         if order == self.turns:
             return
@@ -605,7 +606,8 @@ class World:
             )
             assert sum(promise.records for promise in theirs if promise) <= most
 
-    def _order(self) -> list[int]:
+    def order(self) -> list[int]:
+        """The sequences with turns, in the order in which they run."""
         return [sequence.id for sequence in self._queues.turns()]
 
     def reply(self, seq: int, max_tokens: int, **turn: object) -> list[int]:
@@ -624,6 +626,30 @@ class World:
     def _queues(self):
         return self.scheduler._queues
 
+    def sequence(self, seq: int) -> Any:
+        """What the scheduler knows of it."""
+        return self._queues[seq]
+
+    def restoring(self) -> list[int]:
+        """Sequences whose turns wait for the disk."""
+        return list(self._queues.restoring)
+
+    def staged(self) -> list[int]:
+        """Idle sequences that wait for the disk."""
+        return list(self._queues.staged)
+
+    def flying(self) -> set[int]:
+        """Sequences with a row in a step that is launched."""
+        return {one.id for one in self._queues.sequences.values() if one.in_flight}
+
+    def to_disk(self, seq: int) -> None:
+        """Ask again that its records go to disk."""
+        self.scheduler.offload.leave(self._queues[seq])
+
+    def measured(self, costs: Costs) -> None:
+        """What restoring costs, as if measured."""
+        self.scheduler._restore.costs.measured = costs
+
     def _progress(self, seq: int | None) -> tuple[bool, int]:
         """Whether a turn runs, and how many full blocks of it are computed."""
         if seq is None:
@@ -631,7 +657,7 @@ class World:
         sequence = self._queues[seq]
         return seq in self._queues.running, sequence.computed // self.settings.block_tokens
 
-    def _check_row(self, row: Row) -> None:
+    def check_row(self, row: Row) -> None:
         being = self.beings[row.seq]
         turn = being.turn
         assert turn is not None, "a row for a sequence that does not generate"
@@ -666,7 +692,8 @@ class World:
 
     # --- the model --------------------------------------------------------------------------------------
 
-    def _next(self) -> int:
+    def next_request(self) -> int:
+        """The number of a verb that a test sends itself."""
         self.request += 1
         return self.request
 

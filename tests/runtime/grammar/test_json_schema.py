@@ -52,7 +52,7 @@ BOUNDS = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 @given(
     st.sampled_from(["integer", "number"]),
     st.dictionaries(

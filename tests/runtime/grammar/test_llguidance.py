@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,8 +53,11 @@ NOTHING = np.zeros(0, dtype=np.int32)
 
 
 def test_compiling_keeps_off_the_core_that_the_engines_thread_is_bound_to(bound_beside: set[int]) -> None:
+    before = set(threading.enumerate())
     compiler = Compiler(find_model("pocket"), END, (0,))
-    assert compiler._workers.submit(os.sched_getaffinity, 0).result(60) == bound_beside
+    compiler.compile(Grammar(GrammarKind.REGEX, "[ab]+"), (), NOTHING).result(60)
+    workers = set(threading.enumerate()) - before
+    assert workers and all(os.sched_getaffinity(one.native_id or 0) == bound_beside for one in workers)
 
 
 def test_a_tokenizer_may_have_more_tokens_than_the_model() -> None:
@@ -71,17 +75,17 @@ class Talker:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.text = Tokenizer.from_file(str(find_model("pocket") / "tokenizer.json"))
-        self._next = 0
+        self.next = 0
 
     def say(self, *asked: tuple[Sampling, TokenLimits]) -> list[tuple[list[int], Row]]:
         """Replies to one prompt, all at once: their tokens and last rows."""
         said: dict[int, list[int]] = {}
         ends: dict[int, Row] = {}
         for sampling, limits in asked:
-            self._next += 1
-            said[self._next] = []
-            self.engine.apply(Open(0, self._next, b"", [1528, 5, 6, 7]))
-            answer = self.engine.apply(Generate(0, self._next, sampling, limits))
+            self.next += 1
+            said[self.next] = []
+            self.engine.apply(Open(0, self.next, b"", [1528, 5, 6, 7]))
+            answer = self.engine.apply(Generate(0, self.next, sampling, limits))
             assert not isinstance(answer, Refusal), answer
         while len(ends) < len(asked):
             step = self.engine.step()
@@ -234,21 +238,21 @@ def test_a_reply_begun_again_anywhere_goes_on_with_the_same_tokens(talker: Talke
     sampling, limits = Sampling(temperature=1.0, seed=5, grammar=WALK), TokenLimits(200, (END,))
     ((whole, _),) = talker.say((sampling, limits))
     for cut in range(1, len(whole)):
-        talker._next += 1
-        talker.engine.apply(Open(0, talker._next, b"", [1528, 5, 6, 7, *whole[:cut]]))
-        talker.engine.apply(Generate(0, talker._next, sampling, limits, cut))
+        talker.next += 1
+        talker.engine.apply(Open(0, talker.next, b"", [1528, 5, 6, 7, *whole[:cut]]))
+        talker.engine.apply(Generate(0, talker.next, sampling, limits, cut))
         rest: list[int] = []
         while len(rest) < len(whole) - cut:
             step = talker.engine.step()
             rest += [token for row in step.rows for token in row.tokens] if step else []
         assert rest == whole[cut:]
-        talker.engine.apply(Close(0, talker._next))
+        talker.engine.apply(Close(0, talker.next))
 
 
 def test_what_was_said_must_follow_it(talker: Talker) -> None:
-    talker._next += 1
-    talker.engine.apply(Open(0, talker._next, b"", [1528, 5, 6, 7]))
-    talker.engine.apply(Generate(0, talker._next, Sampling(grammar=WALK), TokenLimits(20, (END,)), 3))
+    talker.next += 1
+    talker.engine.apply(Open(0, talker.next, b"", [1528, 5, 6, 7]))
+    talker.engine.apply(Generate(0, talker.next, Sampling(grammar=WALK), TokenLimits(20, (END,)), 3))
     rows: list[Row] = []
     while not rows:
         step = talker.engine.step()

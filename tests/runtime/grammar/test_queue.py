@@ -15,6 +15,7 @@ from holdfast.runtime.link.messages import (
     Finish,
     Fork,
     Generate,
+    Locate,
     Open,
     Refusal,
     Row,
@@ -69,7 +70,7 @@ class Stage:
         least: int = 0,
         gather: int = 1,
     ):
-        if seq not in self.engine.scheduler._queues.sequences:
+        if isinstance(self.engine.apply(Locate(0, seq)), Refusal):
             self.apply(Open(0, seq, b"", [*PROMPT, seq, *said]))
         sampling = Sampling(grammar=None if text is None else grammar(text))
         return self.engine.apply(
@@ -412,8 +413,8 @@ def test_a_grammar_that_is_compiled_already_waits_for_none() -> None:
 def test_a_job_that_was_given_up_keeps_its_tenant_s_place_until_it_ends() -> None:
     here = Stage(slow=True)
     waits(here, 0, b"flood", "5 4")
-    (job,) = [awaited.job for awaited in here.engine.scheduler._grammar_queue._awaited]
-    assert job is not None and job.set_running_or_notify_cancel()  # a thread is at it: it cannot be stopped
+    ((job, *_),) = here.compiler.jobs
+    assert job.set_running_or_notify_cancel()  # a thread is at it: it cannot be stopped
     here.apply(Stop(0, 0))
     waits(here, 1, b"flood", "6 4")
     here.run()

@@ -49,7 +49,7 @@ def move(here: World, verb: Settle | Stage) -> None:
 def test_down_through_the_tiers_and_up_again() -> None:
     here = one(disk=True)
     assert here.disk is not None
-    here.disk._chance = Random(5)
+    here.disk.chance = Random(5)
     assert located(here, 0) == BlockMap(19, 4, [TierRun(DEVICE, False, 5)])
     move(here, Settle(1, 0, wait=True))
     assert runs(located(here, 0)) == [(HOST, False, 5)]

@@ -45,10 +45,10 @@ def down(here: World) -> None:
 
 def settle(here: World, seq: int) -> None:
     here.run()
-    assert isinstance(here.engine.apply(Settle(here._next(), seq, disk=True)), VerbReply)
+    assert isinstance(here.engine.apply(Settle(here.next_request(), seq, disk=True)), VerbReply)
     for _ in range(10):  # what the disk refuses is asked again
         down(here)
-        here.scheduler.offload.leave(here._queues[seq])
+        here.to_disk(seq)
 
 
 def begin_anew(here: World) -> None:
@@ -72,7 +72,7 @@ def test_a_turn_waits_for_the_disk_and_computes_only_what_is_new(depth: int) -> 
     assert here.state(0).computed == 0
     begin_anew(here)
     assert here.disk is not None
-    here.disk._chance = Random(4)
+    here.disk.chance = Random(4)
     here.open(0, [*PROMPT, *said, 7])
     here.reply(0, 4)
     work = work_of(here, 0)
@@ -88,7 +88,7 @@ def test_a_session_longer_than_the_host_tier_comes_up_through_it_piece_by_piece(
     here.memory = fake_memory(4, 4)  # another machine with the same disk: 4 slots for 9 full blocks
     here.restart()
     assert here.disk is not None
-    here.disk._chance = Willing()
+    here.disk.chance = Willing()
     here.open(0, [*PROMPT, *said, 7])
     here.reply(0, 4)
     work = work_of(here, 0)
@@ -127,14 +127,14 @@ def test_what_comes_up_gives_way_on_the_device_to_a_turn_that_runs() -> None:
     here.memory = fake_memory(8, 4)
     here.restart()
     assert here.disk is not None
-    here.disk._chance = Willing()
+    here.disk.chance = Willing()
     here.open(0, [*PROMPT, *said, 7])
     here.generate(0, 2)
     for _ in range(200):
-        if len(here._queues[0].table) > 4:
+        if len(here.sequence(0).table) > 4:
             break
         here.step()
-    assert 0 in here._queues.restoring and len(here._queues[0].table) > 4
+    assert 0 in here.restoring() and len(here.sequence(0).table) > 4
     poll, here.disk.poll = here.disk.poll, lambda now: None  # type: ignore[method-assign]
     here.open(1, list(range(100, 140)))
     assert len(here.reply(1, 5)) == 5, "it needs more blocks than the other leaves"
@@ -152,13 +152,14 @@ def test_nothing_more_is_asked_of_the_disk_for_a_turn_that_waits_no_longer() -> 
     here.restart()
     here.open(0, [*PROMPT, *said, 7])
     here.generate(0, 2)
-    (awaited,) = here.scheduler._restore._pending.values()
-    assert awaited.asked < len(awaited.keys)
+    assert here.disk is not None
+    asked = here.disk.asked
+    assert 0 < asked < len(here.disk.records)
     here.stop(0)
     here.step()
-    assert len(awaited.keys) == awaited.asked
-    while here.scheduler._restore._pending:
+    while here.scheduler.statistics()["fetching"]:
         here.step()
+    assert here.disk.asked == asked
     here.reply(0, 3)
 
 
@@ -172,10 +173,10 @@ def test_others_run_while_a_turn_waits_and_it_holds_nothing() -> None:
     poll, here.disk.poll = here.disk.poll, lambda now: None  # type: ignore[method-assign]
     here.open(0, [*PROMPT, *said, 7])
     here.generate(0, 4)
-    assert list(here._queues.restoring) == [0] and not len(here._queues[0].table)
+    assert here.restoring() == [0] and not len(here.sequence(0).table)
     here.open(1, [3, *PROMPT])
     assert len(here.reply(1, 5)) == 5
-    assert list(here._queues.restoring) == [0]
+    assert here.restoring() == [0]
     here.disk.poll = poll  # type: ignore[method-assign]
     here.run()
     assert 0 in here.ended
@@ -203,7 +204,7 @@ def test_a_turn_stopped_or_closed_while_it_waits_is_over() -> None:
     for seq in (0, 1):
         here.open(seq, [*PROMPT, *said, 7])
         here.generate(seq, 4)
-        assert seq in here._queues.restoring
+        assert seq in here.restoring()
     here.stop(0)
     here.close(1)
     here.run()
@@ -233,12 +234,12 @@ def test_an_idle_sequence_goes_to_disk_by_itself_and_a_closed_one_at_once() -> N
 def test_what_is_settled_before_it_was_saved_goes_to_disk_all_the_same() -> None:
     here = shelved(depth=1)
     assert here.disk is not None
-    here.disk._chance = Random(4)
+    here.disk.chance = Random(4)
     here.open(0, PROMPT)
     here.reply(0, 4)  # 16 of 17 tokens have KV; the last block has just become full
-    assert isinstance(here.engine.apply(Settle(here._next(), 0, disk=True)), VerbReply)
+    assert isinstance(here.engine.apply(Settle(here.next_request(), 0, disk=True)), VerbReply)
     down(here)
-    keys = here._queues[0].keys[:4]
+    keys = here.sequence(0).keys[:4]
     assert len(keys) == 4 and all(map(here.disk.stored, keys))
 
 
@@ -261,8 +262,8 @@ def test_a_staged_sequence_is_computed_when_its_turn_begins() -> None:
     here.open(0, PROMPT)
     here.run()
     here.evict(0)
-    assert isinstance(here.engine.apply(Stage(here._next(), 0)), VerbReply)
-    while here.scheduler._restore._pending:
+    assert isinstance(here.engine.apply(Stage(here.next_request(), 0)), VerbReply)
+    while here.scheduler.statistics()["fetching"]:
         here.step()
     here.run()
     assert here.state(0).computed == len(PROMPT) - 1
@@ -281,18 +282,18 @@ def test_a_slow_disk_and_the_device_meet_in_the_middle() -> None:
     settle(here, 0)
     begin_anew(here)
     assert here.disk is not None
-    here.scheduler._restore.costs.measured = SLOW_DISK
+    here.measured(SLOW_DISK)
     records, here.disk.records = here.disk.records, {}  # nothing is fetched before the turn
     here.open(0, [*PROMPT, *said, 7])
     here.disk.records = records
     here.generate(0, 4)
-    assert here._queues[0].from_tiers.compute_until == 8 and not here._queues.restoring
+    assert here.sequence(0).from_tiers.compute_until == 8 and not here.restoring()
     met = False
     while here.beings[0].turn is not None:  # it stands still where it meets what has not come
         step = here.engine.step()
         met |= here.state(0).computed == 8
         for row in step.rows if step else ():
-            here._check_row(row)
+            here.check_row(row)
     work = work_of(here, 0)
     assert met and work.disk >= 8 and work.prefilled + work.disk == 20 and work.restore_seconds > 0
 
@@ -305,20 +306,20 @@ def test_nothing_more_is_asked_for_a_turn_that_is_closed_before_it_meets_what_co
     here.memory = fake_memory(4, 4)
     here.restart()
     assert here.disk is not None
-    here.disk._chance = Willing()
-    here.scheduler._restore.costs.measured = SLOW_DISK
+    here.disk.chance = Willing()
+    here.measured(SLOW_DISK)
     records, here.disk.records = here.disk.records, {}
     here.open(0, [*PROMPT, *said, 7])
     here.disk.records = records
     here.generate(0, 2)
-    assert here._queues[0].from_tiers.compute_until
-    (awaited,) = here.scheduler._restore._pending.values()
-    assert awaited.asked < len(awaited.keys)
+    assert here.sequence(0).from_tiers.compute_until
+    asked = here.disk.asked
+    assert 0 < asked < len(records)
     here.close(0)
     for _ in range(4):
         here.step()
-    assert not here.scheduler._restore._pending
-    assert here.disk.fetched <= awaited.asked < len(records)
+    assert not here.scheduler.statistics()["fetching"]
+    assert here.disk.asked == asked
 
 
 def test_a_disk_that_is_slower_than_computing_is_not_asked() -> None:
@@ -328,12 +329,12 @@ def test_a_disk_that_is_slower_than_computing_is_not_asked() -> None:
     settle(here, 0)
     begin_anew(here)
     assert here.disk is not None
-    here.scheduler._restore.costs.measured = Costs(copy=1e9, token=1e-9, history=0.0, fetch=1.0)
+    here.measured(Costs(copy=1e9, token=1e-9, history=0.0, fetch=1.0))
     records, here.disk.records = here.disk.records, {}
     here.open(0, [*PROMPT, *said, 7])
     here.disk.records = records
     here.generate(0, 4)
-    assert not here._queues.restoring and here._queues[0].from_tiers.compute_until is None
+    assert not here.restoring() and here.sequence(0).from_tiers.compute_until is None
     here.run()
     assert work_of(here, 0).disk == 0 and work_of(here, 0).prefilled == 20
     assert work_of(here, 0).chosen >= 16, "full blocks that lay on disk"

@@ -30,12 +30,12 @@ def kept(here: World, seq: int) -> list[int]:
     here.open(seq, PROMPT)
     said = here.reply(seq, 6)
     here.run()
-    assert isinstance(here.engine.apply(Settle(here._next(), seq, disk=True)), VerbReply)
+    assert isinstance(here.engine.apply(Settle(here.next_request(), seq, disk=True)), VerbReply)
     for _ in range(10):  # what the disk refuses is asked again
         here.run()
         while here.scheduler.offload.busy:
             here.step()
-        here.scheduler.offload.leave(here._queues[seq])
+        here.to_disk(seq)
     here.memory = fake_memory(40, 4)
     here.restart()
     assert here.disk is not None
@@ -47,7 +47,7 @@ def test_a_turn_finds_its_kv_at_the_first_sign_and_does_not_wait() -> None:
     here = near()
     tokens = kept(here, 0)
     here.open(0, tokens)
-    assert here.state(0).computed == 18 and not here._queues.staged, "a tail of two, and before any step"
+    assert here.state(0).computed == 18 and not here.staged(), "a tail of two, and before any step"
     here.reply(0, 4)
     work = here.ended[0].work
     assert here.disk is not None and work is not None
@@ -62,7 +62,7 @@ def test_what_cannot_be_read_comes_through_the_disk_process() -> None:
     read, most = here.disk.read, iter([2])
     here.disk.read = lambda keys, blocks: read(keys[: next(most, 0)], blocks)  # type: ignore[method-assign]
     here.open(0, tokens)
-    assert here.state(0).computed == 8 and 0 in here._queues.staged
+    assert here.state(0).computed == 8 and 0 in here.staged()
     here.reply(0, 4)
     work = here.ended[0].work
     assert work is not None and here.disk.fetched > 0
@@ -89,10 +89,10 @@ def test_what_is_not_in_memory_is_brought_there_and_goes_past_the_host_tier() ->
     here = near()
     tokens = kept(here, 0)
     assert here.disk is not None and here.scheduler.tier is not None
-    brought, here.disk._chance = here.disk._brought, Random(3)
+    brought, here.disk.chance = here.disk.brought, Random(3)
     here.disk.in_page_cache = brought.__contains__  # type: ignore[method-assign]
     here.open(0, tokens)
-    assert here.state(0).computed == 0 and 0 in here._queues.staged
+    assert here.state(0).computed == 0 and 0 in here.staged()
     here.reply(0, 4)
     work = here.ended[0].work
     assert (here.disk.reads, here.disk.fetched) == (5, 0)
@@ -104,7 +104,7 @@ def test_a_block_that_is_still_to_be_saved_is_not_read_into() -> None:
     tokens = kept(here, 0)
     here.open(1, [200, 201, 202, 203, 204])
     here.reply(1, 2)
-    assert isinstance(here.engine.apply(Settle(here._next(), 1, disk=False)), VerbReply)
+    assert isinstance(here.engine.apply(Settle(here.next_request(), 1, disk=False)), VerbReply)
     here.open(0, tokens)  # before any step, so that the tail's save has not gone out
     here.run()
     here.reply(1, 5)

@@ -58,11 +58,11 @@ def test_a_tenant_without_room_keeps_its_place_in_the_rotation(depth: int) -> No
         here.open(seq, story(seq, tokens), salt)
         here.generate(seq, 4 if seq == 0 else 20)
     here.run(2)
-    assert here._order()[:2] == [0, 2]
+    assert here.order()[:2] == [0, 2]
     while here.beings[0].turn is not None:
         here.step()
     here.step()
-    assert here._leader() == 1
+    assert here.leader() == 1
 
 
 @DEPTHS

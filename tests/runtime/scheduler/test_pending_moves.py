@@ -59,7 +59,7 @@ def test_down_to_the_host_and_up_again() -> None:
 def test_down_to_the_disk_and_up_again() -> None:
     here = one(disk=True)
     assert here.disk is not None and here.memory is not None
-    here.disk._chance = Random(5)
+    here.disk.chance = Random(5)
     here.lease(0, ttl=1e4)
     down = moved(here, Settle(1, 0, disk=True, wait=True))
     assert places(down) == (0, 0, 18, 0) and down.seconds > 0
@@ -129,7 +129,7 @@ def test_a_disk_that_refuses_is_not_asked_again_at_every_look() -> None:
         return True
 
     here.disk.store = refused  # type: ignore[method-assign]
-    here.engine._clock = lambda: here.disk.time  # type: ignore[union-attr]
+    here.disk.tick = 0.0
     assert here.engine.apply(Settle(1, 0, disk=True, wait=True)) is None
     for _ in range(looks):
         here.disk.time += 2 * AGAIN_SECONDS / looks

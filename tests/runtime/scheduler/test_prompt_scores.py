@@ -63,8 +63,7 @@ def engine(**settings: int) -> tuple[Engine, ScoringRunner]:
     numbers = SchedulerSettings(vocab_size=256, **{**given, **settings})
     made, device = fake_engine(numbers, memory=fake_memory(32, 4))
     runner = ScoringRunner(device)
-    made._runner = runner  # type: ignore[assignment]
-    return made, runner
+    return Engine(made.scheduler, runner, debug=True), runner
 
 
 def begin(on: Engine, seq: int, prompt: list[int], sampling: Sampling = SCORES, *, most: int = 3) -> object:

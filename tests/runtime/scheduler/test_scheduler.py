@@ -288,8 +288,8 @@ def test_a_suspect_shares_no_flight() -> None:
 
     def looked(now: float) -> Plan | None:
         made = plan(now)
-        flying = {one.id for one in here._queues.sequences.values() if one.in_flight}
-        if 1 in flying and here._queues.sequences[1].isolated:
+        flying = here.flying()
+        if 1 in flying and here.sequence(1).isolated:
             flights.append(flying)
         return made
 
