@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from datetime import datetime
 from functools import wraps
+from typing import Any
 
 from holdfast.sessions.conversation.items import Message, Preamble, new_id
 from holdfast.sessions.journal.records import AnyOperation, SessionLog
@@ -51,9 +52,13 @@ def reciting(*texts: str | list[int], **more: object) -> ScriptedLink:
 
 
 def session_on(
-    link: ScriptedLink, preamble: Preamble | None = None, settings: SessionSettings | None = None
+    link: ScriptedLink,
+    preamble: Preamble | None = None,
+    settings: SessionSettings | None = None,
+    **owned: Any,
 ) -> Session:
-    session = Session("s", link, LANGUAGE, now=datetime(2025, 3, 1), settings=settings)
+    """``owned``: collaborators that the test looks at, as `Session` takes them."""
+    session = Session("s", link, LANGUAGE, now=datetime(2025, 3, 1), settings=settings, **owned)
     session.history.preamble = preamble or Preamble()
     return session
 

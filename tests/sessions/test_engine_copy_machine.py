@@ -172,7 +172,7 @@ class Play:
 ACTIONS = ["begin", "begin", "row", "row", "stop", "prefill", "lease", "fork", "wait", "close", "die"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=settings().max_examples * 3 // 2)
 @given(
     st.lists(st.sampled_from([*ACTIONS, "tamper", "cut_off"]), min_size=1, max_size=25),
     st.integers(1, 3),

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from holdfast.sessions.engine_copy import EngineCopy
 from holdfast.sessions.errors import SessionClosed
 from holdfast.sessions.turn.events import EndReason, ReplyStatus, ReplyTextDelta
 from holdfast.sessions.turn.request import TurnRequest
@@ -82,7 +83,7 @@ async def test_the_context_limits_the_reply() -> None:
     link = reciting("one two three four")
     session = session_on(link)
     say(session, "Count")
-    link.max_context = len(session._branch.renderer.draft(session.history.script()).prompt) + 3
+    link.max_context = len(one_shot(("user", "Count"))) + 3
     _, done = await read(session)
     assert (done.status, done.usage.output_tokens) == (ReplyStatus.INCOMPLETE, 3)
 
@@ -92,7 +93,8 @@ async def test_the_context_limits_the_reply() -> None:
 async def test_cancel_keeps_what_was_said_and_its_kv(ahead: int) -> None:
     said = "one two three four five six seven eight nine ten"
     link = reciting(said, "ok", ahead=ahead)
-    session = session_on(link)
+    sequence = EngineCopy(link)
+    session = session_on(link, sequence=sequence)
     say(session, "Count")
     response = session.respond(TurnRequest.checked())
     events = [await anext(response) for _ in range(4)]
@@ -104,7 +106,7 @@ async def test_cancel_keeps_what_was_said_and_its_kv(ahead: int) -> None:
     assert kept == toks(said)[: len(kept)]
     assert text_of(events) == done.items[0].text == ours(NAME).backend.decode(kept)
     assert not done.items[0].complete
-    await session._sequence.wait_stopped()
+    await sequence.wait_stopped()
     assert [held.tokens for held in link.held.values()] == [prompts(link)[0] + kept]
     link.sent()
     done = await ask(session, "Go on")
@@ -151,7 +153,8 @@ async def test_cancel_before_the_first_token_leaves_no_reply() -> None:
 @run
 async def test_a_reader_that_leaves_cancels() -> None:
     link = reciting("one two three four five", "ok", ahead=2)
-    session = session_on(link)
+    sequence = EngineCopy(link)
+    session = session_on(link, sequence=sequence)
     say(session, "Count")
     async with session.respond(TurnRequest.checked()) as response:
         async for event in response:
@@ -160,7 +163,7 @@ async def test_a_reader_that_leaves_cancels() -> None:
     assert not session.history.busy
     assert "one two".startswith(session.history.items()[-1].text)
     kept = session.history.head.reply.ids.tolist()
-    await session._sequence.wait_stopped()
+    await sequence.wait_stopped()
     assert [held.tokens for held in link.held.values()] == [prompts(link)[0] + kept]
 
 

@@ -32,7 +32,7 @@ async def test_prompt_too_long_is_refused_before_any_work() -> None:
     link = reciting("Hello")
     session = session_on(link)
     say(session, "Hi")
-    prompt = len(session._branch.renderer.draft(session.history.script()).prompt)
+    prompt = len(one_shot(("user", "Hi")))
     link.max_context = prompt
     for given, param in ((None, None), (session.history.items(), "input")):
         with pytest.raises(PromptTooLong) as refused:

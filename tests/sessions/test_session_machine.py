@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.sessions.conversation.items import Preamble
+from holdfast.sessions.engine_copy import EngineCopy
 from holdfast.sessions.turn.request import TurnRequest
 
 from .scripted_link import ScriptedLink
@@ -22,7 +23,7 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=settings().max_examples * 3 // 2)
 @given(actions, st.integers(1, 5), st.integers(1, 3), st.randoms(use_true_random=False))
 def test_whatever_happens_the_engine_holds_what_the_tree_says(
     todo: list, ahead: int, per_row: int, random
@@ -36,7 +37,8 @@ def test_whatever_happens_the_engine_holds_what_the_tree_says(
 
     async def play() -> None:
         link = ScriptedLink(model, END, ahead=ahead, tokens_per_row=per_row)
-        session = session_on(link)
+        sequence = EngineCopy(link)
+        session = session_on(link, sequence=sequence)
         for number, action in enumerate(todo):
             if action == "delete" and len(session.history):
                 session.history.delete(random.choice(session.history.items()).id)
@@ -61,7 +63,7 @@ def test_whatever_happens_the_engine_holds_what_the_tree_says(
                     if action == "leave" and seen == 3:
                         break
             assert not session.history.busy
-            await session._sequence.wait_stopped()
+            await sequence.wait_stopped()
             head = session.history.head
             if (
                 head is not None

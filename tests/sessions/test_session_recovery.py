@@ -13,6 +13,7 @@ from holdfast.runtime.errors import EngineDied, GrammarUnavailable
 from holdfast.runtime.link.generation import Generation
 from holdfast.sessions import errors
 from holdfast.sessions.conversation.items import Message
+from holdfast.sessions.engine_copy import EngineCopy
 from holdfast.sessions.errors import EngineUnavailable, SequencePoisoned
 from holdfast.sessions.poison import MAX_KILLS
 from holdfast.sessions.session import Session
@@ -261,7 +262,8 @@ def test_deaths_at_any_moments_change_no_word(deaths: list[int], ahead: int, per
 @run
 async def test_a_sequence_of_two_deaths_goes_on_alone_and_is_cleared_by_a_token() -> None:
     link = telling(flowing=False)
-    session = session_on(link)
+    sequence = EngineCopy(link)
+    session = session_on(link, sequence=sequence)
     say(session, "Tell me.")
     response = session.respond(TurnRequest.checked())
     events = [await anext(response)]
@@ -276,7 +278,7 @@ async def test_a_sequence_of_two_deaths_goes_on_alone_and_is_cleared_by_a_token(
     assert alone == [False, False, True]
     link.flow()
     assert (await reading)[0] == TALE
-    assert not session._sequence.crashes.isolated
+    assert not sequence.crashes.isolated
 
 
 @run
@@ -301,11 +303,12 @@ async def test_an_engine_that_dies_of_one_alone_fails_it_and_tries_it_alone_at_o
 @run
 async def test_engines_killed_by_others_accuse_no_sequence_but_not_without_end() -> None:
     link = telling(flowing=False)
-    session = session_on(link)
+    sequence = EngineCopy(link)
+    session = session_on(link, sequence=sequence)
     say(session, "Tell me.")
     reading = asyncio.create_task(whole(session.respond(TurnRequest.checked())))
     for death in range(MAX_KILLS):
-        assert not session._sequence.crashes.isolated and not reading.done(), death
+        assert not sequence.crashes.isolated and not reading.done(), death
         link.stuck.clear()
         await link.stuck.wait()
         await die_and_return(link, outside=True)

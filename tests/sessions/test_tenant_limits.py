@@ -162,19 +162,19 @@ async def test_sessions_that_come_back_from_the_journal_are_counted() -> None:
                 handles.append(await durable(session))
                 await registry.close(session.id)
         async with kept_in(path, limits, share, "one") as registry:
-            await registry.resume(handles[0], b"")
-            registry.create(salt=ACME)
+            first = await registry.resume(handles[0], b"")
+            assert isinstance(first, Reopened)
+            created = registry.create(salt=ACME)
             for _ in range(2):
                 with pytest.raises(SessionLimit):
                     await registry.resume(handles[2], b"")
             await registry.resume(await durable(registry.create(salt=ZENITH)), b"")
-            (first, second) = list(registry._sessions)[:2]
-            await registry.close(second)
+            await registry.close(created.id)
             found = await registry.resume(handles[2], b"")  # a refusal has used no handle up
             assert isinstance(found, Reopened) and found.record.salt == ACME
             assert (await registry.statistics_of(ACME))["sessions"] == 2
             with pytest.raises(SessionLimit):
-                await Forks(registry).fork(first, [b""])
+                await Forks(registry).fork(first.session.id, [b""])
 
 
 # --- the journal --------------------------------------------------------------------------------------------

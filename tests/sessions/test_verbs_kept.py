@@ -215,7 +215,7 @@ async def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
         with pytest.raises(ConversationBusy):
             busy()
     await response.aclose()
-    assert texts(session)[:2] == before and len(registry._sessions) == 2
+    assert texts(session)[:2] == before and registry.statistics()["sessions"] == 2
     await registry.close(session.id)
     with pytest.raises(SessionUnknown):
         await Forks(registry).fork(session.id, [b""])

@@ -115,11 +115,12 @@ async def test_what_a_tool_answers_is_handed_over_as_it_comes_and_the_rest_by_it
     assert [entry[0] for entry in link.log] == ["open", "extend", "generate"]
     assert [entry[3:] for entry in link.log][1] == (), "the turn's own"
     (prompt,) = prompts(link)
-    other = session_on(reciting("Nothing."))
+    otherwise = reciting("Nothing.")
+    other = session_on(otherwise)
     for item in session.history.items()[:2]:
         other.history.insert(item)
     await read(other)
-    assert prompt == prompts(other._branch.link)[0]
+    assert prompt == prompts(otherwise)[0]
 
 
 @run

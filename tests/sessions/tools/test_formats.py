@@ -184,7 +184,7 @@ def any_typed(made: list[tuple[str, dict[str, Any]]]) -> list[Tool]:
     ]
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=6 * settings().max_examples)
 @given(
     st.sampled_from(FORMS),
     st.lists(fragments, max_size=12).map("".join),
@@ -209,7 +209,7 @@ def test_any_split_of_any_text_equals_one_shot(form: CallForm, text: str, cuts: 
     assert not opened
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(st.sampled_from(WRITERS), calls, st.lists(st.integers(0, 500), max_size=12))
 def test_calls_are_read_as_they_were_meant(written: Any, made: list[Any], cuts: list[int]) -> None:
     form, writer = written
@@ -223,7 +223,7 @@ def test_calls_are_read_as_they_were_meant(written: Any, made: list[Any], cuts: 
     assert not any(isinstance(event, PlainText) for event in read)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(st.sampled_from(FORMS), words, st.lists(st.integers(0, 50), max_size=6))
 def test_words_are_words_in_every_form(form: CallForm, text: str, cuts: list[int]) -> None:
     assert parse(form, split(text, cuts)) == [PlainText(text)] * bool(text)
@@ -314,7 +314,7 @@ thoughts = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 @given(thoughts.map("".join), st.lists(st.integers(0, 80), max_size=8), st.booleans())
 def test_reasoning_split_off_any_pieces_equals_one_shot(text: str, cuts: list[int], opened: bool) -> None:
     whole = reasoned([text], opened=opened)

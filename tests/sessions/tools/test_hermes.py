@@ -77,7 +77,7 @@ def parse(pieces: list[str], *, cut: bool = False) -> list[Piece]:
     return read_all(Forms().call_parser(), pieces, cut=cut)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=5 * settings().max_examples)
 @given(
     st.lists(fragments, max_size=12).map("".join), st.lists(st.integers(0, 500), max_size=12), st.booleans()
 )
@@ -87,7 +87,7 @@ def test_any_split_of_any_text_equals_one_shot(text: str, cuts: list[int], cut: 
     assert parse(list(text), cut=cut) == parse([text], cut=cut)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=settings().max_examples * 3 // 2)
 @given(
     st.lists(st.tuples(plain, names, arguments, spaces, st.booleans()), min_size=1, max_size=3),
     plain,
@@ -111,7 +111,7 @@ def test_calls_among_text_are_read(calls: list, last: str, cuts: list[int]) -> N
     assert parse(split(text, cuts)) == expected
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 @given(
     st.lists(
         st.tuples(names, arguments, st.sampled_from([ordinary, arguments_first, with_more])),
@@ -137,7 +137,7 @@ def test_several_calls_in_one_tag_are_read(
     assert parse(list(text)) == parse([text]) == expected
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 @given(
     st.text(max_size=40).filter(lambda text: "<tool_call>" not in text),
     st.lists(st.integers(0, 50), max_size=6),

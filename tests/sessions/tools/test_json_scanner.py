@@ -45,14 +45,14 @@ def check(text: str) -> None:
     assert (None if found is None else json.loads(found)) == read(text)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(objects, st.booleans(), st.sampled_from([None, 1, 4]))
 def test_objects_are_accepted(value: dict, ascii_only: bool, indent: int | None) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
     assert object_in(text) == text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(objects, st.integers(0, 200), st.sampled_from(string.printable + "é\x00"), st.sampled_from("dirt"))
 @example({}, 0, "[", "i")
 def test_damaged_objects_are_judged_as_json_judges_them(value: dict, at: int, new: str, how: str) -> None:
@@ -67,13 +67,13 @@ def test_damaged_objects_are_judged_as_json_judges_them(value: dict, at: int, ne
     check(damaged)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(st.text('{}[]:,"\\0123456789.eE+-truefalsn ua\n', max_size=14))
 def test_random_text_is_judged_as_json_judges_it(text: str) -> None:
     check(text)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(objects, st.text(max_size=5))
 def test_the_end_of_the_object_is_found(value: dict, after: str) -> None:
     text = json.dumps(value)
@@ -87,7 +87,7 @@ def test_what_is_no_single_object(text: str) -> None:
     assert object_in(text) is None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 @given(objects, st.lists(st.integers(0, 200), max_size=4), st.data())
 def test_it_is_mended_the_same_however_it_is_cut(value: dict, cuts: list[int], data: st.DataObject) -> None:
     """Line breaks and tabs as they are, and commas before closing brackets."""

@@ -59,7 +59,7 @@ def rows_of(tokens: list[int], cuts: list[int]) -> list[list[int]]:
     return [tokens[a:b] for a, b in pairwise(edges)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(st.lists(parts, max_size=8), st.lists(st.integers(0, 300), max_size=6), st.booleans(), st.booleans())
 def test_rows_do_not_matter(said: list[str], cuts: list[int], stop: bool, cut: bool) -> None:
     tokens = [*ids(NAME, "".join(said)), END]
@@ -71,7 +71,7 @@ def test_rows_do_not_matter(said: list[str], cuts: list[int], stop: bool, cut: b
     assert (split.ids, split.ended, split.matched) == (one.ids, one.ended, one.matched)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(st.lists(parts, max_size=8), st.lists(st.integers(0, 300), max_size=6))
 def test_events_tell_exactly_the_items(said: list[str], cuts: list[int]) -> None:
     """Each item begins once, its deltas add up to it, and none is told that does not come to be."""
@@ -92,7 +92,6 @@ def test_events_tell_exactly_the_items(said: list[str], cuts: list[int]) -> None
     assert order == [item.id for item in reading.items()]
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(parts, max_size=8), st.lists(st.integers(0, 300), max_size=6))
 def test_whole_calls_are_told_without_their_pieces_and_all_else_as_ever(
     said: list[str], cuts: list[int]
@@ -107,7 +106,6 @@ def test_whole_calls_are_told_without_their_pieces_and_all_else_as_ever(
     assert told(whole, rows) == expected and whole.items() == pieces.items()
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(parts, max_size=8), st.lists(st.integers(0, 300), max_size=6), st.booleans())
 def test_without_parallel_calls_the_reply_ends_behind_its_first_call(
     said: list[str], cuts: list[int], whole: bool
@@ -214,7 +212,6 @@ def test_a_special_token_that_opens_a_call_is_seen_by_its_parser() -> None:
     assert any(isinstance(event, ReplyCallStarted) for event in events)
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.integers(1, 3),
     st.lists(st.integers(0, 300), max_size=6),

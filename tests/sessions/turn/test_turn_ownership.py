@@ -12,16 +12,22 @@ import pytest
 
 from holdfast.sessions import session as session_module
 from holdfast.sessions.conversation.items import Preamble, Tool
+from holdfast.sessions.engine_copy import EngineCopy
 from holdfast.sessions.errors import GrammarInvalid
 from holdfast.sessions.forks import Forks
 from holdfast.sessions.journal.records import AnyOperation, Begun, Ended
+from holdfast.sessions.placement import ReturnHints, Waits
 from holdfast.sessions.registry import Reopened
 from holdfast.sessions.session import Session
+from holdfast.sessions.settings import TenantLimits
+from holdfast.sessions.tenants import Tenant
 from holdfast.sessions.text.language import Language
+from holdfast.sessions.text.renderer import Renderer
 from holdfast.sessions.tools.formats import CallForm
 from holdfast.sessions.turn import response as response_module
 from holdfast.sessions.turn.events import ReplyDone, ReplyStatus
 from holdfast.sessions.turn.request import TurnRequest
+from holdfast.sessions.turn.turn_grammar import TurnGrammar
 
 from ..journal.journal_stage import folder, registry_in
 from ..session_stage import NAME, ask, reciting, run, say, session_on
@@ -67,14 +73,14 @@ BEFORE_A_TURN = {
     "script": lambda session: (session.history, "script"),
     "hold": lambda session: (session.history, "_hold"),
     "place": lambda session: (session.history, "place"),
-    "grammar": lambda session: (session._turn_grammar, "grammar"),
-    "bad words": lambda session: (session._turn_grammar, "spell"),
-    "child": lambda session: (session._branch.sequence, "child"),
+    "grammar": lambda session: (TurnGrammar, "grammar"),
+    "bad words": lambda session: (TurnGrammar, "spell"),
+    "child": lambda session: (EngineCopy, "child"),
     "form": lambda session: (session_module, "request_form"),
     "response": lambda session: (session_module, "TurnResponse"),
-    "waits": lambda session: (session._waits, "returns"),
-    "return_hints": lambda session: (session._return_hints, "cancel"),
-    "tenant": lambda session: (session._tenant, "began"),
+    "waits": lambda session: (Waits, "returns"),
+    "return_hints": lambda session: (ReturnHints, "cancel"),
+    "tenant": lambda session: (Tenant, "began"),
     "journal": lambda session: (session.log, "append"),
 }
 
@@ -102,7 +108,8 @@ async def test_a_refused_tool_choice_leaves_the_session_free(strict: bool) -> No
 @run
 async def test_what_raises_before_a_turn_is_owned_leaves_nothing_begun(where: str, aside: bool) -> None:
     link = reciting("Hello", "Fine", "Well")
-    session = session_on(link)
+    tenant = Tenant(TenantLimits())
+    session = session_on(link, tenant=tenant)
     await ask(session, "Hi")
     say(session, "And?")
     before, head = session.history.items(), session.history.head
@@ -114,18 +121,18 @@ async def test_what_raises_before_a_turn_is_owned_leaves_nothing_begun(where: st
             await response.aclose()
     assert not session.history.busy
     assert (session.history.items(), session.history.head) == (before, head)
-    assert session.statistics()["responses"] == session._tenant.turns == 0
+    assert session.statistics()["responses"] == tenant.turns == 0
     assert (await ask(session, "Now?")).status is ReplyStatus.COMPLETED
 
 
 WHILE_IT_IS_READ = {
-    "draft": lambda session: (session._branch.renderer, "draft"),
-    "at rest": lambda session: (session._branch.sequence, "wait_stopped"),
+    "draft": lambda session: (Renderer, "draft"),
+    "at rest": lambda session: (EngineCopy, "wait_stopped"),
     "reader": lambda session: (response_module, "reader_of"),
     "run": lambda session: (response_module, "ReplyRun"),
-    "begin": lambda session: (session._branch.sequence, "begin"),
+    "begin": lambda session: (EngineCopy, "begin"),
     "feed": lambda session: (response_module.ReplyRun, "_read"),
-    "finish": lambda session: (session._branch.sequence, "finish"),
+    "finish": lambda session: (EngineCopy, "finish"),
     "reply": lambda session: (response_module, "TurnReply"),
     "kept": lambda session: (response_module, "KeptTurn"),
     "usage": lambda session: (response_module.TurnResponse, "_usage"),
@@ -138,7 +145,8 @@ WHILE_IT_IS_READ = {
 @run
 async def test_what_raises_while_a_reply_is_read_ends_that_turn_alone(where: str) -> None:
     link = reciting("Hello", "one two", "Fine", "Well")
-    session = session_on(link)
+    tenant = Tenant(TenantLimits())
+    session = session_on(link, tenant=tenant)
     await ask(session, "Hi")
     say(session, "And?")
     before, head, last = session.history.items(), session.history.head, None
@@ -150,7 +158,7 @@ async def test_what_raises_while_a_reply_is_read_ends_that_turn_alone(where: str
     assert not isinstance(last, ReplyDone) or last.status is ReplyStatus.FAILED
     assert not session.history.busy
     assert (session.history.items(), session.history.head) == (before, head)
-    assert session.statistics()["responses"] == session._tenant.turns == 0
+    assert session.statistics()["responses"] == tenant.turns == 0
     assert (await ask(session, "Now?")).status is ReplyStatus.COMPLETED
     assert len(link.held) == 1
 
@@ -160,7 +168,8 @@ async def test_what_raises_while_a_reply_is_read_ends_that_turn_alone(where: str
 @run
 async def test_a_reader_that_is_cancelled_anywhere_leaves_no_turn(steps: int, aside: bool) -> None:
     link = reciting("Hello", *["one two three four five six"] * 4, ahead=2)
-    session = session_on(link)
+    tenant, sequence = Tenant(TenantLimits()), EngineCopy(link, b"")
+    session = session_on(link, tenant=tenant, sequence=sequence)
     await ask(session, "Hi")
     say(session, "And?")
 
@@ -181,9 +190,9 @@ async def test_a_reader_that_is_cancelled_anywhere_leaves_no_turn(steps: int, as
     for task in asyncio.all_tasks() - others:
         await asyncio.wait([task])
     assert not session.history.busy
-    assert session.statistics()["responses"] == session._tenant.turns == 0
+    assert session.statistics()["responses"] == tenant.turns == 0
     assert (await ask(session, "Now?")).status is ReplyStatus.COMPLETED
-    await session._sequence.wait_stopped()
+    await sequence.wait_stopped()
     assert len(link.held) == 1
 
 
@@ -213,7 +222,7 @@ async def test_a_reply_that_cannot_go_on_is_refused_and_its_session_lives() -> N
             assert isinstance(found, Reopened) and found.replayed.last is not None
             session = found.session
             with pytest.MonkeyPatch.context() as monkeypatch:
-                plant(monkeypatch, session._turn_grammar, "prepare")
+                plant(monkeypatch, TurnGrammar, "prepare")
                 with pytest.raises(Planted):
                     session.go_on(found.replayed.last)
             assert not session.history.busy
