@@ -136,7 +136,7 @@ async def test_a_conversation_goes_on_after_a_client_that_left_it(stream: bool) 
         leaves.set()
         await asked
         await running(stage, 1)
-        await asyncio.gather(*stage.service._works)
+        await stage.rest()
         response = await stage.create("And now?", conversation=name, max_output_tokens=3)
         assert response["kv"]["prefilled"] <= response["kv"]["new"], (
             "the KV of the reply that was cut is used"

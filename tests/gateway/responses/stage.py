@@ -54,6 +54,10 @@ class Answer:
         return self.json["error"]
 
 
+async def never(*_: object) -> None:
+    """In place of a cancel."""
+
+
 @dataclass
 class Stage:
     """The routes of a service."""
@@ -113,6 +117,15 @@ class Stage:
 
         await self.app(scope, receive, send)
         return answer
+
+    async def rest(self) -> None:
+        """Wait for what outlives its request."""
+        await asyncio.gather(*self.service._works)
+
+    def unstoppable(self, response: str) -> None:
+        """Let nothing cut this response of the only socket."""
+        (socket,) = self.service._sockets.values()
+        socket._served[response].running.cancel = never  # type: ignore[attr-defined]
 
     async def create(self, given: Any = "Hello!", **fields: Any) -> Json:
         """A response that must be answered."""

@@ -252,9 +252,7 @@ async def test_a_steer_waits_for_the_output_that_a_call_owes() -> None:
     async with staged(link=told("Well. " * 40 + CALL, "Sunny.")) as stage, connected(stage) as line:
         await line.create("weather?", tools=[TOOL], max_output_tokens=4000)
         begun = (await line.until("response.created"))[-1]["response"]
-        face_side = next(iter(stage.service._sockets.values()))
-        served = face_side._served[begun["id"]]  # type: ignore[attr-defined]
-        served.running.cancel = never  # the reply comes to its own end
+        stage.unstoppable(begun["id"])  # the reply comes to its own end
         await line.send(type="response.steer", previous_response_id=begun["id"], input="In Celsius.")
         events = await line.until("response.steer.pending")
         pending = events[-1]
@@ -278,8 +276,7 @@ async def test_steers_wait_for_outputs_of_a_few_calls_alone_and_the_oldest_is_gi
         for number in range(IN_FLIGHT + 1):
             await line.create("weather?", tools=[TOOL], max_output_tokens=4000)
             begun = (await line.until("response.created"))[-1]["response"]
-            face_side = next(iter(stage.service._sockets.values()))
-            face_side._served[begun["id"]].running.cancel = never  # type: ignore[attr-defined]
+            stage.unstoppable(begun["id"])
             names.append(begun["id"])
             await line.send(type="response.steer", previous_response_id=begun["id"], input=f"{number}")
             await line.until("response.steer.pending")
@@ -287,10 +284,6 @@ async def test_steers_wait_for_outputs_of_a_few_calls_alone_and_the_oldest_is_gi
         assert failed["type"] == "response.steer.failed"
         assert failed["steer"]["previous_response_id"] == names[0] and failed["steer"]["input"] == "0"
         assert failed["error"]["code"] == "successor_creation_failed"
-
-
-async def never(*_: object) -> None:
-    """In place of a cancel."""
 
 
 async def test_steers_that_cannot_be_taken_are_given_back() -> None:
@@ -370,7 +363,7 @@ async def test_a_client_that_leaves_ends_its_responses() -> None:
         async with connected(stage) as line:
             await line.create("a", max_output_tokens=4000)
             begun = (await line.until("response.created"))[-1]["response"]
-        await asyncio.gather(*stage.service._works)
+        await stage.rest()
         kept = (await stage.ask("GET", f"/v1/responses/{begun['id']}")).json
         assert kept["status"] == "cancelled"
         assert not any(live.running for live in stage.service.sessions())

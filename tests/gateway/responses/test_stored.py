@@ -192,7 +192,7 @@ async def test_a_response_in_the_background_runs_without_its_client() -> None:
     async with staged(link=told("Slow but sure.")) as stage:
         begun = await stage.create("go", background=True)
         assert begun["status"] == "in_progress" and begun["background"] is True
-        await asyncio.gather(*stage.service._works)
+        await stage.rest()
         ended = await get(stage, f"{RESPONSES}/{begun['id']}")
         assert ended["status"] == "completed" and text_of(ended) == "Slow but sure."
 
