@@ -53,14 +53,14 @@ async def test_a_body_that_is_too_large_is_refused_before_it_is_read(path: str) 
 
 
 @pytest.mark.parametrize("path", BODIES)
-@pytest.mark.parametrize("piece", [b"1,", b"[],", b"{},", b'"a",'])
-async def test_a_body_of_too_many_values_is_refused_before_it_is_decoded(path: str, piece: bytes) -> None:
+async def test_a_body_of_too_many_values_is_refused_before_it_is_decoded(path: str) -> None:
     async with stage() as on:
         values = (1 << 17 if path == "/v1/completions" else 1 << 15) + 4 * (on.service.context or 0)
-        data = b'{"x":[' + piece * (values + 2) + b"0]}"
-        answer = await on.http.post(path, content=data)
-        assert answer.status_code in (400, 413)
-        assert "values" in answer.text or "too long" in answer.text
+        for piece in (b"1,", b"[],", b"{},", b'"a",'):
+            data = b'{"x":[' + piece * (values + 2) + b"0]}"
+            answer = await on.http.post(path, content=data)
+            assert answer.status_code in (400, 413), piece
+            assert "values" in answer.text or "too long" in answer.text
         text = json.dumps({"x": ", [" * values}).encode()  # in a text they are no values
         assert "values" not in (await on.http.post(path, content=text)).text
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import anyio
 import pytest
@@ -40,6 +41,11 @@ async def client() -> AsyncIterator[Client]:
     await service.close()
 
 
+async def answer(chat: Chat, sent: str, wanted: Callable[[Any], bool] = lambda event: False) -> Any:
+    """What answers an event that was sent by hand; a refusal is raised."""
+    return await chat._connection.answer(sent, wanted)
+
+
 async def told(chat: Chat) -> list[str]:
     return [await chat.say(line, max_output_tokens=20).text() for line in ("and", "so", "on")]
 
@@ -66,7 +72,7 @@ async def test_sessions_on_one_socket_behave_as_on_sockets_of_their_own(client: 
         connection = (await chat._connection.share(chat.session.id)).transport
         await connection.send(b'{"type":"response.cancel","session_id":"sess_nobody"}')
         with pytest.raises(ServerError) as refused:
-            await chat._connection.answer("none", lambda event: False)
+            await answer(chat, "none")
         assert refused.value.code == "session_not_found"
 
 
@@ -106,12 +112,12 @@ async def test_a_session_that_is_resumed_elsewhere_leaves_the_shared_socket(clie
     async with client.session() as chat:
         (fork,) = await chat.fork(shared=True)
         async with client.resume(fork.handle) as elsewhere:
-            detached = await fork._connection.answer("none", lambda event: isinstance(event, SessionDetached))
+            detached = await answer(fork, "none", lambda event: isinstance(event, SessionDetached))
             assert detached.session_id == fork.session.id == elsewhere.session.id
             assert await elsewhere.say("go on").text() == await (await chat.fork())[0].say("go on").text()
             sent = await fork.send(ItemRetrieve(item_id="item_1"))
             with pytest.raises(ServerError, match="no such session"):
-                await chat._connection.answer(sent, lambda event: False)
+                await answer(chat, sent)
 
 
 async def test_an_unknown_handle_is_not_attached(client: Client) -> None:
@@ -119,7 +125,7 @@ async def test_an_unknown_handle_is_not_attached(client: Client) -> None:
         for event in (SessionAttach(session="hold_nobody"), SessionDetach(session_id="sess_nobody")):
             sent = await chat.send(event)
             with pytest.raises(ServerError) as refused:
-                await chat._connection.answer(sent, lambda event: False)
+                await answer(chat, sent)
             assert refused.value.code == "session_not_found"
         assert await chat.say("go on").text()
 
@@ -136,11 +142,11 @@ async def test_audio_time_becomes_characters_by_the_clients_timing(client: Clien
         ):
             sent = await chat.send(event)
             with pytest.raises(ServerError) as refused:
-                await chat._connection.answer(sent, lambda event: False)
+                await answer(chat, sent)
             assert refused.value.code == code
         assert (await chat.retrieve(item)).text == said
         sent = await chat.send(ItemTruncate(item_id=item, audio_end_ms=300, timing=timing))
-        cut = await chat._connection.answer(sent, lambda event: isinstance(event, ItemTruncated))
+        cut = await answer(chat, sent, lambda event: isinstance(event, ItemTruncated))
         assert (cut.text_end, cut.audio_end_ms) == (5, 300)
         assert (await chat.retrieve(item)).text == said[:5]
 
@@ -151,13 +157,13 @@ async def test_audio_time_alone_ends_a_reply_where_it_is(client: Client) -> None
         said = await chat.say("begin", min_output_tokens=6).text()
         item = chat.last.response.output[0].id
         sent = await chat.send(ItemTruncate(item_id=item, audio_end_ms=300))
-        cut = await chat._connection.answer(sent, lambda event: isinstance(event, ItemTruncated))
+        cut = await answer(chat, sent, lambda event: isinstance(event, ItemTruncated))
         assert (cut.text_end, cut.audio_end_ms) == (len(said), 300)
         assert (await chat.retrieve(item)).text == said
         for wrong, code in (("item_none", "item_not_found"), (chat.last.response.id, "item_not_found")):
             sent = await chat.send(ItemTruncate(item_id=wrong, audio_end_ms=300))
             with pytest.raises(ServerError) as refused:
-                await chat._connection.answer(sent, lambda event: False)
+                await answer(chat, sent)
             assert refused.value.code == code
 
 
@@ -171,7 +177,7 @@ async def test_a_frame_too_large_is_refused_and_nothing_waits_for_it(
         sent = await chat.send(large)
         with anyio.fail_after(30):
             with pytest.raises(ServerError) as refused:
-                await chat._connection.answer(sent, lambda event: False)
+                await answer(chat, sent)
             assert (refused.value.code, refused.value.event_id) == ("frame_too_large", sent)
             assert await chat.say("begin").text()
 
@@ -189,7 +195,7 @@ async def test_verbs_in_the_wrong_state_are_refused(client: Client) -> None:
         turn = chat.say("more", min_output_tokens=9)
         piece = await anext(turn)
         sent = await chat.send(ItemTruncate(item_id=item, text_end=2))
-        await chat._connection.answer(sent, lambda event: isinstance(event, ItemTruncated))
+        await answer(chat, sent, lambda event: isinstance(event, ItemTruncated))
         rest = "".join([piece async for piece in turn])
         assert (await chat.retrieve(chat.last.response.output[0].id)).text == piece + rest
         assert (await chat.retrieve(item)).text == said[:2]

@@ -93,9 +93,8 @@ class TestBound:
     def test_an_operators_setting_of_openmp_is_kept(self) -> None:
         assert run(POOL, OMP_PROC_BIND="false")[0] == "0"
 
-    @pytest.mark.parametrize("threads", [1, POOL + 1])
-    def test_another_number_of_threads_is_left_alone(self, threads: int) -> None:
-        assert run(threads)[0] == "0"
+    def test_another_number_of_threads_is_left_alone(self) -> None:
+        assert run(POOL + 1)[0] == "0"
 
     def test_a_system_that_forbids_binding_leaves_threads_unbound(self) -> None:
         allowed = sorted(os.sched_getaffinity(0))
