@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ast
-import io
 import itertools
 import re
 import subprocess
 import sys
-import tokenize
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -542,59 +540,6 @@ def shared_fields() -> list[str]:
 
 def test_a_field_of_a_sequence_has_one_writer() -> None:
     assert not shared_fields()
-
-
-PERSONS = re.compile(
-    r"(?<![a-z])(who|whose|whom|whoever|nobody|somebody|everybody|anybody|anyone|someone)(?![a-z])", re.I
-)
-QUOTED = re.compile(r"``.*?``|`[^`\n]*`|\"[^\"\n]*\"|“[^”]*”", re.DOTALL)
-SPOKEN = ("benchmarks/pocket/", "benchmarks/harness/", "tests/")
-"""Here string literals are mostly what a user says; only docstrings count."""
-
-
-def person_words(room: str) -> list[str]:
-    """Places in a room where a word for persons stands outside quoted text; room "": the files at the root.
-
-    Names, comments, docstrings and other strings count. Text between backticks or double quotes is quoted.
-    In `SPOKEN` folders each string literal that is not a docstring is quoted text too.
-    """
-    found = []
-    for path in texts():
-        if (path.parts[0] if len(path.parts) > 1 else "") != room or path == Path("tests/test_house.py"):
-            continue
-        source = (ROOT / path).read_text(errors="replace")
-        for line, text in spoken(path, source) if path.suffix == ".py" else [(1, source)]:
-            blanked = QUOTED.sub(lambda match: re.sub(r"\S", " ", match[0]), text)
-            lines = blanked.split("\n")
-            found += [
-                f"{path}:{line + down}: {word}"
-                for down, said in enumerate(lines)
-                for word in PERSONS.findall(said)
-            ]
-    return found
-
-
-def spoken(path: Path, source: str) -> Iterator[tuple[int, str]]:
-    """Names, comments and strings of a Python file, each with its line."""
-    documented = {
-        node.lineno
-        for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    }
-    literal = str(path).startswith(SPOKEN)
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        kind = tokenize.tok_name[token.type]
-        if kind in ("NAME", "COMMENT", "FSTRING_MIDDLE") and not (literal and kind == "FSTRING_MIDDLE"):
-            yield token.start[0], token.string.replace("_", " ")
-        elif kind == "STRING" and token.start[0] in documented:
-            yield token.start[0], token.string.strip("\"'")
-        elif kind == "STRING" and not literal:
-            yield token.start[0], token.string.strip("rbfu").strip("\"'")
-
-
-@pytest.mark.parametrize("room", [*ROOMS, "tests", ""], ids=lambda room: room or "root")
-def test_things_are_not_persons(room: str) -> None:
-    assert not person_words(room)
 
 
 def doubled_classes() -> list[str]:

@@ -181,6 +181,7 @@ async def test_a_socket_cut_at_any_byte_loses_and_doubles_no_piece(kept: Serving
         assert outputs(found) == [OUTPUT]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("settle", [0.0, 0.2], ids=["at once", "once it was written down"])
 async def test_a_server_that_is_killed_in_mid_stream_is_gone_on_with(tmp_path: Path, settle: float) -> None:
     async with served(tmp_path) as (server, url):

@@ -9,7 +9,6 @@ or none shows as another token, a wrong length or a task that never ends.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import deque
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -40,7 +39,6 @@ from holdfast.tests.runtime.fakes import Shadow, fake_engine
 from holdfast.tests.runtime.link.memory import MemoryTransport, extended, settle
 
 CONTEXT = 40
-EXAMPLES = max(1, int(os.environ.get("HOLDFAST_EXAMPLES", "1")))
 HELLO = Hello("fake", "Fake", "fake", "none", 256, (), CONTEXT, 4, 24, 1, 0)
 
 prompts = st.lists(st.integers(0, 255), min_size=1, max_size=12)
@@ -421,4 +419,4 @@ class LinkMachine(RuleBasedStateMachine):
 
 
 TestInterleavings = LinkMachine.TestCase
-TestInterleavings.settings = settings(max_examples=60 * EXAMPLES, stateful_step_count=80, deadline=None)
+TestInterleavings.settings = settings(max_examples=settings().max_examples * 3 // 5, stateful_step_count=80)
