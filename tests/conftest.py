@@ -1,7 +1,8 @@
 """Shared by all tests: the hypothesis profile, time limits, fixtures.
 
 Hypothesis draws the same examples on every machine, so a result depends on the code alone.
-``HOLDFAST_EXAMPLES=10`` runs ten times as many random examples, with ten times the time limit.
+``HOLDFAST_EXAMPLES=3`` runs three times as many, with three times the time limit; with ten or more they are
+others each time.
 ``HOLDFAST_NO_SHRINK=1`` stops at the first failure without shrinking its example; for planted bugs. So does
 ``CI``: there a failure must be shown before the time limit ends the test.
 """
@@ -23,35 +24,49 @@ from hypothesis import HealthCheck, Phase, settings
 from holdfast.benchmarks.faults.file_faults import mounted
 
 PHASES = [phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)]
-LONGEST = (
+MORE = (
     "tests/benchmarks/test_speed_benches.py",
     "tests/benchmarks/test_faults.py",
     "tests/mutations/test_planted_bugs.py",
-    "tests/runtime/scheduler/test_scheduler_machine.py",
-    "tests/end_to_end/test_parity.py",
     "tests/kernels/gpu/test_interpreted.py",
+    "tests/kernels/gpu/test_ahead.py",
     "tests/end_to_end/test_processes.py",
     "tests/end_to_end/test_playground.py",
-    "tests/end_to_end/test_resume.py",
-    "tests/test_wheel.py",
-    "tests/end_to_end/test_full_context.py",
-    "tests/kernels/cpu/test_backend.py",
-    "tests/end_to_end/test_disk_tier.py",
-    "tests/clients/test_openai_agents.py",
     "tests/end_to_end/test_hangup.py",
+    "tests/end_to_end/test_full_disk.py",
+    "tests/end_to_end/test_disk_tier.py",
+    "tests/end_to_end/test_examples.py",
+    "tests/end_to_end/test_readme.py",
+    "tests/end_to_end/test_smollm2.py",
+    "tests/end_to_end/test_sampling_parity.py",
+    "tests/end_to_end/test_full_context.py",
+    "tests/runtime/execution/test_compile_closure.py",
+    "tests/clients/test_openai_agents.py",
+    "tests/clients/test_openai_chat.py",
+    "tests/clients/test_openai_realtime.py",
+    "tests/clients/test_openai_responses.py",
+    "tests/clients/test_openai_types.py",
+    "tests/clients/test_anthropic_messages.py",
+    "tests/benchmarks/test_gpu_rehearsal.py",
+    "tests/sdk/test_types.py",
+    "tests/test_wheel.py",
+)
+"""`make more` runs the tests of these files, and `make test` does not: what they start takes long (servers,
+browsers, compilers, programs of others, a process for every planted bug). CI runs both."""
+LONGEST = (
+    *MORE,
+    "tests/runtime/scheduler/test_scheduler_machine.py",
+    "tests/end_to_end/test_parity.py",
+    "tests/end_to_end/test_resume.py",
+    "tests/kernels/cpu/test_backend.py",
     "tests/runtime/link/test_process.py",
     "tests/end_to_end/test_engine_death.py",
     "tests/end_to_end/test_streaming_tools_live.py",
-    "tests/end_to_end/test_full_disk.py",
-    "tests/kernels/gpu/test_ahead.py",
-    "tests/runtime/execution/test_compile_closure.py",
     "tests/benchmarks/test_pocket_skills.py",
-    "tests/end_to_end/test_sampling_parity.py",
     "tests/end_to_end/test_streamed_input.py",
     "tests/test_house.py",
     "tests/runtime/model/test_variants.py",
     "tests/kvstore/disk/test_client.py",
-    "tests/benchmarks/test_gpu_rehearsal.py",
 )
 """The longest files run first, so that no worker is left with one of them at the end."""
 FACTOR = max(1, int(os.environ.get("HOLDFAST_EXAMPLES", "1")))
@@ -59,9 +74,9 @@ FACTOR = max(1, int(os.environ.get("HOLDFAST_EXAMPLES", "1")))
 settings.register_profile(
     "holdfast",
     deadline=None,
-    derandomize=FACTOR == 1,
-    database=None if FACTOR == 1 else settings.default.database,
-    max_examples=100 * FACTOR,
+    derandomize=FACTOR < 10,
+    database=None if FACTOR < 10 else settings.default.database,
+    max_examples=(34 if FACTOR < 10 else 100) * FACTOR,
     stateful_step_count=100,
     phases=PHASES if {"HOLDFAST_NO_SHRINK", "CI"} & os.environ.keys() else list(Phase),
     suppress_health_check=[HealthCheck.too_slow],
@@ -153,9 +168,20 @@ def pytest_collection() -> Iterator[object]:
     return collected
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    told = "more: takes long to start; runs in `make more` and in `make slow`, not in `make test`"
+    config.addinivalue_line("markers", told)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(str(item.path.relative_to(config.rootpath)), len(places)))
+    files = {item: str(item.path.relative_to(config.rootpath)) for item in items}
+    items.sort(key=lambda item: places.get(files[item], len(places)))
+    for item in items:
+        if files[item] in MORE:
+            item.add_marker(pytest.mark.more)
+        if files[item].endswith("_machine.py"):
+            item.add_marker(pytest.mark.hypothesis)  # as its plugin marks what stands below ``@given``
     if FACTOR > 1:
         for item in items:
             item.add_marker(pytest.mark.timeout(float(config.getini("timeout")) * FACTOR))

@@ -49,7 +49,7 @@ HEAVY += (
 # Plugins are imported before pytest can rewrite their asserts. A time limit that raises in the test breaks
 # pytest at a loop's jump back, which has no line in Python 3.11; the timeout thread ends the fork instead.
 OPTIONS = (
-    "-q -x -p no:cacheprovider --timeout 60 --timeout-method thread"
+    "-q -x -p no:cacheprovider -o timeout=20 --timeout-method thread"  # times HOLDFAST_EXAMPLES
     " -W ignore::pytest.PytestAssertRewriteWarning"
 )
 
@@ -122,6 +122,7 @@ def copied(where: Path, bug: list[str] | None) -> Path:
         file, old, new = bug
         source = (house / file).read_text()
         assert source.count(old) == 1, f"{source.count(old)} such places in {file}"
+        (house / file).unlink()  # its text is the checkout's, too
         (house / file).write_text(source.replace(old, new))
         for stale in (house / file).parent.glob(f"__pycache__/{Path(file).stem}.*"):
             stale.unlink()
@@ -129,11 +130,15 @@ def copied(where: Path, bug: list[str] | None) -> Path:
 
 
 def copy(source: str, target: str) -> None:
-    """Copy code with its times, so that its bytecode is valid; link other files."""
-    if source.endswith((".py", ".pyc")):
-        shutil.copy2(source, target)
-    else:
+    """Link code by another name, or copy it with its times, so that its bytecode is valid and it stands in the
+    copy; other files may stand where they are."""
+    if not source.endswith((".py", ".pyc")):
         os.symlink(source, target)
+        return
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        shutil.copy2(source, target)
 
 
 if __name__ == "__main__":

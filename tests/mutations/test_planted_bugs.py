@@ -66,7 +66,7 @@ class Runs:
         lines += [self._line(bug.name, [bug.test], (bug.file, bug.old, bug.new)) for bug in bugs]
         orders = folder / "orders"
         orders.write_text("\n".join(lines))
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HOLDFAST_EXAMPLES": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HOLDFAST_EXAMPLES": "3"}
         environment |= {"HOLDFAST_NO_SHRINK": "1", "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         environment |= {"CI": "true", "BUILD_NUMBER": "1"}
         with orders.open() as stdin:
