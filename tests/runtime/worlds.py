@@ -631,7 +631,7 @@ class World:
         return self._queues[seq]
 
     def restoring(self) -> list[int]:
-        """Sequences whose turns wait for the disk."""
+        """Sequences with turns that wait for the disk."""
         return list(self._queues.restoring)
 
     def staged(self) -> list[int]:
