@@ -82,6 +82,7 @@ async def test_a_reply_outlives_its_engine_and_every_session_is_told_once(server
         assert again["kv"]["prefilled"] == again["kv"]["new"]
 
 
+@pytest.mark.more
 async def test_what_is_asked_of_kv_waits_for_the_next_engine(server: Serving) -> None:
     async with connect(server.url) as client, client.session() as chat:
         await chat.say("My name is Marisol.").text()
@@ -92,6 +93,7 @@ async def test_what_is_asked_of_kv_waits_for_the_next_engine(server: Serving) ->
         assert "Marisol" in await chat.say("What is my name?").text()
 
 
+@pytest.mark.more
 async def test_a_reply_goes_on_by_its_grammar_with_the_next_engine(server: Serving) -> None:
     bound = {"temperature": 1.0, "seed": 6, "grammar": {"type": "regex", "pattern": "([a-z]{3,5}, ){14}end"}}
     item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": STORY}]}
@@ -111,6 +113,7 @@ async def test_a_reply_goes_on_by_its_grammar_with_the_next_engine(server: Servi
         assert done["status"] == "completed" and text_of(done) == text_of(undisturbed)
 
 
+@pytest.mark.more
 async def test_a_turn_asked_for_while_there_is_no_engine_waits_for_the_next(server: Serving) -> None:
     async with wire(server.url) as connection:
         await connection.say("My name is Marisol.")
@@ -120,6 +123,7 @@ async def test_a_turn_asked_for_while_there_is_no_engine_waits_for_the_next(serv
         assert held["kv"]["resident"] == 0, "what the host tier has not was computed again"
 
 
+@pytest.mark.more
 async def test_a_stopped_engine_is_not_ready_and_replaced_and_the_reply_goes_on(
     server: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -348,7 +348,7 @@ BOUND = {"grammar": {"type": "regex", "pattern": "(The [a-z]{1,6}[.] ){12}"}}
 @pytest.mark.parametrize(
     ("fields", "bound"),
     [
-        (SAMPLED, {}),
+        pytest.param(SAMPLED, {}, marks=pytest.mark.more),
         pytest.param({}, {}, marks=pytest.mark.slow),
         pytest.param(SAMPLED, BOUND, marks=pytest.mark.slow),
     ],
