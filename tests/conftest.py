@@ -33,6 +33,8 @@ MORE = (
     "tests/end_to_end/test_processes.py",
     "tests/end_to_end/test_playground.py",
     "tests/end_to_end/test_hangup.py",
+    "tests/end_to_end/test_held_connections.py",
+    "tests/end_to_end/test_engine_process.py",
     "tests/end_to_end/test_full_disk.py",
     "tests/end_to_end/test_disk_tier.py",
     "tests/end_to_end/test_examples.py",

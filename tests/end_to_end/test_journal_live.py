@@ -26,6 +26,7 @@ QUESTION = "What is my name?"
 PAGE = 4096
 
 
+@pytest.mark.more
 async def test_a_zeroed_page_of_the_journal_costs_the_sessions_it_hit_and_no_server(tmp_path: Path) -> None:
     handles: dict[str, str] = {}
     async with served(tmp_path) as (server, url):

@@ -47,7 +47,7 @@ async def stream(typing: TextInput, text: str, rng: random.Random, pause: float 
         await anyio.sleep(pause)
 
 
-@pytest.mark.parametrize(("temperature", "turns"), [(0, 20), (0.8, 8)])
+@pytest.mark.parametrize(("temperature", "turns"), [(0, 10), (0.8, 5)])
 async def test_turns_streamed_say_what_they_say_sent_at_once(
     client: Client, temperature: float, turns: int
 ) -> None:
