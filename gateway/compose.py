@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,8 @@ async def opened(
     """Run ``service`` on an engine during the block: load the engine, and the model's tokenizer and templates,
     at the same time; open the journal; let clients open sessions. Yields the session registry. After the block,
     sessions, journal and engine are closed. ``model``: a folder, a file or a name. ``engine``: entering it
-    loads the engine.
+    loads the engine. A fault of the tokenizer or of a template is raised as soon as it is found, and ends the
+    loading of the engine.
 
     Raises ``ModelUnreadable``, ``SettingsInvalid``, ``TokenizerUnreadable``, ``TemplateFailed``,
     ``EngineDied``, and ``StoreUnusable`` (``StoreHeld`` already before loading).
@@ -61,29 +62,31 @@ async def _on_engine(
     load = partial(
         Language.load, folder, settings.calls, settings.reasoning, tool_fallback=settings.tool_fallback
     )
-    speaking = asyncio.create_task(asyncio.to_thread(load))
-    try:
-        async with engine as link:
-            language = await speaking
-            for note in link.hello.notes:
-                log.warning("%s", note)
-            journal = await _journal(service, language, lock)
-            try:
-                sessions = SessionSettings(
-                    recovery_seconds=settings.recovery_seconds,
-                    cycle_tokens=settings.cycle_tokens,
-                    tenants=service.tenants.sessions(),
-                )
-                registry = SessionRegistry(link, language, sessions, journal)
-                service.open(registry, journal)
-                yield registry
-            finally:
-                await service.close()
-                if journal is not None:
-                    await journal.aclose()
-    finally:
-        speaking.cancel()
-        await asyncio.gather(speaking, return_exceptions=True)
+    async with AsyncExitStack() as stack:
+        entering = asyncio.create_task(stack.enter_async_context(engine))
+        speaking = asyncio.create_task(asyncio.to_thread(load))
+        try:
+            link, language = await asyncio.gather(entering, speaking)
+        finally:  # if one fails, the other one is given up
+            entering.cancel()
+            speaking.cancel()
+            await asyncio.gather(entering, speaking, return_exceptions=True)
+        for note in link.hello.notes:
+            log.warning("%s", note)
+        journal = await _journal(service, language, lock)
+        try:
+            sessions = SessionSettings(
+                recovery_seconds=settings.recovery_seconds,
+                cycle_tokens=settings.cycle_tokens,
+                tenants=service.tenants.sessions(),
+            )
+            registry = SessionRegistry(link, language, sessions, journal)
+            service.open(registry, journal)
+            yield registry
+        finally:
+            await service.close()
+            if journal is not None:
+                await journal.aclose()
 
 
 async def _locked(settings: GatewaySettings) -> StoreLock | None:

@@ -17,6 +17,7 @@ from typing import TypeAlias
 from msgspec.structs import asdict
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ... import __version__
 from ...runtime.errors import RuntimeFault
@@ -44,6 +45,9 @@ LIBRARIES = (
     *("msgspec", "starlette", "uvicorn", "websockets", "anyio"),
 )
 
+UNBOUNDED = 1 << 16
+"""The width, in characters, of a table that no terminal shows: each fact is on one line."""
+
 Fact: TypeAlias = tuple[str, str]
 
 
@@ -52,6 +56,8 @@ def run(settings: EngineSettings | None, keys: Path | None = None) -> int:
     two only if they are given. Returns the exit code: 0, or 2 with the reason on stderr if the model cannot be
     served or the tenants' limits do not fit."""
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = UNBOUNDED
     console.print(_table("Machine", machine()))
     try:
         found = Tenants() if keys is None else Tenants.read(keys)
@@ -183,6 +189,9 @@ def _language(folder: Path) -> Iterator[Fact]:
     from ...sessions.text.language import Language
 
     language = Language.load(folder)
+    if not language.tokenizer.templates:
+        yield "chat template", "none: it completes prompts, conversations are refused"
+        return
     report, forms = language.report, language.forms
     rules, facts = report.rules, [report.kind.value]
     facts.append(
@@ -213,7 +222,7 @@ def _version(name: str) -> str:
 
 
 def _table(title: str, facts: Iterator[Fact] | list[Fact]) -> Table:
-    table = Table(title=title, show_header=False, title_justify="left")
+    table = Table(title=Text(title, overflow="fold"), show_header=False, title_justify="left")
     for name, value in facts:
-        table.add_row(name, value)
+        table.add_row(name, Text(value, overflow="fold"))
     return table

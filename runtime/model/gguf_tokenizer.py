@@ -235,15 +235,13 @@ def tokenizer_config_of(file: GGUFFile) -> dict[str, Any]:
         for key, text in file.metadata.items()
         if key == "tokenizer.chat_template" or key.startswith("tokenizer.chat_template.")
     }
-    if not templates:
-        raise ConfigInvalid(f"{file.path}: tokenizer.chat_template: missing; a session needs one")
     for name, text in templates.items():
         if not isinstance(text, str):
             raise ConfigInvalid(f"{file.path}: tokenizer.chat_template{name}: a string is expected")
-    made["chat_template"] = [
+    named = [
         {"name": name.removeprefix(".") or "default", "template": text} for name, text in templates.items()
     ]
-    return made
+    return made | ({"chat_template": named} if named else {})
 
 
 def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from ..conversation.items import FunctionCall, FunctionCallOutput, Message, Prea
 from ..conversation.tree import Segment, TurnReply
 from ..errors import TemplateFailed
 from .call_frame import CallFrame, CallName
-from .template_sandbox import compiled
+from .template_sandbox import SandboxedTemplate, compiled
 from .tokenizer import ChatTokenizer
 from .tool_fallback import answered, called, instructions_with
 
@@ -38,6 +38,10 @@ name, and ``b`` in place of its value; the number is the reply's."""
 _WRITTEN_ID = re.compile(r"(?:\[CALL_ID\]\s*|\"id\"\s*:\s*\")([A-Za-z0-9]{9})(?![A-Za-z0-9])")
 """The id of a call as Mistral's models write it."""
 
+NO_TEMPLATE = (
+    "The model has no chat template, so it has no conversations: use `/v1/completions` or `generate`, or put a "
+    "template into its folder as chat_template.jinja (in a GGUF file: tokenizer.chat_template)"
+)
 SHORT_ID = 9
 """How many characters a call's id has in Mistral's templates."""
 JOINT = "\n\n"
@@ -58,6 +62,9 @@ class RoleRules:
     ``short_ids``: calls have ids of 9 letters and digits; ``text_arguments``: it takes arguments as JSON text;
     ``list_of_tools``: it takes an empty list where there are no tools; ``lead``: text that it writes before
     earlier replies, but not before the next one, because there the model writes it.
+
+    ``reasoning``: tags of reasoning, which stay control tokens in the text of an assistant's message: the model
+    wrote them, and templates look for them to leave the reasoning out.
     """
 
     users: bool = True
@@ -73,6 +80,7 @@ class RoleRules:
     text_arguments: bool = False
     list_of_tools: bool = False
     lead: str = ""
+    reasoning: frozenset[str] = frozenset()
 
 
 class _Talk:
@@ -262,6 +270,10 @@ class ChatTemplate:
         self._now = now
         self._rules = rules or RoleRules()
         self._cached = _Messages(Preamble(), None)
+        self._template: SandboxedTemplate | None = None
+        self._tool_template: SandboxedTemplate | None = None
+        if tokenizer.template is None:
+            return
         try:
             self._template = self._tool_template = compiled(tokenizer.template)
             if tokenizer.tool_template is not None:
@@ -283,6 +295,8 @@ class ChatTemplate:
         the template writes before a reply. ``growing``: the last segment will be another one next time. Raises
         ``TemplateFailed``.
         """
+        if self._template is None:
+            raise TemplateFailed(NO_TEMPLATE)
         try:
             said = self._messages(preamble, tuple(segments), growing)
             text = self._render(said, open_reply)
@@ -364,6 +378,7 @@ class ChatTemplate:
             template, tools = self._tool_template, []
         elif tools is None and self._rules.list_of_tools:
             tools = []
+        assert template is not None, "`pieces` has checked it"
         return template.render(
             messages,
             tools=tools,
@@ -418,6 +433,8 @@ class ChatTemplate:
                     if self._rules.text_arguments:
                         call["function"]["arguments"] = mark(segment.arguments)
                     talk.add_call(call)
+                case Message(role="assistant"):
+                    talk.add(mark(self._message_form(segment, names), self._rules.reasoning))
                 case _:
                     talk.add(mark(self._message_form(segment, names)))
         together = known.segments + segments

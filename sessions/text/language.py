@@ -20,7 +20,7 @@ from ..conversation.items import FunctionCall, FunctionCallOutput, Message, Prea
 from ..conversation.tree import Segment, TurnReply
 from ..errors import TemplateFailed
 from ..token_ids import ids_of
-from ..tools.formats import HERMES, CallForm, Forms, ReasoningForm, find_forms
+from ..tools.formats import HERMES, REASONING, CallForm, Forms, ReasoningForm, find_forms
 from ..tools.scanner import CallArguments, CallOpened
 from .chat_template import ChatTemplate, RoleRules
 from .streaming_tokenizer import StablePrefixRule
@@ -30,6 +30,9 @@ from .tokenizer import ChatTokenizer, template_file
 _NOON = datetime(2025, 1, 1, 12)
 _THOUGHT, _TOLD = "zqthoughtqz", "zqtoldqz"
 _TOOL, _FIELD, _VALUE, _OUTPUT = "zqtoolqz", "zqfieldqz", "zqvalueqz", "zqoutputqz"
+_REASONING_TAGS = frozenset(
+    tag for tags in REASONING.values() for tag in (tags.begin, tags.end, *tags.around)
+)
 _CALL_ID = "call_0123456789abcdef01234567"  # as long as the ids of real calls
 
 
@@ -63,13 +66,18 @@ class TemplateReport:
     call: str = ""
 
 
+NO_TEMPLATE = TemplateReport(TemplateClass.APPEND_ONLY, False, None, rules=RoleRules(schemas=False))
+"""The report of a model without a chat template."""
+
+
 @dataclass(frozen=True, slots=True)
 class Language:
     """All that sessions need to know of one model's text. One object serves all sessions.
 
-    ``report``: what trying the chat template showed. ``prefix_rule``: which tokens of text later text cannot
-    change. ``forms``: how the model writes tool calls and reasoning. ``tool_fallback``: tools are written into
-    the instructions if the template does not show them.
+    ``report``: what trying the chat template showed; of a model without one, that it shows nothing.
+    ``prefix_rule``: which tokens of text later text cannot change. ``forms``: how the model writes tool calls
+    and reasoning. ``tool_fallback``: tools are written into the instructions if the template does not show
+    them.
     """
 
     tokenizer: ChatTokenizer
@@ -114,7 +122,7 @@ class Language:
         ``calls`` and ``reasoning``: how the model writes them; None: found from its templates.
         ``tool_fallback``: if the template does not show tools, write them into the instructions. Raises
         ``TemplateFailed``."""
-        report = classify_template(tokenizer)
+        report = classify_template(tokenizer) if tokenizer.templates else NO_TEMPLATE
         found = find_forms("\n".join(tokenizer.templates), report.opening, tokenizer.response_template)
         if report.call and tokenizer.response_template is None:
             found = _proven(found, report.call, tokenizer.special_ids)
@@ -227,8 +235,8 @@ def _rules(tokenizer: ChatTokenizer) -> tuple[RoleRules, str]:
             return False
         return True
 
-    rules = RoleRules()
-    if not takes([one]) and takes([one], rules=replace(rules, list_of_tools=True)):
+    rules = RoleRules(reasoning=_REASONING_TAGS)
+    if not takes([one], rules=rules) and takes([one], rules=replace(rules, list_of_tools=True)):
         rules = replace(rules, list_of_tools=True)
 
     def shows(*words: str, talk: list[Segment], rules: RoleRules, preamble: Preamble = none) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ class TokenizedText:
 
 class ChatTokenizer:
     """Makes token ids of rendered text for one model. ``backend``: the tokenizer. ``template``: the chat
-    template.
+    template; None if the model has none.
 
     ``named``: the special tokens that its template may use as ``bos_token``, ``eos_token``….
     ``response_template``: transformers' description of how the model writes replies, if the folder has one.
@@ -72,7 +72,7 @@ class ChatTokenizer:
     def __init__(
         self,
         backend: Tokenizer,
-        template: str,
+        template: str | None,
         named: Mapping[str, str] | None = None,
         response_template: Any = None,
         tool_template: str | None = None,
@@ -140,20 +140,22 @@ class ChatTokenizer:
     @property
     def templates(self) -> tuple[str, ...]:
         """The chat templates; that for tools comes first."""
-        return (self.template,) if self.tool_template is None else (self.tool_template, self.template)
+        return tuple(text for text in (self.tool_template, self.template) if text is not None)
 
-    def mark(self, value: Any) -> Any:
-        """A copy of the JSON-like ``value`` with marks around the control tokens in its strings and keys.
-        Marks that were there are removed first."""
+    def mark(self, value: Any, but: Container[str] = ()) -> Any:
+        """A copy of the JSON-like ``value`` with marks around the control tokens in its strings and keys,
+        except for those in ``but``. Marks that were there are removed first."""
         if isinstance(value, str):
             bare = value.replace(OPEN_MARK, "").replace(CLOSE_MARK, "")
             if not any(first in bare for first in self._firsts):
                 return bare
-            return self._controls.sub(f"{OPEN_MARK}\\g<0>{CLOSE_MARK}", bare)
+            return self._controls.sub(
+                lambda found: found[0] if found[0] in but else f"{OPEN_MARK}{found[0]}{CLOSE_MARK}", bare
+            )
         if isinstance(value, dict):
-            return {self.mark(key): self.mark(inner) for key, inner in value.items()}
+            return {self.mark(key, but): self.mark(inner, but) for key, inner in value.items()}
         if isinstance(value, list):
-            return [self.mark(inner) for inner in value]
+            return [self.mark(inner, but) for inner in value]
         return value
 
     def encode(self, text: str, *, leads: bool) -> list[int]:
@@ -363,13 +365,16 @@ def template_file(folder: Path) -> Path:
     return alone if alone.exists() else files_of(folder).where(CONFIG)
 
 
-def _templates(files: ModelFiles, config: dict[str, Any]) -> tuple[str, str | None]:
-    """The model's chat template; and the one for conversations with tools, None if there is no other. As in
-    transformers, template files replace what the configuration has. Raises ``TokenizerUnreadable``."""
+def _templates(files: ModelFiles, config: dict[str, Any]) -> tuple[str | None, str | None]:
+    """The model's chat template; and the one for conversations with tools, None if there is no other. Both are
+    None for a model without templates. As in transformers, template files replace what the configuration has.
+    Raises ``TokenizerUnreadable``."""
     found = config.get("chat_template")
     listed = found if isinstance(found, list) else [{"name": "default", "template": found}]
     try:
         named = {str(entry["name"]): entry["template"] for entry in listed}
+        if found is not None and not all(isinstance(text, str) for text in named.values()):
+            raise TypeError("a template is a text")
     except (TypeError, KeyError):
         raise TokenizerUnreadable(
             f"{files.where(CONFIG)}: chat_template is neither a text nor a list of named texts"
@@ -381,10 +386,7 @@ def _templates(files: ModelFiles, config: dict[str, Any]) -> tuple[str, str | No
         named[TOOL_USE] = for_tools
     tool_template = named.pop(TOOL_USE, None)
     template = named.get("default") or (next(iter(named.values())) if len(named) == 1 else tool_template)
-    if not isinstance(template, str):
-        raise TokenizerUnreadable(f"{files.where(CONFIG)}: no chat template, nor {TEMPLATE}")
-    other = isinstance(tool_template, str) and tool_template != template
-    return template, str(tool_template) if other else None
+    return template, None if tool_template == template else tool_template
 
 
 def _text_in(files: ModelFiles, name: str) -> str | None:

@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,7 +40,7 @@ from holdfast.sessions.tools.formats import ReasoningForm
 from holdfast.tests.gateway.keyed_service import MemoryWire
 from holdfast.tests.gateway.responses.stage import Stage
 from holdfast.tests.gateway.scripted_service import Scripted
-from holdfast.tests.sessions.text.chat_languages import end_id, ids, ours
+from holdfast.tests.sessions.text.chat_languages import end_id, ids, ours, reference
 
 Json = dict[str, Any]
 NOW = datetime(2026, 5, 4, 3, 2, tzinfo=UTC)
@@ -54,6 +55,52 @@ TOOL = {"name": "weather", "parameters": {"type": "object", "properties": {"city
 def language(name: str) -> Language:
     reasoning = ReasoningForm.THINK if name in THINKING else ReasoningForm.NONE
     return Language.of(ours(name), reasoning=reasoning)
+
+
+FACES: dict[str, Callable[[str], Json]] = {
+    "/v1/chat/completions": lambda said: {
+        "messages": [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": said},
+            {"role": "user", "content": "Again"},
+        ]
+    },
+    "/v1/responses": lambda said: {
+        "input": [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": [{"type": "output_text", "text": said}]},
+            {"role": "user", "content": "Again"},
+        ]
+    },
+    "/v1/messages": lambda said: {
+        "model": "scripted",
+        "max_tokens": 8,
+        "messages": [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": [{"type": "text", "text": said}]},
+            {"role": "user", "content": "Again"},
+        ],
+    },
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", FACES)
+@pytest.mark.parametrize(
+    "said", ["<think>\nWhy\n</think>\n\nHello", "<think>Why</think>Hello", "Hello\n</think>"]
+)
+async def test_reasoning_in_a_sent_history_is_written_as_transformers_does(path: str, said: str) -> None:
+    actor = Actor("qwen3")
+    service = Service(GatewaySettings(), "scripted", actor)
+    service.open(SessionRegistry(actor, language("qwen3")))
+    transport = httpx2.ASGITransport(app=build_app(service))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        answer = await http.post(path, json=FACES[path](said))
+        assert answer.status_code == 200, answer.text
+    await service.close()
+    messages = FACES["/v1/chat/completions"](said)["messages"]
+    expected = reference("qwen3").apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert actor.prompts == [Actor("qwen3").text_of(ids("qwen3", expected))]
 
 
 # --- the server and what it says ----------------------------------------------------------------------------

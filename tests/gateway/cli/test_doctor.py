@@ -103,6 +103,21 @@ def test_the_machine_names_its_libraries() -> None:
     assert facts["cpu"].split()[0].isdigit()
 
 
+@pytest.mark.parametrize("name", ["x" * 200, "with [bold]brackets[/bold] and spaces " * 4])
+def test_a_long_path_is_shown_whole(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / name.strip().replace("/", "|")
+    folder.symlink_to(find_model("pocket"))
+    assert doctor.run(EngineSettings(model=str(folder))) == 0
+    shown = capsys.readouterr().out
+    assert f"Model {folder}" in shown and f"folder              │ {folder} " in shown
+
+
+def test_a_model_without_a_chat_template_is_said_to_complete_prompts(tmp_path: Path) -> None:
+    tokenizer_of("qwen3").save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    assert dict(doctor._language(tmp_path))["chat template"].startswith("none: it completes prompts")
+
+
 def test_a_folder_that_is_none_is_one_line_and_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor.run(EngineSettings(model=str(tmp_path))) == 2
     (line,) = capsys.readouterr().err.splitlines()

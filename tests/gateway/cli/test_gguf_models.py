@@ -97,19 +97,13 @@ def other_tokenizer(made: Draft, file: Path) -> str:
     return "tokenizer.ggml.pre: the pre-tokenizer viking is not served"
 
 
-def no_template(made: Draft, file: Path) -> str:
-    del made.metadata["tokenizer.chat_template"]
-    made.write(file)
-    return "tokenizer.chat_template: missing"
-
-
 def no_file(made: Draft, file: Path) -> str:
     return "no such folder"
 
 
 @pytest.mark.parametrize(
     "spoil",
-    [cut, empty, wrong_shape, other_tokenizer, no_template, no_file],
+    [cut, empty, wrong_shape, other_tokenizer, no_file],
     ids=lambda spoil: spoil.__name__,
 )
 @pytest.mark.parametrize("verb", ["serve", "doctor"])

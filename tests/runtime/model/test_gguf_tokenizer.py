@@ -342,7 +342,6 @@ def test_what_cannot_be_exact_is_refused_by_its_name(name: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda keys: keys.pop("tokenizer.chat_template"), "tokenizer.chat_template: missing"),
         (lambda keys: keys.update({"tokenizer.chat_template": 3}), "tokenizer.chat_template: a string"),
         (
             lambda keys: keys.update({"tokenizer.ggml.tokens": _doubled(keys["tokenizer.ggml.tokens"])}),

@@ -3,19 +3,22 @@ writes them or with a stated difference."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jinja2.exceptions import TemplateError
 
 from holdfast.sessions.conversation.edits import end_with, rewind
 from holdfast.sessions.conversation.items import FunctionCall, FunctionCallOutput, Message, Preamble, new_id
 from holdfast.sessions.session import Session
 from holdfast.sessions.text.language import Language
 from holdfast.sessions.text.tokenizer import ChatTokenizer
-from holdfast.sessions.tools.formats import CallForm, find_forms
+from holdfast.sessions.tools.formats import REASONING, CallForm, find_forms
 from holdfast.sessions.turn.events import ReplyStatus
 
 from ..scripted_link import Recital, ScriptedLink
@@ -62,6 +65,39 @@ def test_the_table_holds_results_and_no_difference_that_is_not_stated() -> None:
             assert form or result in ALLOWED or result.startswith(REFUSED), (found.name, column)
     refused = [name for name, found in PUBLISHED.items() if found.results["plain"].startswith(REFUSED)]
     assert refused == ["firefunction-v2"], "it wants a variable that only its own server gives"
+
+
+THOUGHTS = (
+    "{begin}\nWhy\n{end}\n\nHello there",
+    "{begin}Why{end}Hello",
+    "{begin}\n\n{end}\n\nHello there",
+    "\n{begin}\nIt has no end",
+    "It has no begin\n{end}\n\nHello",
+    "{begin}\n{begin}\nWhy{end}\n\n{end}\nHello\n",
+)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, found in PUBLISHED.items() if not found.results["plain"].startswith(REFUSED)]
+)
+def test_reasoning_in_an_assistants_text_is_as_transformers_has_it(name: str) -> None:
+    """For a client that sends the model's whole text, at the end of the conversation or before its end."""
+    alternates = not language(name).report.rules.users
+    for tags, thought, again in product(REASONING.values(), THOUGHTS, (False, True)):
+        if alternates and not again:
+            continue  # an empty user's message is put behind the assistant's
+        text = thought.format(begin=tags.begin, end=tags.end)
+        messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": text}]
+        items = [user("Hi"), Message(id="said", role="assistant", text=text)]
+        if again:
+            messages.append({"role": "user", "content": "Again"})
+            items.append(user("Again"))
+        with suppress(TemplateError):  # some templates refuse a text with tags that are not theirs
+            expected = encoded(name, theirs(name, messages))
+            talk = Talk(name)
+            for item in items:
+                talk.say(item)
+            assert talk.prompt(verbatim=True) == expected, (text, again)
 
 
 def decoded(name: str, ids: list[int]) -> str:
