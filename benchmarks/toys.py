@@ -156,7 +156,8 @@ def teach(folder: Path) -> Path:
         f"{{% for message in messages %}}{{{{ '{assistant}' if message.role == 'assistant' else '{user}' }}}}"
         f"{{{{ message.content }}}}{{% endfor %}}{{% if add_generation_prompt %}}{assistant}{{% endif %}}"
     )
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    config = {"chat_template": template, "tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
 
 

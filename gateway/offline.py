@@ -480,4 +480,7 @@ def _tokenizer(completer: Completer, folder: Path) -> Any:
         return AutoTokenizer.from_pretrained(folder)
     own = completer.language.tokenizer
     made: Any = PreTrainedTokenizerFast
-    return made(tokenizer_object=own.backend, chat_template=own.template, **own.named)
+    template: Any = own.template
+    if own.tool_template is not None:
+        template = {"default": own.template, "tool_use": own.tool_template}
+    return made(tokenizer_object=own.backend, chat_template=template, **own.named)

@@ -78,7 +78,15 @@ INSIDE = {
         ["__main__"],
     ],
     "sessions": [
-        ["errors", "settings", "conversation.items", "token_ids", "workers", "journal.segment"],
+        [
+            "errors",
+            "settings",
+            "conversation.items",
+            "token_ids",
+            "workers",
+            "journal.segment",
+            "text.auto_tokenizer",
+        ],
         [
             "turn.events",
             "turn.cycles",

