@@ -20,7 +20,7 @@ from ...sessions.conversation.tree import Script
 from ...sessions.errors import InputInvalid, ItemInvalid, PromptTooLong, SessionError
 from ...sessions.text.language import Language
 from ...sessions.text.renderer import Renderer
-from ...sessions.token_ids import Ids, frozen, ids_of
+from ...sessions.token_ids import Ids, frozen
 from ..chat import frames
 from ..chat.translate import transcript_of
 from ..live.sessions import Transcript
@@ -78,7 +78,7 @@ class PromptEncoder:
         made = []
         for text, ids, place in given:
             with _at(place):
-                made.append(self._fitting(text, ids_of(next(encoded).ids) if ids is None else self._ids(ids)))
+                made.append(self._fitting(text, self._ids(next(encoded).ids if ids is None else ids)))
         return made
 
     def conversations(

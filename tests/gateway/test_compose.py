@@ -24,7 +24,7 @@ from holdfast.runtime.link.client import EngineLink
 from holdfast.runtime.model.folder import find_model
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk.errors import ServerError
-from holdfast.sessions.errors import SessionError, TemplateFailed, TokenizerUnreadable
+from holdfast.sessions.errors import InputInvalid, SessionError, TemplateFailed, TokenizerUnreadable
 from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.text.language import Language
 from holdfast.sessions.text.tokenizer import ChatTokenizer
@@ -113,7 +113,8 @@ async def test_without_a_chat_template_prompts_are_served_and_conversations_refu
 
 async def test_a_folder_without_a_chat_template_generates(tmp_path: Path) -> None:
     folder = teach(make_toy("tiny", tmp_path))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "additional_special_tokens": ["<mask>"]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
     greedy = SamplingParams(temperature=0, max_tokens=4)
     settings = EngineSettings(model="", blocks=16, kernels="reference")
     async with AsyncLLM(str(folder), engine=settings) as llm:
@@ -121,3 +122,5 @@ async def test_a_folder_without_a_chat_template_generates(tmp_path: Path) -> Non
         assert len(output.outputs[0].token_ids) == 4
         with pytest.raises(SessionError, match="has no chat template"):
             await llm.chat([{"role": "user", "content": "Hi"}], greedy)
+        with pytest.raises(InputInvalid, match=r"prompts: 256 is not a token id from 0 to 255"):
+            await llm.generate("<mask>", greedy)  # the tokenizer has it, the model has not
