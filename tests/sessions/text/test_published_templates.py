@@ -26,6 +26,7 @@ from ..session_stage import read, run
 from .published_templates import (
     ALLOWED,
     ANSWER,
+    ARGUMENTS,
     ASKED,
     CALL,
     CALL_ID,
@@ -35,6 +36,8 @@ from .published_templates import (
     OUTPUT,
     PUBLISHED,
     REFUSED,
+    SCHEMA,
+    TOLD,
     TOOL,
     Talk,
     compared,
@@ -98,6 +101,24 @@ def test_reasoning_in_an_assistants_text_is_as_transformers_has_it(name: str) ->
             for item in items:
                 talk.say(item)
             assert talk.prompt(verbatim=True) == expected, (text, again)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, found in PUBLISHED.items() if found.results["tools"] == EQUAL]
+)
+def test_reasoning_beside_a_call_is_as_transformers_has_it(name: str) -> None:
+    rules = language(name).report.rules
+    if not (rules.outputs and rules.calls):
+        return  # it writes outputs or calls that a client sends as text of other messages
+    function = {"name": TOOL.name, "arguments": CALL.arguments if rules.text_arguments else ARGUMENTS}
+    calls = [{"type": "function", "id": CALL_ID, "function": function}]
+    for text in ("<think>\nWhy\n</think>\n\nI look.", "<think>Why</think>", "<think>\nWhy\n</think>\n\n"):
+        told = [ASKED, {"role": "assistant", "content": text, "tool_calls": calls}, TOLD]
+        talk = Talk(name, Preamble(tools=(TOOL,)))
+        for item in (user("Paris?"), Message(id="said", role="assistant", text=text), CALL, ANSWER):
+            talk.say(item)
+        with suppress(TemplateError):
+            assert talk.prompt(verbatim=True) == encoded(name, theirs(name, told, [SCHEMA])), text
 
 
 def decoded(name: str, ids: list[int]) -> str:
