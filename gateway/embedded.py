@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 from ..runtime.errors import RuntimeFault
 from ..runtime.link.thread import ThreadEngine
@@ -22,6 +21,7 @@ from ..runtime.settings import EngineSettings
 from ..sdk.client import Client
 from ..sdk.connection.reconnect import Patience
 from ..sdk.errors import ConnectionFailed, ConnectionLost
+from ..sdk.opening import opens_async
 from .compose import opened
 from .errors import GatewayError
 from .net.channel import ChannelClosed, MemoryChannel, memory_pair
@@ -60,7 +60,7 @@ class MemoryTransport:
         await self._channel.close(1000, "")
 
 
-@asynccontextmanager
+@opens_async("async with embedded(...) as client:")
 async def embedded(
     model: str = "pocket",
     *,

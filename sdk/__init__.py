@@ -10,6 +10,7 @@ It needs msgspec, websockets and anyio: no torch, no tokenizer, no model. It imp
 
 from .agent.events import (
     CallFinished,
+    CallOutcome,
     CallPiece,
     CallProgress,
     CallStarted,
@@ -17,18 +18,21 @@ from .agent.events import (
     RunEvent,
     RunUsage,
     StepFinished,
+    StopReason,
     TextPiece,
     WaitFinished,
 )
 from .agent.run import Run, RunLimits
-from .agent.tracing import TraceFile
+from .agent.tracing import TraceFile, Tracer
 from .chat import Chat
-from .client import Client, connect
-from .connection.reconnect import Patience
+from .client import Client, Dial, connect
+from .connection.reconnect import Patience, Retry
 from .connection.responses import Finished
+from .connection.transport import Transport
 from .errors import (
     ChatBusy,
     ConnectionFailed,
+    ConnectionFault,
     ConnectionLost,
     FrameError,
     InputClosed,
@@ -36,6 +40,7 @@ from .errors import (
     LimitInvalid,
     ModelUnknown,
     NoSummary,
+    NotEntered,
     ProtocolBroken,
     ResponseFailed,
     SDKError,
@@ -47,60 +52,114 @@ from .errors import (
     ToolRoundsExceeded,
     ToolTypeUnsupported,
 )
-from .params import ResponseOptions, SamplingOptions, SessionOptions
+from .frames.client import ClientEvent, TypedRole
+from .frames.formats import FunctionTool
+from .frames.items import AnyItem, FunctionCallItem, FunctionCallOutputItem, MessageItem
+from .frames.response import KVReceipt, Response, Usage
+from .frames.sampling import TokenLogprob
+from .frames.server import (
+    Relative,
+    ServerEvent,
+    SessionBlocksListed,
+    SessionLeased,
+    SessionRewound,
+    SessionSettled,
+    SessionStaged,
+    TextCommitted,
+)
+from .frames.session import SessionResource
+from .opening import AsyncOpening
+from .params import ResponseOptions, RunOptions, SamplingOptions, SessionOptions, UpdateOptions
 from .reply import Reply
 from .text_input import TextInput
-from .tools.context import ToolContext
-from .tools.tool import Tool, tool
+from .tools.context import Report, ToolContext, Wrote
+from .tools.tool import Invoke, ResultKind, Tool, ToolLike, ToolResult, tool
 from .turn import Turn
 from .unread import UnreadTurn
 
 __all__ = [
+    "AnyItem",
+    "AsyncOpening",
     "CallFinished",
+    "CallOutcome",
     "CallPiece",
     "CallProgress",
     "CallStarted",
     "Chat",
     "ChatBusy",
     "Client",
+    "ClientEvent",
     "ConnectionFailed",
+    "ConnectionFault",
     "ConnectionLost",
+    "Dial",
     "Finished",
     "FrameError",
+    "FunctionCallItem",
+    "FunctionCallOutputItem",
+    "FunctionTool",
     "InputClosed",
+    "Invoke",
+    "KVReceipt",
     "KeyRejected",
     "LimitInvalid",
+    "MessageItem",
     "ModelUnknown",
     "NoSummary",
+    "NotEntered",
     "Patience",
     "ProtocolBroken",
+    "Relative",
     "Reply",
+    "Report",
+    "Response",
     "ResponseFailed",
     "ResponseOptions",
+    "ResultKind",
+    "Retry",
     "Run",
     "RunDone",
     "RunEvent",
     "RunLimits",
+    "RunOptions",
     "RunUsage",
     "SDKError",
     "SamplingOptions",
     "ServerError",
+    "ServerEvent",
     "ServerUnavailable",
+    "SessionBlocksListed",
+    "SessionLeased",
     "SessionLost",
     "SessionOptions",
+    "SessionResource",
+    "SessionRewound",
+    "SessionSettled",
+    "SessionStaged",
     "StepFinished",
+    "StopReason",
+    "TextCommitted",
     "TextInput",
     "TextPiece",
+    "TokenLogprob",
     "Tool",
     "ToolContext",
     "ToolFailed",
     "ToolInvalid",
+    "ToolLike",
+    "ToolResult",
     "ToolRoundsExceeded",
     "ToolTypeUnsupported",
     "TraceFile",
+    "Tracer",
+    "Transport",
     "Turn",
+    "TypedRole",
     "UnreadTurn",
+    "UpdateOptions",
+    "Usage",
     "WaitFinished",
+    "Wrote",
     "connect",
     "tool",
 ]

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
 from ssl import SSLContext
 from typing import Any, TypeAlias, Unpack
 
 from .chat import MAX_TOOL_ROUNDS, Chat
 from .connection.reconnect import Patience, Resumption
-from .connection.transport import DEFAULT_URL, Transport, dial, realtime_url
+from .connection.transport import DEFAULT_URL, Transport, dial, realtime_url, shown
 from .errors import ConnectionFailed
+from .opening import opens_async
 from .params import SessionOptions
 from .tools.tool import ToolLike
 
@@ -29,7 +29,8 @@ class Client:
     `model` (None: the server's default).
 
     `redial` opens a connection on which an earlier session is resumed; without it, `resume` fails and a lost
-    connection is not made again. `patience`: for how long that is tried. `address`: what `repr` shows.
+    connection is not made again. `patience`: for how long that is tried. `address`: what `repr` and errors
+    show.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Client:
             f", model {self._model}>" if self._model else ">"
         )
 
-    @asynccontextmanager
+    @opens_async("async with client.session(...) as chat:")
     async def session(
         self,
         *,
@@ -83,7 +84,7 @@ class Client:
         finally:
             await (transport if chat is None else chat).aclose()
 
-    @asynccontextmanager
+    @opens_async("async with client.resume(handle) as chat:")
     async def resume(
         self, handle: str, *, tools: Iterable[ToolLike] = (), max_tool_rounds: int = MAX_TOOL_ROUNDS
     ) -> AsyncIterator[Chat]:
@@ -105,10 +106,12 @@ class Client:
 
     def _resumption(self) -> Resumption | None:
         redial = self._redial
-        return None if redial is None else Resumption(lambda: redial(self._model), self._patience)
+        if redial is None:
+            return None
+        return Resumption(lambda: redial(self._model), self._patience, self._address or None)
 
 
-@asynccontextmanager
+@opens_async("async with connect(...) as client:")
 async def connect(
     url: str | None = None,
     model: str | None = None,
@@ -141,4 +144,4 @@ async def connect(
     async def return_transport(wanted: str | None) -> Transport:
         return await dial(address, wanted, key, ssl=ssl, msgpack=msgpack, resumable="true", resume="true")
 
-    yield Client(open_transport, model, return_transport, patience, realtime_url(address, model))
+    yield Client(open_transport, model, return_transport, patience, shown(realtime_url(address)))

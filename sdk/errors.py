@@ -11,13 +11,15 @@ SDKError
 │   └── FieldInvalid          right type, wrong value
 ├── ServerError               the server refused an event
 │   └── ResponseFailed        a response ended `failed`; its text so far is kept here
-├── ConnectionFailed          the connection could not be made
-│   ├── KeyRejected           the server wants another API key (401, 403)
-│   ├── ModelUnknown          there is no such model or path on the server (404)
-│   └── ServerUnavailable     the server takes no connection now (429, 503)
-├── ConnectionLost            the connection ended while something waited for it
-│   └── SessionLost           and the session cannot be resumed
-├── ProtocolBroken            the server sent what this client cannot understand
+├── ConnectionFault           something is wrong with the connection; names the server and the session's handle
+│   ├── ConnectionFailed      the connection could not be made
+│   │   ├── KeyRejected       the server wants another API key (401, 403)
+│   │   ├── ModelUnknown      there is no such model or path on the server (404)
+│   │   └── ServerUnavailable the server takes no connection now (429, 503)
+│   ├── ConnectionLost        the connection ended while something waited for it
+│   │   └── SessionLost       and the session cannot be resumed
+│   └── ProtocolBroken        the server sent what this client cannot understand
+├── NotEntered                a client or session is used without `async with`
 ├── ChatBusy                  a second turn was begun while one is being read on this chat
 ├── InputClosed               text was sent for an input that was committed or cleared
 ├── ToolInvalid               a callable or dict that cannot be offered as a tool
@@ -32,7 +34,7 @@ SDKError
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class SDKError(Exception):
@@ -155,7 +157,40 @@ class ResponseFailed(ServerError):
     reason; or a turn has no response, because the chat's next turn began before it was read to its end."""
 
 
-class ConnectionFailed(SDKError):
+class ConnectionFault(SDKError):
+    """Something is wrong with the connection to a server. `cause`: what; `address`: the server's; `handle`: a
+    secret with which `Client.resume` opens the session again. The message shows all three; the last two are
+    None if they are not known, or there is no session yet."""
+
+    code = "connection_fault"
+    with_address: ClassVar[str] = "At {address}: {cause}"
+    with_handle: ClassVar[str] = "; client.resume({handle!r}) opens the session again"
+
+    def __init__(self, cause: str, *, address: str | None = None, handle: str | None = None) -> None:
+        super().__init__(cause)
+        self.cause = cause
+        self.address = address
+        self.handle = handle
+
+    @property
+    def message(self) -> str:
+        """Address, cause and handle in one line."""
+        told = self.cause
+        if self.address:
+            told = self.with_address.format(address=self.address, cause=self.cause)
+        return told + (self.with_handle.format(handle=self.handle) if self.handle else "")
+
+    def __str__(self) -> str:
+        return self.message
+
+    def of(self, address: str | None, handle: str | None) -> Self:
+        """The same error, with the address and the handle if it has none yet."""
+        self.address = self.address or address
+        self.handle = self.handle or handle
+        return self
+
+
+class ConnectionFailed(ConnectionFault):
     """The connection could not be made: the address is wrong, no server listens there, or it refused the
     connection.
 
@@ -164,9 +199,17 @@ class ConnectionFailed(SDKError):
     """
 
     code = "connection_failed"
+    with_address = "Cannot connect to {address}: {cause}"
 
-    def __init__(self, message: str, status: int | None = None, server_code: str | None = None) -> None:
-        super().__init__(message)
+    def __init__(
+        self,
+        cause: str,
+        status: int | None = None,
+        server_code: str | None = None,
+        *,
+        address: str | None = None,
+    ) -> None:
+        super().__init__(cause, address=address)
         self.status = status
         self.server_code = server_code
 
@@ -189,14 +232,15 @@ class ServerUnavailable(ConnectionFailed):
     code = "server_unavailable"
 
 
-class ConnectionLost(SDKError):
+class ConnectionLost(ConnectionFault):
     """The connection ended, or was closed here, while something waited for it. `close_code`: the code with
     which the server closed the WebSocket; None if the connection broke without one."""
 
     code = "connection_lost"
+    with_address = "The connection to {address} is lost: {cause}"
 
-    def __init__(self, message: str, close_code: int | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, cause: str, close_code: int | None = None) -> None:
+        super().__init__(cause)
         self.close_code = close_code
 
 
@@ -204,16 +248,26 @@ class SessionLost(ConnectionLost):
     """The session cannot be resumed on a new connection, so trying again does not help. `code`: the server's
     reason."""
 
-    def __init__(self, message: str, *, code: str | None = None) -> None:
-        super().__init__(message)
+    with_address = "The session at {address} cannot be resumed: {cause}"
+    with_handle = "; its handle was {handle!r}"
+
+    def __init__(self, cause: str, *, code: str | None = None) -> None:
+        super().__init__(cause)
         self.code = code or "session_not_found"  # type: ignore[misc]  # the server's code, per instance
 
 
-class ProtocolBroken(SDKError):
+class ProtocolBroken(ConnectionFault):
     """The server sent something that this client cannot read, or that may not come at this point of the
     protocol."""
 
     code = "protocol_broken"
+
+
+class NotEntered(SDKError, AttributeError):
+    """A client or a session is used that was made and not opened: it lacks its `async with`, or `with`. The
+    message says what to write."""
+
+    code = "not_entered"
 
 
 class ChatBusy(SDKError):

@@ -223,7 +223,8 @@ class Reply:
         self.finished = Finished(response, ttft, (ended - self._began) * 1000, tuple(self._logprobs))
         self.rounds.append(self.finished)
         if response.status == "in_progress":
-            raise ProtocolBroken("The server sent response.done with the status in_progress")
+            broken = ProtocolBroken("The server sent response.done with the status in_progress")
+            raise self._connection.located(broken)
         if response.status == "failed":
             error = response.status_details.error if response.status_details else None
             if error is None:

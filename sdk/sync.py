@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import contextmanager
 from ssl import SSLContext
 from typing import Any, Generic, Literal, TypeVar, Unpack
 
@@ -29,6 +28,7 @@ from .connection.responses import Finished
 from .frames import server
 from .frames.items import AnyItem, FunctionCallItem
 from .frames.session import SessionResource
+from .opening import opens
 from .params import ResponseOptions, RunOptions, SessionOptions, UpdateOptions
 from .reply import Reply, last_of
 from .tools.tool import ToolLike
@@ -226,7 +226,7 @@ class SyncClient:
     def __repr__(self) -> str:
         return f"<Sync {self._client!r}>"
 
-    @contextmanager
+    @opens("with client.session(...) as chat:")
     def session(
         self,
         *,
@@ -245,7 +245,7 @@ class SyncClient:
         with self._portal.wrap_async_context_manager(opened) as chat:
             yield SyncChat(self._portal, chat)
 
-    @contextmanager
+    @opens("with client.resume(handle) as chat:")
     def resume(
         self, handle: str, *, tools: Iterable[ToolLike] = (), max_tool_rounds: int = MAX_TOOL_ROUNDS
     ) -> Iterator[SyncChat]:
@@ -257,7 +257,7 @@ class SyncClient:
             yield SyncChat(self._portal, chat)
 
 
-@contextmanager
+@opens("with connect(...) as client:")
 def connect(
     url: str | None = None,
     model: str | None = None,

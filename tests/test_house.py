@@ -112,7 +112,7 @@ INSIDE = {
     "sdk": [
         ["errors"],
         ["frames"],
-        ["connection.transport", "connection.responses", "tools", "params", "unread"],
+        ["connection.transport", "connection.responses", "tools", "params", "unread", "opening"],
         ["connection.multiplex", "connection.reconnect"],
         ["connection"],
         ["reply", "text_input"],

@@ -140,7 +140,7 @@ async def _demo(model: str, console: Console) -> int:
             for turn, line in enumerate(SCRIPT if known else TALK, start=1):
                 wrong += await _turn(chat, line, turn, name, console)
                 rows += [_row(turn, finished) for finished in chat.rounds]
-    headings = ("turn", "TTFT ms", "prefilled", "new", "resident", "said", "tok/s")
+    headings = ("turn", "TTFT ms", "prefilled", "new", "resident", "said")
     console.print(figures("What each response cost", headings, rows))
     console.print("\n[bold]Second act[/bold]: a server on a store; its engine is killed, then the server.\n")
     wrong += await play_crashes(model, console, None if known else LONGEST)
@@ -181,7 +181,5 @@ def _miscounted(finished: Finished) -> str | None:
 
 def _row(turn: int, finished: Finished) -> list[object]:
     kv, said = finished.kv, finished.usage.output_tokens if finished.usage else 0
-    first = finished.ttft_ms or 0.0
-    speed = (said - 1) / (finished.total_ms - first) * 1000 if said > 1 else 0.0
     counts = (kv.prefilled, kv.new, kv.resident) if kv else (0, 0, 0)
-    return [turn, f"{first:.0f}", *counts, said, f"{speed:.0f}"]
+    return [turn, f"{finished.ttft_ms or 0.0:.0f}", *counts, said]

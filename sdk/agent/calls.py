@@ -166,19 +166,26 @@ class RunningCalls:
                 self._cut(call)
             raise
         if call.output is None:
-            self._finish(call, outcome.output, outcome.kind, outcome.seconds)
+            self._finish(call, outcome.output, outcome.kind, outcome.seconds, outcome.error)
 
     def _cut(self, call: RunningCall) -> None:
         call.context.cancelled = True
         output = broken_off(call.context.written, failure("The call was cancelled"))
         self._finish(call, output, "cancelled", time.perf_counter() - call.began)
 
-    def _finish(self, call: RunningCall, output: str, outcome: CallOutcome, seconds: float) -> None:
+    def _finish(
+        self,
+        call: RunningCall,
+        output: str,
+        outcome: CallOutcome,
+        seconds: float,
+        error: BaseException | None = None,
+    ) -> None:
         call.output = output
         call.news.set()
         call.over.set()
         self.stirred.set()
-        self._put(CallFinished(call.id, call.item.name, output, outcome, seconds, call.expected))
+        self._put(CallFinished(call.id, call.item.name, output, outcome, seconds, call.expected, error))
 
     def _put(self, event: RunEvent) -> None:
         self.events.append(event)
@@ -213,7 +220,7 @@ class CallOutputs:
             await asyncio.wait([self._task])
             task, self._task = self._task, None
             if task.cancelled():  # by `aclose`
-                raise ConnectionLost("The chat was closed while its tools ran")
+                raise self._connection.located(ConnectionLost("The chat was closed while its tools ran"))
             task.result()
         calls, sent, self._sent = self._calls.take(), self._sent, SentOutputs()
         self._displaced = False

@@ -65,7 +65,7 @@ class CallPiece:
 class CallFinished:
     """A call is over. ``output``: the text that the model reads; ``outcome``: `completed`, or why it is not;
     ``seconds``: how long the tool ran, 0 if it was not run; ``expected``: the seconds that it was expected to
-    take; None: not known."""
+    take; None: not known. ``error``: what the tool raised; the model reads its text, not its class."""
 
     call_id: str
     name: str
@@ -73,6 +73,7 @@ class CallFinished:
     outcome: CallOutcome
     seconds: float
     expected: float | None
+    error: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)

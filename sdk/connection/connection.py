@@ -24,6 +24,7 @@ import msgspec
 from ..errors import (
     ChatBusy,
     ConnectionFailed,
+    ConnectionFault,
     ConnectionLost,
     FieldInvalid,
     FrameError,
@@ -54,6 +55,7 @@ MAX_QUEUED = 64
 waits."""
 
 _Event = TypeVar("_Event")
+_Fault = TypeVar("_Fault", bound=Exception)
 
 
 @dataclass(slots=True, eq=False)
@@ -409,7 +411,7 @@ class Connection:
             try:
                 await self._stop()
             finally:
-                self._fail(ConnectionLost("This connection was closed"))
+                self._fail(ConnectionLost("This connection was closed here"))
                 await self._transport.aclose()
 
     # --- the receive task -----------------------------------------------------------------------------------
@@ -456,7 +458,7 @@ class Connection:
         try:
             event = codec.decode_server(frame)
         except FrameError as error:
-            broken = ProtocolBroken(f"The server sent a frame this client cannot read: {error}")
+            broken = self.located(ProtocolBroken(f"The server sent a frame this client cannot read: {error}"))
             broken.__cause__ = error
             if self._requests:
                 self._fail(broken)
@@ -533,7 +535,14 @@ class Connection:
             self._requests or self._senders or aside or (self._arrival is not None and not self._queue)
         )
 
+    def located(self, error: _Fault) -> _Fault:
+        """The same error; one about the connection names the server and the session's handle."""
+        if self._resumption is not None and isinstance(error, ConnectionFault):
+            error.of(self._resumption.address, self._resumption.handle)
+        return error
+
     def _fail(self, error: Exception) -> None:
+        error = self.located(error)
         waiting = [request.answer for request in self._requests]
         for future in (*waiting, *self._senders, self._arrival):
             if future is not None and not future.done():
@@ -542,17 +551,21 @@ class Connection:
             aside.fail(error)
 
     async def _come_back(self, lost: ConnectionLost) -> None:
-        """Replace the lost transport by a new one, and let senders go on. Raises ``lost`` if that is not
-        possible, and `SessionLost` if the server does not have the session."""
+        """Replace the lost transport by a new one, and let senders go on. Raises `ConnectionLost`, with why, if
+        that is not possible, and `SessionLost` if the server does not have the session."""
         resumption = self._resumption
         if resumption is None or self._closed or not resumption.possible(lost):
             raise lost
+        patience = resumption.patience
         try:
-            self._transport = await resumption.patience.retry(partial(self._resumed, resumption), pause=True)
+            self._transport = await patience.retry(
+                partial(self._resumed, resumption), lost.of(resumption.address, resumption.handle)
+            )
         except SessionLost:
             raise
-        except (ConnectionFailed, ConnectionLost):
-            raise lost from None
+        except (ConnectionFailed, ConnectionLost) as failed:
+            cause = f"{lost.cause}; tried again for {patience.total:g} s, at last: {failed.cause}"
+            raise ConnectionLost(cause, lost.close_code) from failed
         for sender in self._senders:
             if not sender.done():
                 sender.set_result(None)
@@ -659,7 +672,7 @@ class Connection:
         if self._transport is not transport:
             return
         if self._resumption is None or self._closed or not self._resumption.possible(lost):
-            raise lost
+            raise self.located(lost)
         sender: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._senders.append(sender)
         self._make_room()
@@ -685,7 +698,7 @@ class Connection:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ConnectionLost("This connection was closed")
+            raise self.located(ConnectionLost("This connection was closed here"))
 
     def new_id(self) -> str:
         """A new id for a client event."""

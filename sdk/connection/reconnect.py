@@ -6,6 +6,7 @@ server may not have.
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections import OrderedDict
@@ -16,7 +17,14 @@ from typing import TypeVar
 import anyio
 import msgspec
 
-from ..errors import ConnectionFailed, ConnectionLost, KeyRejected, ProtocolBroken, SessionLost
+from ..errors import (
+    ConnectionFailed,
+    ConnectionFault,
+    ConnectionLost,
+    KeyRejected,
+    ProtocolBroken,
+    SessionLost,
+)
 from ..frames.client import SessionResume
 from ..frames.server import ErrorEvent, ServerEvent, SessionResumed
 from .transport import Transport
@@ -34,15 +42,30 @@ _GREETING: msgspec.json.Decoder[SessionResumed | ErrorEvent] = msgspec.json.Deco
 
 
 @dataclass(frozen=True, slots=True)
+class Retry:
+    """A lost connection is about to be tried again. ``fault``: why, with address and handle; ``number``: which
+    try this is, from 1; ``pause``: seconds until it begins; ``left``: seconds after which no other follows."""
+
+    fault: ConnectionFault
+    number: int
+    pause: float
+    left: float
+
+
+@dataclass(frozen=True, slots=True)
 class Patience:
     """How long, and with what pauses, a connection is tried again; all in seconds. Each pause is a random part
     of a bound: ``first`` before the first try, then ``factor`` times the bound before, but never above
-    ``longest``. If a try fails when ``total`` has passed, no other follows."""
+    ``longest``. If a try fails when ``total`` has passed, no other follows.
+
+    ``tell`` is called on the event loop with a `Retry` before each try, and with None when the connection is
+    back. What it raises ends the retries, and reaches the reader."""
 
     first: float = 0.05
     factor: float = 2.0
     longest: float = 2.0
     total: float = 60.0
+    tell: Callable[[Retry | None], object] = lambda retry: None
 
     def pauses(self) -> Iterator[float]:
         """The pauses before each try, in seconds, without end. They are random, so that the clients of a
@@ -52,22 +75,31 @@ class Patience:
             yield random.uniform(0, bound)
             bound = min(self.longest, bound * self.factor)
 
-    async def retry(self, attempt: Callable[[], Awaitable[_Result]], *, pause: bool = False) -> _Result:
-        """Call ``attempt``, with pauses, until it succeeds, and return what it returns. ``pause``: pause before
-        the first try too. Raises `SessionLost` and `KeyRejected` at once, any other `ConnectionFailed` or
-        `ConnectionLost` only when ``total`` is over."""
+    async def retry(
+        self, attempt: Callable[[], Awaitable[_Result]], fault: ConnectionFault | None = None
+    ) -> _Result:
+        """Call ``attempt``, with pauses, until it succeeds, and return what it returns. ``fault``: what went
+        wrong before; then there is a pause before the first try too. Raises `SessionLost` and `KeyRejected` at
+        once, any other `ConnectionFailed` or `ConnectionLost` only when ``total`` is over."""
         give_up, pauses = time.monotonic() + self.total, self.pauses()
-        while True:
-            if pause:
-                await anyio.sleep(next(pauses))
+        for number in itertools.count(1):
+            if fault is not None:
+                pause = next(pauses)
+                self.tell(Retry(fault, number, pause, max(0.0, give_up - time.monotonic())))
+                await anyio.sleep(pause)
             try:
-                return await attempt()
+                result = await attempt()
             except (SessionLost, KeyRejected):
                 raise
-            except (ConnectionFailed, ConnectionLost):
+            except (ConnectionFailed, ConnectionLost) as failed:
                 if time.monotonic() > give_up:
                     raise
-            pause = True
+                fault = failed
+            else:
+                if fault is not None:
+                    self.tell(None)
+                return result
+        raise AssertionError("the tries have no end")
 
 
 class _AnyEvent(msgspec.Struct):
@@ -76,9 +108,16 @@ class _AnyEvent(msgspec.Struct):
 
 class Resumption:
     """What one session is resumed with on a new connection: its newest handle, and what was sent and received.
-    ``dial`` opens a connection on which the server expects `session.resume`."""
+    ``dial`` opens a connection on which the server expects `session.resume`. ``address``: the server's, as
+    errors show it; None: not known."""
 
-    def __init__(self, dial: Callable[[], Awaitable[Transport]], patience: Patience | None = None) -> None:
+    def __init__(
+        self,
+        dial: Callable[[], Awaitable[Transport]],
+        patience: Patience | None = None,
+        address: str | None = None,
+    ) -> None:
+        self.address = address
         self.handle: str | None = None
         self.last_event: str | None = None
         self.patience = patience or Patience()
@@ -89,7 +128,7 @@ class Resumption:
     def another(self, handle: str) -> Resumption:
         """A new resumption for the session that `handle` opens, at the same server and with the same
         patience."""
-        resumption = Resumption(self._dial, self.patience)
+        resumption = Resumption(self._dial, self.patience, self.address)
         resumption.handle = handle
         return resumption
 
@@ -155,7 +194,15 @@ class Resumption:
     async def connect(self) -> tuple[Transport, SessionResumed]:
         """Open a new connection and resume the session on it, in one try. Returns the new transport and the
         server's answer; after an error that transport is closed. Raises ``ConnectionFailed`` or
-        ``ConnectionLost`` if another try may help, else ``SessionLost`` or ``ProtocolBroken``."""
+        ``ConnectionLost`` if another try may help, else ``SessionLost`` or ``ProtocolBroken``; they name the
+        server and the handle."""
+        try:
+            return await self._connect()
+        except ConnectionFault as fault:
+            fault.of(self.address, self.handle)
+            raise
+
+    async def _connect(self) -> tuple[Transport, SessionResumed]:
         transport = await self._dial()
         try:
             resume = SessionResume(event_id="resume", handle=self.handle or "", last_event=self.last_event)

@@ -113,7 +113,7 @@ async def dial(
     except InvalidStatus as error:
         raise _refused(address, error.response) from error
     except (OSError, TimeoutError, InvalidHandshake, InvalidURI) as error:
-        raise ConnectionFailed(f"Cannot connect to {address}: {error or type(error).__name__}") from error
+        raise ConnectionFailed(_reason(error), address=shown(address)) from error
     return WebSocketTransport(connection)
 
 
@@ -143,6 +143,12 @@ def realtime_url(url: str, model: str | None = None, **parameters: str) -> str:
     return SplitResult(scheme, parts.netloc, path, urlencode(query), "").geturl()
 
 
+def shown(address: str) -> str:
+    """The address as people read it in an error: without the query, and without what may be a password."""
+    parts = urlsplit(address)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
 def _refused(address: str, answer: Response) -> ConnectionFailed:
     """The error for an HTTP `answer` that the server, or a proxy before it, gave instead of opening the
     connection."""
@@ -156,7 +162,12 @@ def _refused(address: str, answer: Response) -> ConnectionFailed:
     if answer.status_code == 401:
         words += "; here the key is api_key=… or HOLDFAST_API_KEY"
     kind = REFUSALS.get(answer.status_code, ConnectionFailed)
-    return kind(f"Cannot connect to {address}: {answer.status_code}: {words}", answer.status_code, code)
+    return kind(f"{answer.status_code}: {words}", answer.status_code, code, address=shown(address))
+
+
+def _reason(error: Exception) -> str:
+    """Why no connection was made, in one line."""
+    return str(error) or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)
 
 
 class _Refusal(msgspec.Struct):

@@ -68,7 +68,7 @@ class ToolContext:
         dropped.
         """
         if not isinstance(text, str):
-            raise ToolFailed(f"A piece of an output is a str, not {type(text).__name__}")
+            raise ToolFailed("A piece of the output is not text")
         text = characters(text)
         if not text or self.cancelled:
             return

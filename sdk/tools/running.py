@@ -72,7 +72,7 @@ def _drop(result: object) -> None:
 
 def _raised(error: BaseException) -> BaseException:
     """The error itself, or a `RuntimeError` for a `StopIteration`, which a future cannot hold."""
-    return RuntimeError(f"StopIteration: {error}") if isinstance(error, StopIteration) else error
+    return RuntimeError(str(error)) if isinstance(error, StopIteration) else error
 
 
 async def drained(result: Any, context: ToolContext) -> bool:

@@ -43,11 +43,12 @@ MAX_ERROR = 4096
 @dataclass(frozen=True, slots=True)
 class ToolResult:
     """How a call ended. `output`: the text for the model, also if it failed; `kind`: `completed`, or how it
-    failed; `seconds`: how long it took."""
+    failed; `seconds`: how long it took; `error`: what the tool raised, of which the model reads the text."""
 
     output: str
     kind: ResultKind
     seconds: float
+    error: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +113,13 @@ class Tool:
         finally:
             context.cancelled = True
         seconds = time.perf_counter() - began
-        output, kind = ended or ("", "timed_out")
+        output, kind, error = ended or ("", "timed_out", None)
         if kind == "timed_out":
             output = failure(f"The tool gave no answer within {self.timeout:g} seconds")
         if kind != "completed":
             output = broken_off(context.written, output)
         self.durations.append(seconds)
-        return ToolResult(output, kind, seconds)
+        return ToolResult(output, kind, seconds, error)
 
     async def _run(self, arguments: str) -> str:
         return (await self.call(arguments)).output
@@ -222,32 +223,52 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-async def _guarded(invoke: Invoke, arguments: str, context: ToolContext) -> tuple[str, ResultKind]:
-    """Run a call. Returns its whole output and `completed`, or an error for the model and how it failed. Raises
-    only what also has to end the caller: the task's own cancellation, `KeyboardInterrupt`, `GeneratorExit`."""
+async def _guarded(
+    invoke: Invoke, arguments: str, context: ToolContext
+) -> tuple[str, ResultKind, BaseException | None]:
+    """Run a call. Returns its whole output and `completed`, or an error for the model, how it failed and what
+    was raised. Raises only what also has to end the caller: the task's own cancellation, `KeyboardInterrupt`,
+    `GeneratorExit`."""
     try:
         rest = await invoke(arguments, context)
-        return joined(context.written, rest), "completed"
+        return joined(context.written, rest), "completed", None
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        return _failed(error), "invalid_arguments"
+        return _failed(error), "invalid_arguments", error
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        return _failed(error), "failed"  # something that the tool awaited was cancelled
+        return _failed(error), "failed", error  # something that the tool awaited was cancelled
     except BaseException as error:
-        return _failed(error), "failed"
+        return _failed(error), "failed", error
 
 
 def _failed(error: BaseException) -> str:
+    text = _reason(error)
+    return failure(text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]}…")
+
+
+def _reason(error: BaseException) -> str:
+    """Why a tool failed, in words for the model: the exception's own text. Names of Python classes tell the
+    model nothing that it can act on, and show how the program is made. What has no text, or one that needs its
+    class to be understood, gets other words."""
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(map(_reason, error.exceptions))
     try:
         text = characters(str(error))
     except Exception:
-        text = "the exception has no text"
-    shown = text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]}…"
-    return failure(f"{type(error).__name__}: {shown}")
+        text = ""
+    if isinstance(error, KeyError):
+        return f"Not found: {text}" if text else "Something was not found"
+    if isinstance(error, SystemExit):
+        return "It ended itself"
+    if isinstance(error, TimeoutError):
+        return text or "It took too long"
+    if isinstance(error, asyncio.CancelledError):
+        return text or "It was cancelled"
+    return text or "The tool failed, and does not say why"
 
 
 async def _call(function: Callable[..., Any], given: dict[str, Any]) -> Any:

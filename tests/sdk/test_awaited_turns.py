@@ -82,7 +82,7 @@ async def test_reprs_tell_id_and_state() -> None:
         assert re.fullmatch(r"<Turn \w+ over, 1 responses ended>", repr(turn))
     assert repr(chat).endswith("closed>")
     async with connect("ws://127.0.0.1:1", "pocket") as offline:
-        assert repr(offline) == "<Client of ws://127.0.0.1:1/v1/realtime?model=pocket, model pocket>"
+        assert repr(offline) == "<Client of ws://127.0.0.1:1/v1/realtime, model pocket>"
 
 
 def out_of_band(response_id: str, labels: dict[str, str], status: str) -> Response:

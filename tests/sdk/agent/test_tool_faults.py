@@ -60,18 +60,33 @@ def speechless() -> None:
     raise Speechless
 
 
+def looks_up() -> None:
+    {}["Oslo"]
+
+
+async def waits_too_long() -> None:
+    raise TimeoutError
+
+
+async def breaks_together() -> None:
+    raise ExceptionGroup("unhandled errors in a TaskGroup", [KeyError("Oslo"), IndexError("out of range")])
+
+
 # --- what it raises ---
 
 
 @pytest.mark.parametrize(
     ("raises", "told"),
     [
-        (awaits_what_was_cancelled, "CancelledError"),
-        (leaves, "SystemExit: 3"),
-        (leaves_from_the_loop, "SystemExit: 3"),
-        (panics, "Panic: index out of range"),
-        (runs_out, "StopIteration"),
-        (speechless, "Speechless"),
+        (awaits_what_was_cancelled, "It was cancelled"),
+        (leaves, "It ended itself"),
+        (leaves_from_the_loop, "It ended itself"),
+        (panics, "index out of range"),
+        (runs_out, "The tool failed, and does not say why"),
+        (speechless, "The tool failed, and does not say why"),
+        (looks_up, "Not found: 'Oslo'"),
+        (waits_too_long, "It took too long"),
+        (breaks_together, "Not found: 'Oslo'; out of range"),
     ],
 )
 @pytest.mark.parametrize("by", ["run", "say"])
@@ -84,7 +99,14 @@ async def test_the_model_reads_any_exception_of_a_tool(
             said = await (chat.run("Go").text() if by == "run" else chat.say("Go").text())
     assert said == "Sorry."
     (output,) = script.outputs()
-    assert told in json.loads(output)["error"]
+    assert json.loads(output)["error"] == told
+
+
+async def test_the_reader_of_a_run_gets_what_the_tool_raised() -> None:
+    script = Script([("looks_up", "{}")], ["Sorry."])
+    async with chatting(script, tools=[looks_up]) as chat:
+        ended = [event async for event in chat.run("Go") if isinstance(event, CallFinished)]
+    assert [type(event.error) for event in ended] == [KeyError]
 
 
 async def test_a_long_message_is_shortened() -> None:

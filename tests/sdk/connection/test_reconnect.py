@@ -8,9 +8,9 @@ import pytest
 from holdfast.sdk import Client, SessionLost
 from holdfast.sdk.chat import Chat
 from holdfast.sdk.connection.connection import Connection
-from holdfast.sdk.connection.reconnect import MAX_UNSURE, Patience, Resumption
+from holdfast.sdk.connection.reconnect import MAX_UNSURE, Patience, Resumption, Retry
 from holdfast.sdk.connection.transport import Transport, realtime_url
-from holdfast.sdk.errors import ConnectionFailed, ConnectionLost
+from holdfast.sdk.errors import ConnectionFailed, ConnectionFault, ConnectionLost, ProtocolBroken
 from holdfast.sdk.frames import client, codec, server
 from holdfast.sdk.frames.items import MessageItem
 from holdfast.sdk.frames.response import Response
@@ -19,6 +19,7 @@ from holdfast.sdk.frames.session import SessionResource
 from ..scripted import Script
 
 pytestmark = pytest.mark.anyio
+ADDRESS = "ws://127.0.0.1:1/v1/realtime"
 QUICK = Patience(first=0.0, longest=0.0, total=1000.0)
 SESSION = SessionResource(id="sess", model="pocket")
 
@@ -59,7 +60,7 @@ def back_over(*lines: Line | Exception, patience: Patience = QUICK) -> Resumptio
             raise line
         return line
 
-    back = Resumption(dial, patience)
+    back = Resumption(dial, patience, ADDRESS)
     back.handle = "first"
     return back
 
@@ -270,8 +271,50 @@ async def test_a_deleted_session_raises_session_lost() -> None:
 async def test_patience_ends() -> None:
     tries = [ConnectionFailed("no server")] * 3
     connection = Connection(Line(), back_over(*tries, patience=Patience(0.0, longest=0.0, total=-1.0)))
-    with pytest.raises(ConnectionLost, match="cut"):
+    with pytest.raises(ConnectionLost, match="cut") as caught:
         await connection.receive()
+    assert (caught.value.address, caught.value.handle) == (ADDRESS, "first")
+    for told in (ADDRESS, "cut", "no server", "'first'"):
+        assert told in caught.value.message and told in str(caught.value)
+
+
+async def test_each_fault_of_a_connection_names_server_cause_and_handle() -> None:
+    faults: list[ConnectionFault] = []
+    closed, garbled, garbage = Connection(Line(), back_over()), Line(), Line()
+    await closed.aclose()
+    for line in (garbled, garbage):
+        line.frames.append(b"[]")
+    for connection in (Connection(Line(code=1008), back_over()), closed, Connection(garbled, back_over())):
+        with pytest.raises(ConnectionFault) as caught:
+            await connection.receive()
+        faults.append(caught.value)
+    refused = server.ErrorEvent(event_id="e", error=server.ErrorDetails(type="x", code="c", message="No"))
+    for first in (ConnectionFailed("no server"), Line(refused), Line(), garbage):
+        with pytest.raises(ConnectionFault) as caught:
+            await back_over(first).connect()
+        faults.append(caught.value)
+    assert [type(fault) for fault in faults] == [
+        *(ConnectionLost, ConnectionLost, ProtocolBroken),
+        *(ConnectionFailed, SessionLost, ConnectionLost, ProtocolBroken),
+    ]
+    for fault in faults:
+        assert (fault.address, fault.handle) == (ADDRESS, "first"), fault
+        for told in (ADDRESS, "'first'", fault.cause):
+            assert told in str(fault) == fault.message
+
+
+async def test_each_try_is_told_before_it_and_then_that_the_connection_is_back() -> None:
+    told: list[Retry | None] = []
+    patience = Patience(first=0.0, longest=0.0, total=1000.0, tell=told.append)
+    lines = (ConnectionFailed("no server"), Line(resumed(), deleted("e", "i")))
+    connection = Connection(Line(), back_over(*lines, patience=patience))
+    await connection.receive()
+    first, second, back = told
+    assert first is not None and second is not None and back is None
+    assert [(one.number, one.fault.cause) for one in (first, second)] == [(1, "cut"), (2, "no server")]
+    for one in (first, second):
+        assert (one.fault.address, one.fault.handle) == (ADDRESS, "first")
+        assert one.pause == 0.0 and 0.0 < one.left <= 1000.0
 
 
 async def test_a_connection_closed_from_here_is_not_made_again() -> None:
