@@ -173,12 +173,15 @@ class ConnectionFault(SDKError):
         self.handle = handle
 
     @property
+    def summary(self) -> str:
+        """Address and cause in one line, without the handle."""
+        known = bool(self.address)
+        return self.with_address.format(address=self.address, cause=self.cause) if known else self.cause
+
+    @property
     def message(self) -> str:
         """Address, cause and handle in one line."""
-        told = self.cause
-        if self.address:
-            told = self.with_address.format(address=self.address, cause=self.cause)
-        return told + (self.with_handle.format(handle=self.handle) if self.handle else "")
+        return self.summary + (self.with_handle.format(handle=self.handle) if self.handle else "")
 
     def __str__(self) -> str:
         return self.message

@@ -68,7 +68,7 @@ class AsyncOpening(_NotOpened, AbstractAsyncContextManager[_Opened], Generic[_Op
         return await self._manager.__aexit__(kind, error, trace)
 
 
-class Opening(_NotOpened, AbstractContextManager[_Opened], Generic[_Opened]):
+class SyncOpening(_NotOpened, AbstractContextManager[_Opened], Generic[_Opened]):
     """A client or a session for ``with``, which opens it and closes it at the end of the block."""
 
     def __init__(self, manager: AbstractContextManager[_Opened], written: str) -> None:
@@ -97,12 +97,12 @@ def opens_async(
     return decorated
 
 
-def opens(written: str) -> Callable[[Callable[_P, Iterator[_Opened]]], Callable[_P, Opening[_Opened]]]:
-    """As `contextlib.contextmanager`; what the function returns is an `Opening`. ``written``: the line that
+def opens(written: str) -> Callable[[Callable[_P, Iterator[_Opened]]], Callable[_P, SyncOpening[_Opened]]]:
+    """As `contextlib.contextmanager`; what the function returns is an `SyncOpening`. ``written``: the line that
     opens it."""
 
-    def decorated(function: Callable[_P, Iterator[_Opened]]) -> Callable[_P, Opening[_Opened]]:
+    def decorated(function: Callable[_P, Iterator[_Opened]]) -> Callable[_P, SyncOpening[_Opened]]:
         manager = contextmanager(function)
-        return wraps(function)(lambda *args, **named: Opening(manager(*args, **named), written))
+        return wraps(function)(lambda *args, **named: SyncOpening(manager(*args, **named), written))
 
     return decorated

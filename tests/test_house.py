@@ -209,7 +209,7 @@ def test_rooms_import_only_lower_floors() -> None:
     assert not wrong
 
 
-COMPOSING = {("gateway", "cli", name) for name in ("chat.py", "demo.py")}
+COMPOSING = {("gateway", "cli", name) for name in ("chat.py", "demo.py", "terminal.py")}
 COMPOSING |= {("gateway", "embedded.py"), ("gateway", "offline.py")}
 
 

@@ -1,195 +1,423 @@
 """``holdfast chat``: a conversation in a terminal with a running server.
 
-The event loop has a thread of its own (`sdk.sync`), so that pings are answered while the prompt waits. Ctrl-C
-reaches the main thread and cuts a reply short. What is typed while a reply comes is shown at the next prompt.
+    what is read ─▶ a message, or a command ─▶ the session ─▶ pieces of the reply, wrapped at the edge
+
+On a terminal the prompt is `prompt_toolkit`'s. From a pipe or a file each line is a message or a command. One
+handler gets every Ctrl-C: at the prompt it is a key, else it cuts what runs.
 """
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import json
 import os
+import signal
 import sys
-import termios
-from collections.abc import Iterator
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.markup import escape
 
+from ...sdk.chat import Chat
+from ...sdk.client import connect
+from ...sdk.connection.reconnect import Patience, Retry
 from ...sdk.connection.responses import Finished
-from ...sdk.errors import SDKError
-from ...sdk.sync import SyncChat, connect
+from ...sdk.connection.transport import DEFAULT_URL, realtime_url, shown
+from ...sdk.errors import ConnectionFault, SDKError, SessionLost
+from ...sdk.frames.items import MessageItem
+from ...sdk.params import SamplingOptions, UpdateOptions
+from .chat_state import LONGEST_TITLE, ChatState, KeptSession, TypedLines
+from .terminal import PROMPT, Output, PlainLines, TerminalPrompt, printable
 
-PROMPT = "you> "
-MOST_HISTORY = 1000
+LAST = "last"
+"""In place of a handle: the session that was used last."""
+NAMES = {"max_tokens": "max_output_tokens"}
+SETTABLE = [*SamplingOptions.__annotations__]
 HELP = """\
-/rewind [N]  take the last turn back, or the last N
-/fork        go on in a copy of this conversation; /back returns to where it was copied
-/save FILE   write the conversation to a file: JSON for a name that ends in .json, else text
-/quit        leave, as Ctrl-D does; Ctrl-C cuts a reply short
-//TEXT       say a text that begins with a slash"""
+/rewind [N]       take the last turn back, or the last N
+/fork             go on in a copy of this conversation; /back returns to where it was copied
+/save FILE        write the conversation to a new file: JSON for a name that ends in .json, else text
+/system [TEXT]    show or replace the system prompt, for the replies from now on
+/set [NAME VALUE] show or set a parameter: /set temperature 0.2; without a value: the model's own
+/sessions         the sessions of earlier chats, for holdfast chat --resume ID
+/quit             leave, as Ctrl-D does, or Ctrl-C twice
+//TEXT            say a text that begins with a slash
+Ctrl-C clears what is typed, and cuts a reply short. Alt-Enter, or \\ at a line's end, begins a new line.
+A paste is one message."""
 
 
-def run(url: str, instructions: str, api_key: str | None) -> int:
-    """Open a session on the server and talk until /quit, Ctrl-D, or Ctrl-C at the prompt. ``url``: of the
-    server. ``api_key``: None if the server has no keys. Returns the exit code: 0, or 2 with the cause on stderr
-    if no session could be opened."""
+def run(url: str | None, api_key: str | None, resume: str | None, fields: UpdateOptions) -> int:
+    """Open a session and talk until /quit, Ctrl-D or the end of stdin. Returns the exit code: 0; 1 if a reply
+    failed and stdin is no terminal; 2 with the cause on stderr if no session could be opened.
+
+    ``url``: of the server; None: that of the resumed session, or of this machine. ``api_key``: None if the
+    server has no keys. ``resume``: a handle, an id of `/sessions`, or `LAST`. ``fields``: of the session."""
+    state = ChatState()
     try:
-        with (
-            connect(url, api_key=api_key) as client,
-            client.session(instructions=instructions or None) as chat,
-            _history(),
-        ):
-            return TerminalChat(chat, Console(highlight=False)).talk()
+        kept = None if resume is None else _kept(state, resume, url)
+        return asyncio.run(_chat(url or (kept.url if kept else DEFAULT_URL), api_key, kept, fields, state))
     except SDKError as error:
-        print(f"holdfast: {error.message}", file=sys.stderr)
+        print(f"holdfast: {told(error)}", file=sys.stderr)
         return 2
+    except LookupError as error:
+        print(f"holdfast: {error.args[0]}", file=sys.stderr)
+        return 2
+
+
+def _kept(state: ChatState, wanted: str, url: str | None) -> KeptSession:
+    """The session that ``--resume WANTED`` means. Raises ``LookupError`` with the cause."""
+    kept = state.read().sessions
+    server = None if url is None else shown(realtime_url(url))
+    here = [one for one in kept if server is None or one.url == server]
+    if wanted == LAST and here:
+        return here[0]
+    if found := [one for one in kept if wanted in (one.handle, one.id)]:
+        return found[0]
+    if wanted.startswith("hold_"):
+        return KeptSession(id="", handle=wanted, url=url or DEFAULT_URL)
+    which = "no session" if wanted == LAST else f"no session {wanted!r}"
+    raise LookupError(f"--resume: {state.file} has {which}" + (f" of {server}" if server else ""))
+
+
+async def _chat(
+    url: str, api_key: str | None, kept: KeptSession | None, fields: UpdateOptions, state: ChatState
+) -> int:
+    stack = AsyncExitStack()
+    terminal: TerminalChat | None = None
+
+    def retrying(retry: Retry | None) -> None:
+        if terminal is not None:
+            terminal.retrying(retry)
+
+    async with stack:
+        client = await stack.enter_async_context(
+            connect(url, api_key=api_key, patience=Patience(tell=retrying))
+        )
+        if kept is None:
+            chat = await stack.enter_async_context(client.session())
+            kept = KeptSession("", "", shown(realtime_url(url)), head="root")
+        else:
+            try:
+                chat = await stack.enter_async_context(client.resume(kept.handle))
+            except SessionLost:
+                state.forget(kept.handle)
+                raise
+        if fields:
+            await chat.update(**fields)
+        kept.id, kept.model = chat.session.id or "", chat.session.model
+        talks, able = sys.stdin.isatty(), os.environ.get("TERM", "dumb") != "dumb"
+        out = Output(sys.stdout)
+        notes = Console(highlight=False, stderr=not sys.stdout.isatty())
+        reader = TerminalPrompt(TypedLines(state)) if talks and able else PlainLines(PROMPT if talks else "")
+        terminal = TerminalChat(chat, notes, out, reader, state, kept)
+        with reader.opened():
+            return await terminal.talk()
 
 
 class ShownBranch:
     """A conversation, or a fork of it, with what the terminal has shown. ``chat``: its session. ``said``: for
-    each turn, the user's text and the reply. ``marks``: for each turn, the id of the item before it (``root``
-    before the first), which a rewind of that turn goes back to."""
+    each turn, the user's text and the reply. ``kept``: what is kept of it for ``--resume``: its ``marks`` are
+    where a rewind of each turn goes back to, ``root`` before the first."""
 
-    def __init__(self, chat: SyncChat, said: list[tuple[str, str]], marks: list[str]) -> None:
+    def __init__(self, chat: Chat, said: list[tuple[str, str]], kept: KeptSession) -> None:
         self.chat = chat
         self.said = said
-        self.marks = marks
-        self.head = "root"
-        """The id of the conversation's last item; ``root`` if it is empty."""
+        self.kept = kept
 
 
 class TerminalChat:
-    """Reads lines from the terminal, sends them to the model or runs them as commands, and prints the
-    replies."""
+    """Takes what ``reader`` reads, sends it to the model or runs it as a command, writes replies to ``out``,
+    and all else to ``console``. ``kept``: what ``state`` keeps of the session."""
 
-    def __init__(self, chat: SyncChat, console: Console) -> None:
+    def __init__(
+        self,
+        chat: Chat,
+        console: Console,
+        out: Output,
+        reader: TerminalPrompt | PlainLines,
+        state: ChatState,
+        kept: KeptSession,
+    ) -> None:
         self._console = console
-        self._branches = [ShownBranch(chat, [], [])]
+        self._out = out
+        self._reader = reader
+        self._state = state
+        self._branches = [ShownBranch(chat, [], kept)]
+        self._work: asyncio.Task[None] | None = None
+        self._cut: asyncio.Task[None] | None = None  # what cancels the reply
+        self._replying = False
+        self._retrying = False
+        self._failed = False
 
     @property
     def _branch(self) -> ShownBranch:
         return self._branches[-1]
 
-    def talk(self) -> int:
-        """Serve the terminal until /quit, Ctrl-D, or Ctrl-C at the prompt. Returns the exit code."""
-        model = escape(self._branch.chat.session.model)
-        self._console.print(f"[dim]{model} · Ctrl-C cuts a reply short, Ctrl-D leaves, /help[/dim]")
-        while True:
-            try:
-                line = input(PROMPT).strip()
-            except (EOFError, KeyboardInterrupt):
-                self._console.print()
-                return 0
-            if line == "/quit":
-                return 0
-            try:
-                if line.startswith("/") and not line.startswith("//"):
-                    self._command(*line.split(maxsplit=1))
-                elif line:
-                    self._turn(line.removeprefix("/") if line.startswith("//") else line)
-            except KeyboardInterrupt:  # the reply had just ended, or a command was waited for
-                self._console.print()
+    async def talk(self) -> int:
+        """Serve until /quit, Ctrl-D, or Ctrl-C twice at the empty prompt. Returns the exit code."""
+        branch = self._branch
+        if self._reader.interactive:
+            self._tell(f"{branch.chat.session.model} · Ctrl-C cuts a reply short, Ctrl-D leaves, /help")
+        await self._recall()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self._interrupted)
+        struck = False
+        try:
+            while True:
+                try:
+                    line = (await self._reader.read()).strip()
+                except EOFError:
+                    break
+                except KeyboardInterrupt:
+                    if struck or not self._reader.interactive:
+                        break
+                    struck = True
+                    self._tell("Ctrl-C again, or Ctrl-D, leaves")
+                    continue
+                struck = False
+                if line == "/quit":
+                    break
+                if not await self._do(line):
+                    return 1
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+        if self._reader.interactive and self._branch.kept.handle:
+            self._tell("holdfast chat --resume goes on here")
+        return 1 if self._failed and not self._reader.interactive else 0
 
-    def _command(self, name: str, rest: str = "") -> None:
-        commands = {"/rewind": self._rewind, "/fork": self._fork, "/back": self._back, "/save": self._save}
-        if name == "/help":
-            self._tell(HELP)
-        elif name not in commands:
-            self._tell(f"there is no command {name}: /help lists them")
+    async def _do(self, line: str) -> bool:
+        """Say a line or run it as a command, in a task that Ctrl-C can cut. Returns whether to go on."""
+        if line.startswith("/") and not line.startswith("//"):
+            work = self._command(*line.split(maxsplit=1))
+        elif line:
+            work = self._turn(line.removeprefix("/") if line.startswith("//") else line)
         else:
-            try:
-                commands[name](rest)
-            except SDKError as error:
-                self._refuse(error)
+            return True
+        self._work = asyncio.ensure_future(work)
+        try:
+            self._reader.pause()
+            await self._work
+        except asyncio.CancelledError:
+            if not self._work.cancelled():
+                raise
+            self._count_down("")
+            self._tell("stopped waiting; the session stays")
+        except SDKError as error:
+            self._count_down("")
+            self._failed = True
+            self._refuse(error)
+            return self._reader.interactive or not isinstance(error, ConnectionFault)
+        finally:
+            self._work, self._retrying = None, False
+            if self._cut is not None:
+                self._cut.cancel()
+                self._cut = None
+        return True
+
+    def _interrupted(self) -> None:
+        """Called at Ctrl-C: a key for the prompt. Else it cancels the reply; or, if that was done, the server
+        is gone, or a command runs, it ends the waiting."""
+        if self._work is None:
+            self._reader.interrupt()
+        elif self._cut is None and not self._retrying and self._replying:
+            self._cut = asyncio.ensure_future(self._cancel())
+        else:
+            self._work.cancel()
+
+    async def _cancel(self) -> None:
+        with suppress(SDKError):  # the reader gets it too
+            await self._branch.chat.cancel()
+
+    def retrying(self, retry: Retry | None) -> None:
+        """Called before each try to reach the server again, and with None when that has succeeded."""
+        if self._work is None:  # nothing waits for it any more
+            return
+        if retry is None:
+            self._count_down("")
+            self._tell("the connection is back")
+            self._retrying = False
+            return
+        if not self._retrying:
+            self._out.end_line()
+            self._tell(told(retry.fault))
+        self._retrying = True
+        self._count_down(f"trying again: try {retry.number}, {retry.left:.0f} s left; Ctrl-C stops")
+
+    def _count_down(self, text: str) -> None:
+        """While the connection is tried again, show ``text`` on the last line of a terminal, in place of what
+        was shown there before."""
+        if self._console.is_terminal and self._retrying:
+            width = self._console.width - 1
+            self._console.file.write(f"\r{text[:width]:<{width}}\r")
+            self._console.file.flush()
+
+    async def _command(self, name: str, rest: str = "") -> None:
+        commands: dict[str, Callable[[str], Awaitable[None]]] = {
+            "/rewind": self._rewind,
+            "/fork": self._fork,
+            "/back": self._back,
+            "/save": self._save,
+            "/system": self._system,
+            "/set": self._set,
+            "/sessions": self._sessions,
+            "/help": self._help,
+        }
+        if name in commands:
+            await commands[name](rest.strip())
+        else:
+            self._tell(f"there is no command {name}: /help lists them")
 
     # --- what is said ---------------------------------------------------------------------------------------
 
-    def _turn(self, text: str) -> None:
+    async def _turn(self, text: str) -> None:
         branch = self._branch
-        reply = branch.chat.say(text)
+        kept = branch.kept
         spoken: list[str] = []
-        cut = False
-        with quiet_terminal():
-            while True:
-                try:
-                    if cut:
-                        branch.chat.cancel()
-                        cut = False
-                    for piece in reply:
-                        spoken.append(piece)
-                        sys.stdout.write(piece)
-                        sys.stdout.flush()
-                    break
-                except KeyboardInterrupt:
-                    cut = True
-                except SDKError as error:
-                    print()
-                    self._refuse(error)
-                    return
-            print()
+        self._replying = True
+        try:
+            async for piece in branch.chat.say(text):
+                spoken.append(piece)
+                self._out.write(piece)
+        finally:
+            self._replying = False
+            self._out.end_line()
         last = branch.chat.last
         branch.said.append((text, "".join(spoken)))
-        branch.marks.append(branch.head)
+        kept.marks.append(kept.head)
         items = [item.id for item in last.response.output if item.id]
-        branch.head = items[-1] if items else branch.head
-        self._console.print(f"[dim]{escape(cost(last))}[/dim]")
+        kept.head = items[-1] if items else kept.head
+        kept.title = kept.title or " ".join(text.split())[:LONGEST_TITLE]
+        self._keep(branch)
+        self._tell(cost(last))
+
+    def _keep(self, branch: ShownBranch) -> None:
+        branch.kept.id, branch.kept.handle = branch.chat.session.id or "", branch.chat.handle or ""
+        if branch.kept.handle:
+            self._state.keep(branch.kept)
+
+    async def _recall(self) -> None:
+        """Show where a resumed session stands: its last reply."""
+        kept = self._branch.kept
+        if not kept.handle:
+            return
+        self._keep(self._branch)
+        self._tell(f"resumed: {kept.title or kept.id}")
+        with suppress(SDKError):
+            item = await self._branch.chat.retrieve(kept.head) if kept.head else None
+            if isinstance(item, MessageItem):
+                self._tell(item.text)
 
     # --- commands -------------------------------------------------------------------------------------------
 
-    def _rewind(self, rest: str) -> None:
-        branch = self._branch
+    async def _help(self, rest: str) -> None:
+        self._tell(HELP)
+
+    async def _rewind(self, rest: str) -> None:
+        branch, marks = self._branch, self._branch.kept.marks
         turns = int(rest) if rest.isdecimal() else 1 if not rest else 0
-        if not 1 <= turns <= len(branch.marks):
-            self._tell(f"/rewind takes a number from 1 to {len(branch.marks)}, the turns so far")
+        known = len(marks) - (1 + max((at for at, mark in enumerate(marks) if not mark), default=-1))
+        if not 1 <= turns <= known:
+            self._tell(f"/rewind takes a number from 1 to {known}, the turns so far")
             return
-        mark = branch.marks[-turns]
-        branch.chat.rewind(mark)
-        branch.head = mark
-        del branch.marks[-turns:], branch.said[-turns:]
+        mark = marks[-turns]
+        await branch.chat.rewind(mark)
+        branch.kept.head = mark
+        del marks[-turns:], branch.said[-turns:]
+        self._keep(branch)
         self._tell(f"{turns} {_plural('turn', turns)} taken back; the last line was: {self._last_said()}")
 
     def _last_said(self) -> str:
-        return self._branch.said[-1][0] if self._branch.said else "none, this is the beginning"
+        if self._branch.said:
+            return self._branch.said[-1][0]
+        return "one of an earlier chat" if self._branch.kept.marks else "none, this is the beginning"
 
-    def _fork(self, rest: str) -> None:
+    async def _fork(self, rest: str) -> None:
         branch = self._branch
-        (copy,) = branch.chat.fork()
-        fork = ShownBranch(copy, list(branch.said), list(branch.marks))
-        fork.head = branch.head
-        self._branches.append(fork)
+        (copy,) = await branch.chat.fork()
+        kept = msgspec.structs.replace(branch.kept, marks=[*branch.kept.marks])
+        self._branches.append(ShownBranch(copy, [*branch.said], kept))
         self._tell("this is a copy of the conversation; /back returns to where it was copied")
 
-    def _back(self, rest: str) -> None:
+    async def _back(self, rest: str) -> None:
         if len(self._branches) == 1:
             self._tell("this is no copy: /fork makes one")
             return
-        self._branches.pop().chat.close()
+        await self._branches.pop().chat.aclose()
         self._tell(f"back where the copy was made; the last line was: {self._last_said()}")
 
-    def _save(self, rest: str) -> None:
+    async def _save(self, rest: str) -> None:
+        self._written(rest)
+
+    def _written(self, rest: str) -> None:
         if not rest:
             self._tell("/save takes a file's name")
             return
-        said, file = self._branch.said, Path(rest).expanduser()
-        if file.suffix == ".json":
+        said, path = self._branch.said, Path(rest).expanduser()
+        if path.suffix == ".json":
             turns = [[{"role": "user", "text": one}, {"role": "assistant", "text": two}] for one, two in said]
             text = json.dumps([line for turn in turns for line in turn], ensure_ascii=False, indent=1) + "\n"
         else:
             text = "".join(f"{PROMPT}{one}\n{two}\n\n" for one, two in said)
         try:
-            file.write_text(text, encoding="utf-8")
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
+        except FileExistsError:
+            self._tell(f"{path} exists and stays as it is: /save takes the name of a new file")
         except OSError as error:
-            self._tell(f"{file} cannot be written: {error.strerror}")
+            self._tell(f"{path} cannot be written: {error.strerror}")
         else:
-            self._tell(f"{len(said)} {_plural('turn', len(said))} written to {file}")
+            self._tell(f"{len(said)} {_plural('turn', len(said))} written to {path}")
+
+    async def _system(self, rest: str) -> None:
+        chat = self._branch.chat
+        if rest:
+            await chat.update(instructions=rest)
+        self._tell(f"system prompt: {chat.session.instructions or 'none'}")
+
+    async def _set(self, rest: str) -> None:
+        chat = self._branch.chat
+        given, _, value = rest.partition(" ")
+        name = given.replace("-", "_").lower()
+        name = NAMES.get(name, name)
+        if given and name not in SETTABLE:
+            self._tell(f"there is no parameter {given}: {', '.join(SETTABLE)}")
+            return
+        if given:
+            try:
+                read = json.loads(value) if value.strip() else None
+            except ValueError:
+                read = value.strip()
+            changed: Any = {name: read}
+            await chat.update(**changed)
+        values = {one: getattr(chat.session, one, None) for one in ([name] if given else SETTABLE)}
+        for one, now in values.items():
+            if given or now not in (None, msgspec.UNSET, [], {}):
+                self._tell(f"{one} {_plain(now)}")
+
+    async def _sessions(self, rest: str) -> None:
+        kept = self._state.read().sessions
+        for one in kept:
+            self._tell(f"{one.id}  {_ago(time.time() - one.used)}  {one.model} at {one.url}  {one.title}")
+        self._tell("holdfast chat --resume ID goes on with one" if kept else "no session is kept yet")
 
     def _tell(self, text: str) -> None:
-        self._console.print(f"[dim]{escape(text)}[/dim]", soft_wrap=True)
+        self._console.print(f"[dim]{escape(printable(text))}[/dim]", soft_wrap=True)
 
     def _refuse(self, error: SDKError) -> None:
-        self._console.print(f"[red]{escape(f'{error.code}: {error.message}')}[/red]", soft_wrap=True)
+        self._console.print(f"[red]{escape(f'{error.code}: {told(error)}')}[/red]", soft_wrap=True)
+
+
+def told(error: SDKError) -> str:
+    """What went wrong, in one line, with what to type to go on with the session."""
+    if not isinstance(error, ConnectionFault):
+        return error.message
+    known = error.handle and not isinstance(error, SessionLost)
+    return error.summary + (f"; holdfast chat --resume {error.handle} goes on" if known else "")
 
 
 def cost(finished: Finished) -> str:
@@ -220,48 +448,12 @@ def _plural(word: str, count: int) -> str:
     return word if count == 1 else f"{word}s"
 
 
-@contextlib.contextmanager
-def quiet_terminal() -> Iterator[None]:
-    """Inside the block, the terminal does not show what is typed; it appears at the next prompt. Does nothing
-    if stdin is not a terminal."""
-    try:
-        descriptor = sys.stdin.fileno()
-        before = termios.tcgetattr(descriptor)
-    except (OSError, ValueError, termios.error):  # no terminal
-        yield
-        return
-    silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
-    termios.tcsetattr(descriptor, termios.TCSADRAIN, silent)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(termios.error):  # the terminal is gone
-            termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+def _plain(value: object) -> str:
+    return "the model's own" if value is None else json.dumps(msgspec.to_builtins(value), ensure_ascii=False)
 
 
-@contextlib.contextmanager
-def _history() -> Iterator[None]:
-    """Inside the block, the lines at the prompt can be edited, and are saved for the next chat: in
-    ``chat_history`` in the user's state folder. Does nothing if stdin is not a terminal, or Python has no
-    ``readline``."""
-    try:
-        import readline
-    except ImportError:  # a Python without readline
-        yield
-        return
-    state = os.environ.get("XDG_STATE_HOME", "")
-    root = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
-    file = root / "holdfast" / "chat_history"
-    if not sys.stdin.isatty():
-        yield
-        return
-    with contextlib.suppress(OSError):
-        readline.read_history_file(file)
-    readline.set_history_length(MOST_HISTORY)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.touch(mode=0o600)
-            readline.write_history_file(file)
+def _ago(seconds: float) -> str:
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return "just now"

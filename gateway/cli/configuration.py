@@ -59,6 +59,18 @@ class ServeCommand(TyperCommand):
             options.refuse(f"{source}: {' '.join(error.message.split())}")
 
 
+class ChatCommand(TyperCommand):
+    """The command ``chat``: its ``--resume`` may stand alone, and then means the last session."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read argv, as Typer's command does."""
+        if "--resume" in args:
+            at = args.index("--resume") + 1
+            if at == len(args) or args[at].startswith("-") or ":" in args[at]:  # an option, or the address
+                args = [*args[:at], "last", *args[at:]]
+        return super().parse_args(ctx, args)
+
+
 def origin(context: typer.Context, name: str) -> str | None:
     """Where the value of a setting was written, if that is the file or the environment: ``FILE: KEY`` or the
     variable's name; None for the command line and defaults."""

@@ -170,18 +170,37 @@ def serve(
     raise typer.Exit(code)
 
 
-@app.command()
+@app.command(cls=configuration.ChatCommand)
 def chat(
     url: Annotated[
-        str, typer.Argument(envvar="HOLDFAST_URL", help="Of a running server.")
-    ] = f"ws://{DEFAULT_HOST}:{DEFAULT_PORT}",
-    instructions: Annotated[str, typer.Option(help="What the model is told before the first turn.")] = "",
+        str | None,
+        typer.Argument(
+            envvar="HOLDFAST_URL",
+            help=f"Of a running server. Default: ws://{DEFAULT_HOST}:{DEFAULT_PORT}, or the resumed session's.",
+        ),
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HANDLE]", help="Go on with a session: its handle, its id in /sessions, or the last one."
+        ),
+    ] = None,
+    system: Annotated[
+        str | None,
+        typer.Option("--system", "--instructions", help="What the model is told before all turns."),
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy. Default: the model's own.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="The most tokens of a reply.")] = None,
     api_key: options.Key = None,
 ) -> None:
-    """Talk with the model of a running server; Ctrl-C cuts a reply short, Ctrl-D leaves."""
+    """Talk with the model of a running server; Ctrl-C cuts a reply short, Ctrl-D leaves, /help lists commands.
+    If stdin is a pipe or a file, each of its lines is a message or a command; a backslash at the end of a line
+    goes on in the next. If stdout is no terminal, it gets the replies alone."""
     from .chat import run
 
-    raise typer.Exit(run(url, instructions, api_key))
+    given = {"instructions": system, "temperature": temperature, "max_output_tokens": max_tokens}
+    fields = {name: value for name, value in given.items() if value is not None}
+    raise typer.Exit(run(url, api_key, resume, fields))  # type: ignore[arg-type]  # as `UpdateOptions` has them
 
 
 @app.command()

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -24,90 +20,31 @@ from holdfast.runtime.link.thread import ThreadEngine
 from holdfast.runtime.plan import Handle, Plan, Runner
 from holdfast.runtime.settings import EngineSettings
 
+from ..gateway.cli.terminal import chatting
+
 pytestmark = pytest.mark.anyio
 UP, LEFT = "\x1b[A", "\x1b[D"
 
 
-class Terminal:
-    """The other end of a chat's terminal."""
-
-    def __init__(self, master: int, process: subprocess.Popen[bytes]) -> None:
-        self._master = master
-        self.process = process
-        self.shown = ""
-        self._seen = 0
-
-    def type(self, text: str) -> None:
-        os.write(self._master, text.encode())
-
-    def leave(self) -> int:
-        """Press Ctrl-C at the prompt, again if nothing happens: Python's ``input`` misses a signal that comes
-        between what readline shows and its wait for more. Returns the exit code."""
-        while True:
-            self.process.send_signal(signal.SIGINT)
-            with suppress(subprocess.TimeoutExpired):
-                return self.process.wait(10)
-
-    async def until(self, text: str) -> str:
-        """What is shown from the last call on, up to this text."""
-        loop = asyncio.get_running_loop()
-        while text not in self.shown[self._seen :]:
-            readable = asyncio.Event()
-            loop.add_reader(self._master, readable.set)
-            try:
-                await readable.wait()
-            finally:
-                loop.remove_reader(self._master)
-            self.shown += re.sub(r"\x1b\[\??[\d;]*[a-zA-Z]|\r", "", os.read(self._master, 65536).decode())
-        begin, self._seen = self._seen, self.shown.index(text, self._seen) + len(text)
-        return self.shown[begin : self._seen]
-
-
-@asynccontextmanager
-async def chatting(url: str, state: Path, *words: str) -> AsyncIterator[Terminal]:
-    """A chat on a terminal of its own."""
-    master, slave = os.openpty()
-    # A shell may have started the tests with SIGINT ignored, which a child inherits.
-    program = (
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
-        " from holdfast.gateway.cli.main import main; main()"
-    )
-    process = subprocess.Popen(  # noqa: ASYNC220 - it is only started here
-        [sys.executable, "-c", program, "chat", url, *words],
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-        start_new_session=True,
-        env={**os.environ, "XDG_STATE_HOME": str(state), "TERM": "xterm", "COLUMNS": "200"},
-    )
-    os.close(slave)
-    try:
-        yield Terminal(master, process)
-    finally:
-        process.kill()
-        process.wait()
-        os.close(master)
-
-
 async def test_a_conversation_on_a_terminal(server: Serving, tmp_path: Path) -> None:
     async with chatting(server.url, tmp_path) as terminal:
-        await terminal.until("you> ")
+        await terminal.until("you>")
         terminal.type(f"My name is Mariso{LEFT}{LEFT}{LEFT}\x05l.\n")  # to the end again
         told = await terminal.until("known before")
         assert re.search(r"first text after \d+ ms · \d+ tokens in \d+ ms · \d+ tokens read, 0 kno", told), (
             told
         )
-        await terminal.until("you> ")
+        await terminal.until("you>")
         terminal.type("What is my name?\n")
         assert "Marisol" in (await terminal.until("first text after"))
-        await terminal.until("you> ")
+        await terminal.until("you>")
         terminal.type("/rewind 2\n")
         assert "2 turns taken back" in await terminal.until("the beginning")
-        await terminal.until("you> ")
+        await terminal.until("you>")
         terminal.type("/quit\n")
         assert await asyncio.to_thread(terminal.process.wait) == 0
     async with chatting(server.url, tmp_path) as terminal:
-        await terminal.until("you> ")
+        await terminal.until("you>")
         terminal.type(f"{UP}{UP}{UP}{UP}\n")  # the history of the chat before
         reply = (await terminal.until("first text after")).split("\n")[-2]
         assert "Marisol" in reply, "the first line was said again"
@@ -117,7 +54,7 @@ async def test_what_is_typed_during_a_reply_stands_at_the_next_prompt(
     server: Serving, tmp_path: Path
 ) -> None:
     async with chatting(server.url, tmp_path) as terminal:
-        await terminal.until("you> ")
+        await terminal.until("you>")
         terminal.type("Tell me the story of the fox.\n")
         began = await terminal.until("fox.\n")
         first = await terminal.until(" ")
@@ -125,7 +62,8 @@ async def test_what_is_typed_during_a_reply_stands_at_the_next_prompt(
         reply = first + await terminal.until("first text after")
         assert "XYZ" not in reply, (began, reply)
         assert "XYZ what is next?" in await terminal.until("XYZ what is next?")
-        assert await asyncio.to_thread(terminal.leave) == 0
+        terminal.type("\x03")  # which clears it
+        assert await terminal.leave() == 0
 
 
 class HeldRunner:
@@ -173,11 +111,11 @@ async def held(pocket: EngineSettings) -> AsyncIterator[Serving]:
 
 async def test_ctrl_c_cuts_the_reply_and_the_chat_goes_on(held: Serving, tmp_path: Path) -> None:
     async with chatting(held.url, tmp_path) as terminal:
-        await terminal.until("you> ")
+        await terminal.until("you>")
         terminal.type("Count from 1 to 60.\n")
         await terminal.until("1, 2, 3")
         terminal.process.send_signal(signal.SIGINT)
         assert "cancelled: client_cancelled" in await terminal.until("known before")
-        await terminal.until("you> ")
+        await terminal.until("you>")
         terminal.type("My name is Marisol.\n")
         await terminal.until("first text after")
