@@ -280,13 +280,16 @@ def store(
         typer.Argument(
             help="stat counts; verify reads everything, drops damaged KV and names damaged sessions; gc frees "
             "space; clear removes all KV, no session; repair rewrites a damaged journal; backup copies the "
-            "sessions to TARGET, also while a server runs; erase removes all data of --tenant."
+            "sessions to TARGET, or brings the copy there up to date, also while a server runs; erase removes "
+            "all data of --tenant."
         ),
     ],
     folder: Annotated[
         Path | None, typer.Argument(help="The folder given to `serve --store`, or that `serve` names.")
     ] = None,
-    target: Annotated[Path | None, typer.Argument(help="Of `backup`: a new folder.")] = None,
+    target: Annotated[
+        Path | None, typer.Argument(help="Of `backup`: a new folder, or one of an earlier run.")
+    ] = None,
     tenant: Annotated[
         str | None, typer.Option(help="Of `erase`: the tenant's name in the keys file.")
     ] = None,

@@ -22,9 +22,9 @@ REFUSED = 2
 
 def keep(act: str, folder: Path, target: Path | None, tenant: str | None, keys: Path | None) -> int:
     """Run the action ``act`` of ``holdfast store`` on the store in ``folder``, and print its lines. ``target``:
-    for ``backup``, the folder of the copy. ``tenant``: for ``erase``, the tenant's name. ``keys``: for
-    ``erase``, a keys file that must have that tenant; None: not checked. Returns the exit code: 0, 1 if
-    something is damaged, 2 if it cannot be done."""
+    for ``backup``, the folder of the copy, new or with an earlier one. ``tenant``: for ``erase``, the tenant's
+    name. ``keys``: for ``erase``, a keys file that must have that tenant; None: not checked. Returns the exit
+    code: 0, 1 if something is damaged, 2 if it cannot be done."""
     logging.disable(logging.ERROR)  # the printed lines say it
     try:
         if tenant is not None:
@@ -50,7 +50,7 @@ def _kept(act: str, folder: Path, target: Path | None, tenant: str | None) -> in
         "verify": lambda: admin.verify(folder, damage),
         "gc": lambda: admin.gc(folder),
         "repair": lambda: admin.repair(folder),
-        "backup": lambda: admin.backup(folder, target or folder),
+        "backup": lambda: admin.backup(folder, target or folder, damage),
         "erase": lambda: admin.erase(folder, salt_of(tenant or "")),
     }
     if journal and act in sessions:

@@ -16,6 +16,7 @@ costs the sessions that have records in the damaged place. Knows nothing of sock
 | `compaction.py` | rewrites logs without dead records |
 | `model_store.py`, `folder.py`, `lock.py` | a model's store at start; its identity, calls on files; its lock |
 | `legacy.py`, `legacy_reader.py` | moves journals of formats 1 and 2 (LMDB) into logs |
+| `backup.py` | a copy of the logs that the next run brings up to date, in one step |
 | `admin.py` | stat, verify, repair, backup, gc, erase |
 
 Format 4, in which two servers on one store can neither mix nor lose what was acknowledged:

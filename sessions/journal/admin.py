@@ -6,9 +6,10 @@ beside a server; the others hold the store's lock.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,9 @@ import msgspec
 from ..errors import RecordDamaged, SessionError, StorageUnavailable, StoreUnusable
 from ..settings import JournalSettings
 from . import legacy
-from .folder import FOLDER, IDENTITY, Disk, Identity, read_identity, write_identity
+from .backup import MODELS, NEXT, commit, copy_logs, current, finish
+from .folder import FOLDER, Disk, Identity, mismatch, named, read_identity, write_identity
+from .lock import FILE as LOCK
 from .lock import StoreLock
 from .logs import Findings, LogFolder
 from .model_store import ASIDE, REPAIRED, awaits_repair, exchange, finish_repair
@@ -29,17 +32,31 @@ from .store import JournalStore
 
 SETTINGS = JournalSettings(max_bytes=1 << 62)
 LOCK_SECONDS = 1.0
-COPY_BYTES = 1 << 20
+EMPTY = frozenset({LOCK, NEXT, "lost+found"})
+"""Names in a folder that is as good as empty, for a backup."""
 
 
 def places(root: Path) -> list[Path]:
-    """The folders that have a journal: ``root``, the store's folder, and those of other models below it."""
-    found = [root, *sorted(root.glob("model-*"))]
+    """The folders that have a journal: ``root``, the store's folder, and those of other models below it. Of a
+    backup that is whole and not in place yet, it is those of that one."""
+    root = current(root)
+    found = [root, *sorted(root.glob(MODELS))]
     return [
         place
         for place in found
         if (place / FOLDER).is_dir() or (place / legacy.FILE).exists() or awaits_repair(place, SETTINGS)
     ]
+
+
+@contextmanager
+def _held(root: Path) -> Iterator[None]:
+    """Hold the lock of the store in ``root`` to change it. Raises ``StoreHeld``, ``StoreUnusable``."""
+    with StoreLock(root).acquire(LOCK_SECONDS):
+        try:
+            finish(root, Disk())
+        except OSError as fault:
+            raise StoreUnusable(f"the backup in {root} cannot be put in place: {fault}") from None
+        yield
 
 
 def opened(place: Path, *, write: bool = False, whole: bool = True) -> JournalStore:
@@ -118,7 +135,7 @@ def repair(root: Path) -> Iterator[str]:
     A damaged session is cut back to the last point before the damage where no response ran, or is lost. Raises
     ``StoreUnusable``.
     """
-    with StoreLock(root).acquire(LOCK_SECONDS):
+    with _held(root):
         for place in places(root):
             if finish_repair(place, SETTINGS):
                 yield f"{place / FOLDER}: an earlier repair has ended now"
@@ -250,58 +267,106 @@ def _ring(store: JournalStore, state: SessionState) -> Fresh:
     return put(state.number, ring)
 
 
-def backup(root: Path, target: Path) -> Iterator[str]:
-    """Copy the journals to ``target``, a new folder, up to the last group of records that is whole; a server
-    may run meanwhile. KV is not copied: it is recomputed. Yields lines to print. Raises ``StoreUnusable``."""
+def backup(
+    root: Path, target: Path, damage: list[str] | None = None, disk: Disk | None = None
+) -> Iterator[str]:
+    """Copy the journals to ``target``, up to the last group of records that is whole; a server may run
+    meanwhile. KV is not copied: it is recomputed. If ``target`` has a backup of this store, that is brought up
+    to date: only logs that are new or not sealed are copied (`backup`). Yields lines to print. A line for each
+    damage in the copy is added to ``damage``, too. ``disk``: the calls on files.
+
+    Raises ``StoreUnusable``, also if ``target`` holds anything else, or if journals were lost or rolled back
+    since: then it is as it was.
+    """
     if target.resolve().is_relative_to(root.resolve()):
         raise StoreUnusable(f"{target} is inside the store {root}: choose a folder outside it")
-    try:
-        target.mkdir(parents=True, mode=0o700)
-    except FileExistsError:
-        if any(target.iterdir()):
-            raise StoreUnusable(f"{target} is not empty") from None
-    except OSError as fault:
-        raise StoreUnusable(f"{target} cannot be made: {fault.strerror}") from None
-    for place in places(root):
-        _check_moved(place)
-        copy = target / place.relative_to(root)
+    if target.exists() and not target.is_dir():
+        raise StoreUnusable(f"{target} is not a folder")
+    disk = disk or Disk()
+    with StoreLock(target).acquire(LOCK_SECONDS):
         try:
-            (copy / FOLDER).mkdir(parents=True, mode=0o700)
-            if (place / IDENTITY).is_file():
-                shutil.copy(place / IDENTITY, copy)  # first: the logs may be ahead of it, never behind
-            _copy_logs(place, copy / FOLDER)
-            if (known := _known(copy)) is not None:
-                write_identity(copy, known.without_removed(_known(place)), Disk())
+            finish(target, disk)
+            told = _next(root, target, [] if damage is None else damage, disk)
+            commit(target, disk)
         except OSError as fault:
-            raise StoreUnusable(f"{place / FOLDER} cannot be copied: {fault}") from None
-        with closing(opened(copy)) as store:
-            yield _account(copy, store)
-            yield from (f"  damaged: {line}" for line in _damage(store))
+            raise StoreUnusable(f"{root} cannot be copied to {target}: {fault}") from None
+        finally:
+            with suppress(OSError):  # the next run removes it
+                disk.remove_folder(target / NEXT)
+    yield from told
 
 
-def _copy_logs(place: Path, target: Path) -> None:
-    """Copy the logs of the journal in ``place`` and their indexes into ``target``, as of one moment, each up to
-    its last whole group (records that were committed together). Raises ``OSError``, ``StoreUnusable``."""
-    disk = Disk()
-    logs, _ = LogFolder.open(place / FOLDER, b"", SETTINGS.log_bytes, disk, _known(place), write=False)
+def _next(root: Path, target: Path, damage: list[str], disk: Disk) -> list[str]:
+    """Write the next state of the backup in ``target``. Returns lines to print. Raises ``OSError``,
+    ``StoreUnusable``."""
+    there = current(root)
+    names = [place.relative_to(there) for place in places(root)]
+    before = {place.relative_to(target) for place in places(target)}
+    if not before and (others := set(os.listdir(target)) - EMPTY):
+        raise StoreUnusable(f"{target} holds {named(sorted(others))}, and no backup: choose another folder")
+    if gone := sorted(before - {*names}):
+        raise StoreUnusable(f"{target} has a journal that {root} has no more: {target / gone[0] / FOLDER}")
+    lines: list[str] = []
+    for name in names:
+        _check_moved(there / name)
+        fresh, damaged, anew = target / NEXT / name, list[str](), set[str]()
+        while True:
+            copied = _copied(there / name, target / name, fresh, anew, disk, first=name not in before)
+            with closing(opened(fresh)) as store:
+                again = {Path(one).name for one in store.logs.findings.damaged} - anew
+                if not again or name not in before:
+                    damaged = _damage(store)
+                    count = f"{copied} of {len(store.logs.logs)} logs copied"
+                    lines.append(f"{_account(target / name, store)}, {count}")
+                    break
+            anew |= again  # those that were copied now are copied again, too: they are few
+            disk.remove_folder(fresh)
+        lines += (f"  damaged: {line}" for line in damaged)
+        damage += damaged
+    return lines
+
+
+def _copied(place: Path, had: Path, fresh: Path, anew: set[str], disk: Disk, *, first: bool) -> int:
+    """Copy the journal in ``place`` into the new folder ``fresh``, where its logs are not those of ``had``, the
+    backup of before. ``first``: there is none. ``anew``: names of logs that are damaged there. Returns how many
+    logs were copied. Raises ``OSError``, ``StoreUnusable``."""
+    known = _known(place)  # first: the logs may be ahead of it, never behind
+    logs, _ = LogFolder.open(place / FOLDER, b"", SETTINGS.log_bytes, disk, known, write=False)
     with closing(logs):
         if logs.made and logs.findings.damaged:
             raise StoreUnusable(f"{place / FOLDER}: none of its logs can be read: copy the folder itself")
-        for one in logs.logs.values():
-            if index := disk.contents(one.index_path, one.index_end):
-                (target / one.index_path.name).write_bytes(index)
-            with (target / one.path.name).open("wb") as copy:
-                for offset in range(0, one.end, COPY_BYTES):
-                    copy.write(disk.readable(logs.opened(one), min(COPY_BYTES, one.end - offset), offset))
-                copy.flush()
-                disk.sync(copy.fileno())
-        disk.sync_folder(target)
+        identity, known = logs.identity(), known and known.without_removed(_known(place))
+        lost = mismatch(known, identity, fresh=logs.made, absent=logs.explained)
+        if not first:
+            _check_backup(place, had, identity, next(iter(logs.vanished), lost))
+        copied = copy_logs(logs, had / FOLDER, fresh / FOLDER, anew, disk)
+        if known is not None and lost:  # so that the copy says it, too
+            identity = known
+        write_identity(fresh, msgspec.structs.replace(identity, backup=True), disk)
+    return copied
+
+
+def _check_backup(place: Path, had: Path, identity: Identity, lost: str) -> None:
+    """Raise ``StoreUnusable`` unless the folder ``had`` holds a backup that may give way to a copy of the
+    journal in ``place``. ``identity``: of that journal. ``lost``: what it has lost, as a sentence; or ""."""
+    before = _known(had)
+    why = ""
+    if before is None or not before.backup:
+        why = "holds a store, not a backup"
+    elif before.store != identity.store:
+        why = f"is the backup of another store than {place}"
+    elif lost:
+        why = f"stays as it is, because {lost}"
+    elif (identity.generation, identity.sequence) < (before.generation, before.sequence):
+        why = f"is newer than {place}, which was rolled back"
+    if why:
+        raise StoreUnusable(f"{had} {why}: choose another folder")
 
 
 def gc(root: Path) -> Iterator[str]:
     """Rewrite the logs without the records that no session needs, and remove the old file that a migration
     left. Yields lines to print. Raises ``StoreUnusable``."""
-    with StoreLock(root).acquire(LOCK_SECONDS):
+    with _held(root):
         for place in places(root):
             if (kept := place / legacy.KEPT).exists():
                 kept.unlink()
@@ -320,7 +385,7 @@ def erase(root: Path, salt: bytes) -> Iterator[str]:
     Older copies, such as a damaged journal, are removed. Raises ``StoreUnusable``. Nothing is erased while
     there is a journal of an earlier version that is not migrated, as it may hold the tenant's sessions.
     """
-    with StoreLock(root).acquire(LOCK_SECONDS):
+    with _held(root):
         for place in places(root):
             old = place / legacy.FILE
             if old.exists() and old.stat().st_size:

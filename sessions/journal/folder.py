@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Container, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -124,10 +125,28 @@ class Disk:
             with suppress(OSError):  # a start removes it
                 os.unlink(old)
 
+    def link(self, old: Path, new: Path) -> None:
+        """Give the file ``old`` a second name; where the file system has no such names, copy it."""
+        try:
+            os.link(old, new)
+        except OSError as fault:
+            if fault.errno not in NO_LINKS:
+                raise
+            self.replace(new, old.read_bytes())
+
     def remove(self, path: Path) -> None:
         """Remove the file, if it exists."""
         with suppress(FileNotFoundError):
             os.unlink(path)
+
+    def make_folder(self, path: Path) -> None:
+        """Make the folder, and those above it that are not there."""
+        path.mkdir(parents=True, mode=0o700)
+
+    def remove_folder(self, path: Path) -> None:
+        """Remove the folder with all that is in it, if it exists."""
+        with suppress(FileNotFoundError):
+            shutil.rmtree(path)
 
     def sync_folder(self, folder: Path) -> None:
         """Wait until files that were created, renamed or removed there are so on the disk."""
@@ -143,7 +162,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     start, it shows whether the journal was exchanged, rolled back or lost logs.
 
     ``store``, ``seed`` and ``sync`` are random and the same in the headers of all its logs, ``model`` is the
-    digest of the model. ``generation`` counts the servers that have started with it. ``sequence`` is the number
+    digest of the model. ``backup``: a backup wrote it, and no server has started with this copy since.
+    ``generation`` counts the servers that have started with it. ``sequence`` is the number
     of the next record, ``logs`` the numbers of the logs, ``keys`` the key of each by number. ``time``:
     microseconds of the store's clock (`ServedClock`).
     """
@@ -158,6 +178,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     logs: tuple[int, ...] = ()
     keys: dict[int, int] = {}
     time: int = 0
+    backup: bool = False
 
     def header(self) -> SegmentHeader:
         """The header that all logs of the store have in common, with the log number 0."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..errors import StoreForeign, StoreNewer, StoreUnusable
 from ..settings import JournalSettings
+from .backup import finish
 from .clock import ServedClock
 from .folder import FOLDER, IDENTITY, Disk, read_identity
 from .legacy import FILE, migrate
@@ -32,9 +33,14 @@ def open_for(
     """Open the store of ``model`` (the model's digest) in ``folder``, or in a folder below it if another model
     or a later version has a store there, which is left as it is. Records that a server starts with it.
 
-    A store of an earlier format is migrated. Hold the folder's lock; ``lost`` returns why it is lost, "" if it
-    is not. ``clock``: gives the time of what is written; None makes one. Raises ``StoreUnusable``.
+    A store of an earlier format is migrated, and a backup that is whole is put in place. Hold the folder's
+    lock; ``lost`` returns why it is lost, "" if it is not. ``clock``: gives the time of what is written; None
+    makes one. Raises ``StoreUnusable``.
     """
+    try:
+        finish(folder, Disk())
+    except OSError as fault:
+        raise StoreUnusable(f"the backup in {folder} cannot be put in place: {fault}") from None
     own = folder / f"model-{model.hex()[:16]}"
     places = [folder, own, own.with_name(f"{own.name}-format-{FORMAT}")]
     mismatches: list[str] = []

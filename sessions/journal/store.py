@@ -111,6 +111,7 @@ class JournalStore:
         self._compaction: Compaction | None = None
         self._resting = 0.0  # after a failed compaction: none before this time
         self._began = False  # a server began to use it here
+        self._is_backup = False  # it is a backup, until a server begins
         self._reserve = DiskReserve(folder / NAME, settings.reserve_bytes)
 
     @classmethod
@@ -147,6 +148,7 @@ class JournalStore:
         except StorageUnavailable as fault:
             raise StoreUnusable(f"the store {folder} cannot be opened: {fault.message}") from None
         store = cls(folder, settings, logs)
+        store._is_backup = known is not None and known.backup
         with store.closed_on_failure():
             store._load(parts)
             if write and logs.made:
@@ -224,7 +226,7 @@ class JournalStore:
     def begin(self, generation: int) -> None:
         """Record that a server starts, as number ``generation``. Raises ``StorageUnavailable``."""
         self._appended([Fresh(0, generation, Kind.START, b"")])
-        self.logs.generation, self._began = generation, True
+        self.logs.generation, self._began, self._is_backup = generation, True, False
         self.note()
         self._hold()
 
@@ -252,12 +254,13 @@ class JournalStore:
         logged: the file is written again after the next write. Nothing is written if the store is lost."""
         try:
             self.logs.check()
+            identity = msgspec.structs.replace(self.logs.identity(without), backup=self._is_backup)
             try:
-                write_identity(self.folder, self.logs.identity(without), self.logs.disk)
+                write_identity(self.folder, identity, self.logs.disk)
             except OSError as fault:
                 if fault.errno not in NO_ROOM or not self._reserve.give(BESIDE_BYTES, last=bool(without)):
                     raise
-                write_identity(self.folder, self.logs.identity(without), self.logs.disk)
+                write_identity(self.folder, identity, self.logs.disk)
         except OSError as fault:
             log.warning("%s cannot be written: %s", self.folder / IDENTITY, fault.strerror)
         except StoreLost:

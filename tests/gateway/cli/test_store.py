@@ -68,7 +68,12 @@ def test_a_copy_is_made_and_can_be_verified(root: Path, tmp_path: Path) -> None:
     assert code == 0 and "2 sessions" in told
     assert invoke("verify", str(tmp_path / "copy"))[0] == 0
     code, told = invoke("backup", str(root), str(tmp_path / "copy"))
-    assert code == 2 and "not empty" in told
+    assert code == 0 and "2 sessions" in told
+    code, told = invoke("backup", str(root), str(tmp_path))
+    assert code == 2 and "no backup" in told
+    strike(root)
+    code, told = invoke("backup", str(root), str(tmp_path / "another"))
+    assert code == 1 and "damaged: session sess_1" in told
 
 
 def test_a_tenant_is_erased_by_the_name_in_the_keys_file(root: Path, tmp_path: Path) -> None:

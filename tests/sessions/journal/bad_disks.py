@@ -78,6 +78,24 @@ class BadDisk(Disk):
         self._step()
         super().remove(path)
 
+    def link(self, old: Path, new: Path) -> None:
+        self._step()
+        super().link(old, new)
+
+    def make_folder(self, path: Path) -> None:
+        self._step()
+        super().make_folder(path)
+
+    def remove_folder(self, path: Path) -> None:
+        if not path.exists():
+            return
+        if self._fails():
+            files = [one for one in sorted(path.rglob("*")) if one.is_file()]
+            for one in files[: int(len(files) * self.share)]:
+                one.unlink()
+            self._raise()
+        super().remove_folder(path)
+
     def sync_folder(self, folder: Path) -> None:
         self._step()
 
