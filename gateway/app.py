@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from .. import __version__
+from ..sdk.frames.exported import SESSIONS
 from ..sdk.frames.packed import PACKED
 from .access.admission import TURN_ROUTES, limit_headers
 from .access.auth import (
@@ -32,6 +33,7 @@ from .access.auth import (
     caller_of,
     owners_of,
     refusal,
+    refusing,
     speaks_messages,
 )
 from .app_routes import REALTIME, REALTIME_SOCKET, ROUTES, Model, ModelList, PackageVersion
@@ -42,8 +44,11 @@ from .messages.models import model_info, models_page
 from .messages.routes import ROWS as MESSAGES_ROWS
 from .messages.routes import messages_routes
 from .metrics.prometheus import CONTENT_TYPE, exposition
+from .net.bodies import EXPORT
 from .net.channel import SERVE, PackedChannel, SocketChannel
 from .net.proxy import BehindProxy
+from .operator.routes import ROWS as OPERATOR_ROWS
+from .operator.routes import operator_routes
 from .pages import document_routes, page_routes
 from .realtime.socket import ClientIdentity
 from .responses.routes import ROWS as RESPONSES_ROWS
@@ -51,7 +56,7 @@ from .responses.routes import SOCKET as RESPONSES_SOCKET
 from .responses.routes import responses_routes
 from .service import Service
 
-ROWS = (*ROUTES, *CHAT_ROWS, *MESSAGES_ROWS, *RESPONSES_ROWS)
+ROWS = (*ROUTES, *CHAT_ROWS, *MESSAGES_ROWS, *RESPONSES_ROWS, *OPERATOR_ROWS)
 """All HTTP routes, for the OpenAPI document."""
 SOCKETS = (REALTIME_SOCKET, RESPONSES_SOCKET)
 """All WebSockets, for the AsyncAPI document."""
@@ -74,6 +79,8 @@ def build_app(service: Service) -> ASGIApp:
             *chat_routes(service),
             *messages_routes(service),
             *responses_routes(service),
+            *operator_routes(service),
+            Route(SESSIONS, refusing(routes.import_session), methods=["POST"]),
             Route("/v1/models", routes.models),
             Route("/v1/models/{name:path}", routes.model),
             Route("/health", routes.health),
@@ -192,6 +199,13 @@ class _Routes:
         """Answer a plain HTTP request to the path of the Realtime WebSocket with 426."""
         error = UpgradeNeeded(f"{REALTIME} is a WebSocket: connect to it with ws:// or wss://")
         return refusal(error, request.scope)
+
+    async def import_session(self, request: Request) -> Response:
+        """Begin a session with an exported one."""
+        await self._service.loaded()
+        owner, salt = owners_of(request.headers)[0], request.scope[TENANT]
+        data, _ = await self._service.read(request, bytes, EXPORT)
+        return _json(await self._service.import_session(data, owner, salt))
 
     async def models(self, request: Request) -> Response:
         """List the names of the served model, in OpenAI's list form, or in Anthropic's for its clients."""

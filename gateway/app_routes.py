@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from ..runtime.link.messages import Phase
 from ..sdk.frames.client import ClientEvent
+from ..sdk.frames.exported import SESSIONS, ExportEntry, ExportHeader, ImportedSession
 from ..sdk.frames.server import OwnFrame, ServerEvent
 from .documents.rows import ErrorAnswer, RouteRow, SocketRow
 from .messages.frames import MessagesError
@@ -88,6 +89,14 @@ ROUTES = (
         refused=(ErrorAnswer, MessagesError),
         headers=FORMS,
         group="Models",
+    ),
+    RouteRow(
+        "POST",
+        SESSIONS,
+        "Begin a session with an exported one, as JSON lines; a Realtime client resumes it.",
+        request=(ExportHeader, ExportEntry),
+        response=ImportedSession,
+        group="Sessions",
     ),
     RouteRow(
         "GET",

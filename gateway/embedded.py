@@ -14,6 +14,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
+
 from ..runtime.errors import RuntimeFault
 from ..runtime.link.thread import ThreadEngine
 from ..runtime.model.folder import model_name
@@ -101,7 +103,12 @@ def in_memory(service: Service) -> Client:
     async def redial(model: str | None) -> MemoryTransport:
         return await dial(model, resume=True)
 
-    return Client(dial, redial=redial, patience=ONE_TRY)
+    async def import_export(data: bytes) -> bytes:
+        client = ClientIdentity()
+        made = await service.import_session(data, client.owner, client.salt)
+        return msgspec.json.encode(made)
+
+    return Client(dial, redial=redial, patience=ONE_TRY, importing=import_export)
 
 
 async def _serve(service: Service, channel: MemoryChannel, identity: ClientIdentity) -> None:

@@ -9,7 +9,7 @@ GatewayError
 ├── AddressUnusable ── PortTaken
 ├── KeysUnusable ── LimitsTooLarge
 ├── NetworkInvalid, CertificateUnusable, NameUnusable, TracingUnavailable
-├── KeyInvalid, HostRefused, OriginRefused, KeyRemoved
+├── KeyInvalid, OperatorWanted, HostRefused, OriginRefused, KeyRemoved
 ├── SlowReader, SlowSender, TooManyControlFrames, TooManyFragments, TooManyInvalid
 ├── TooManyChunks, TooManyBodies
 ├── HeadInvalid, HeadTooLarge, NoDescriptors
@@ -147,6 +147,12 @@ class KeyInvalid(GatewayError):
     """A request has no key, or one that is not in the keys file."""
 
     wire = _unknown("invalid_api_key", 401)
+
+
+class OperatorWanted(GatewayError):
+    """The key is a tenant's, and the route is for operators."""
+
+    wire = _unknown("operator_key_required", 403)
 
 
 class HostRefused(GatewayError):
@@ -375,6 +381,7 @@ TABLE: dict[type[Exception], WireError] = {
     sdk.FieldMissing: _invalid("missing_required_parameter"),
     sdk.FieldMistyped: _invalid("invalid_type"),
     sdk.FieldInvalid: _invalid("invalid_value"),
+    sdk.ExportInvalid: _invalid("invalid_export"),
     # what a session refuses
     sessions.SessionError: INTERNAL,
     sessions.RequestInvalid: _invalid("invalid_value"),

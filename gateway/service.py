@@ -21,6 +21,7 @@ from ..kvstore.slices import sliced
 from ..runtime.errors import EngineGone
 from ..runtime.link.client import EngineLink
 from ..runtime.link.messages import Phase
+from ..sdk.frames.exported import ImportedSession
 from ..sessions.journal.journal import Journal
 from ..sessions.registry import SessionRegistry
 from ..sessions.stored import StoredObjects
@@ -341,6 +342,13 @@ class Service:
             named = RealtimeDefaults((model or self.model, *self.names), self.settings.default_max_tokens)
             face = self._faces[model] = RealtimeFace(live, self._link, named, self.settings.limits)
         return face
+
+    async def import_session(self, data: bytes, owner: bytes, salt: bytes) -> ImportedSession:
+        """Begin a new session with the exported one in ``data``, for a client of Realtime that resumes it.
+        ``owner``: the digest of the client's key, ``salt``: that of its tenant. Raises what `admit` and
+        `RealtimeFace.import_` raise."""
+        session = await self._realtime(None).import_(data, owner, salt)
+        return ImportedSession(id=session.id, handle=session.handles.current)
 
     async def serve(self, socket: ServedSocket, channel: Channel) -> None:
         """Serve one WebSocket, of any protocol, until either side ends it. Call it in a task of the

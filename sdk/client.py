@@ -10,18 +10,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from os import PathLike
 from ssl import SSLContext
 from typing import Any, TypeAlias, Unpack
 
+import anyio
+import msgspec
+
 from .chat import MAX_TOOL_ROUNDS, Chat
 from .connection.reconnect import Patience, Resumption
+from .connection.requests import requested
 from .connection.transport import DEFAULT_URL, Transport, dial, realtime_url, shown
 from .errors import ConnectionFailed
+from .frames.exported import SESSIONS, ImportedSession, read_export
 from .opening import opens_async
 from .params import SessionOptions
 from .tools.tool import ToolLike
 
 Dial: TypeAlias = Callable[[str | None], Awaitable[Transport]]
+Import: TypeAlias = Callable[[bytes], Awaitable[bytes]]
 
 
 class Client:
@@ -30,7 +37,7 @@ class Client:
 
     `redial` opens a connection on which an earlier session is resumed; without it, `resume` fails and a lost
     connection is not made again. `patience`: for how long that is tried. `address`: what `repr` and errors
-    show.
+    show. `importing` sends an exported session to the server and returns the answer, an `ImportedSession`.
     """
 
     def __init__(
@@ -40,8 +47,10 @@ class Client:
         redial: Dial | None = None,
         patience: Patience | None = None,
         address: str = "",
+        importing: Import | None = None,
     ) -> None:
         self._address = address
+        self._importing = importing
         self._dial = dial
         self._patience = patience
         self._redial = redial
@@ -104,6 +113,32 @@ class Client:
         finally:
             await chat.aclose()
 
+    @opens_async("async with client.import_session(path) as chat:")
+    async def import_session(
+        self,
+        path: str | PathLike[str],
+        *,
+        tools: Iterable[ToolLike] = (),
+        max_tool_rounds: int = MAX_TOOL_ROUNDS,
+    ) -> AsyncIterator[Chat]:
+        """Begin a new session with what `holdfast sessions export` wrote into the file `path`: its
+        instructions, tools, settings and items, and the tokens of its replies if the server's model has the
+        same tokenizer and template. The file is checked before anything is sent. Keyword arguments as in
+        `resume`.
+
+        Raises `ExportInvalid` for a file that is no exported session, was cut off or has another version's
+        form, `OSError` if it cannot be read; `ServerError` if the server refuses it, for example for a token
+        that its model does not have; then no session was made. Raises `ConnectionFailed`, and what `resume`
+        raises.
+        """
+        if self._importing is None:
+            raise ConnectionFailed("This client cannot import a session")
+        data = await anyio.Path(path).read_bytes()
+        read_export(data)
+        made = msgspec.json.decode(await self._importing(data), type=ImportedSession)
+        async with self.resume(made.handle, tools=tools, max_tool_rounds=max_tool_rounds) as chat:
+            yield chat
+
     def _resumption(self) -> Resumption | None:
         redial = self._redial
         if redial is None:
@@ -144,4 +179,9 @@ async def connect(
     async def return_transport(wanted: str | None) -> Transport:
         return await dial(address, wanted, key, ssl=ssl, msgpack=msgpack, resumable="true", resume="true")
 
-    yield Client(open_transport, model, return_transport, patience, shown(realtime_url(address)))
+    async def import_export(data: bytes) -> bytes:
+        return await requested(address, "POST", SESSIONS, key, data, ssl=ssl)
+
+    yield Client(
+        open_transport, model, return_transport, patience, shown(realtime_url(address)), import_export
+    )

@@ -8,7 +8,8 @@ SDKError
 │   ├── FieldUnsupported      a field, value or event of the standard that is not served
 │   ├── FieldMissing
 │   ├── FieldMistyped
-│   └── FieldInvalid          right type, wrong value
+│   ├── FieldInvalid          right type, wrong value
+│   └── ExportInvalid         not an exported session, or not one that this version reads
 ├── ServerError               the server refused an event
 │   └── ResponseFailed        a response ended `failed`; its text so far is kept here
 ├── ConnectionFault           something is wrong with the connection; names the server and the session's handle
@@ -126,6 +127,15 @@ class FieldInvalid(FrameError):
     """
 
     code = "invalid_value"
+
+
+class ExportInvalid(FrameError):
+    """What is to be imported is no exported session, was cut off, or has another version's form.
+
+    Raised by the client before it sends anything, or by the server for what it received.
+    """
+
+    code = "invalid_export"
 
 
 class ServerError(SDKError):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from os import PathLike
 from ssl import SSLContext
 from typing import Any, Generic, Literal, TypeVar, Unpack
 
@@ -253,6 +254,20 @@ class SyncClient:
         at the end of the block. `tools`: the callables to run from now on. `max_tool_rounds`: how often a turn
         may run tools and go on. Raises what `Client.resume` raises."""
         opened = self._client.resume(handle, tools=tools, max_tool_rounds=max_tool_rounds)
+        with self._portal.wrap_async_context_manager(opened) as chat:
+            yield SyncChat(self._portal, chat)
+
+    @opens("with client.import_session(path) as chat:")
+    def import_session(
+        self,
+        path: str | PathLike[str],
+        *,
+        tools: Iterable[ToolLike] = (),
+        max_tool_rounds: int = MAX_TOOL_ROUNDS,
+    ) -> Iterator[SyncChat]:
+        """Begin a new session with what `holdfast sessions export` wrote into the file `path`. Keyword
+        arguments as in `resume`. Raises what `Client.import_session` raises."""
+        opened = self._client.import_session(path, tools=tools, max_tool_rounds=max_tool_rounds)
         with self._portal.wrap_async_context_manager(opened) as chat:
             yield SyncChat(self._portal, chat)
 

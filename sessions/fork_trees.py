@@ -210,6 +210,10 @@ class ForkTrees:
         """The tree of an open session, as far as it is known."""
         return self._trees[root_of(record)]
 
+    def known(self, record: SessionRecord) -> ForkTree | None:
+        """The tree of a session, if one of the tree's sessions is open."""
+        return self._trees.get(root_of(record))
+
     def enter(self, number: int, record: SessionRecord) -> None:
         """Called when a session is open now: it enters its tree. ``number``: its number in the journal."""
         self._trees.setdefault(root_of(record), ForkTree()).enter(number, record)
@@ -223,10 +227,11 @@ class ForkTrees:
         if not tree.open:
             del self._trees[root_of(record)]
 
-    def begin_pruning(self, tree: ForkTree, target: str) -> None:
-        """Take the session ``target`` out of its ``tree``."""
+    def begin_pruning(self, tree: ForkTree | None, target: str) -> None:
+        """Take the session ``target`` out of its ``tree``; None: none of its sessions is open."""
         self._pruned.add(target)
-        tree.drop(target)
+        if tree is not None:
+            tree.drop(target)
 
     def end_pruning(self, target: str) -> None:
         """Called when the journal has forgotten the session ``target``: it is no longer in `pruned`."""

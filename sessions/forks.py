@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -232,4 +233,5 @@ def _begun_like(record: SessionRecord, config: bytes, origin: Origin | None) -> 
         root="",
         tree=None,
         deleted=False,
+        forked=datetime.now().astimezone().isoformat(),
     )

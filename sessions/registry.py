@@ -24,12 +24,14 @@ import numpy as np
 from ..kvstore.slices import sliced
 from ..runtime.errors import EngineGone, VerbRefused
 from ..runtime.link.client import EngineLink
+from ..runtime.link.messages import BlockMap
 from .conversation.continuation import Digest, GivenConversation, OpenConversations, name_digest
 from .conversation.history import History
 from .conversation.items import Item, Preamble, new_id, size_of
 from .conversation.tree import Script
 from .engine_copy import EngineCopy
 from .errors import HandleUnknown, RecordDamaged, SessionUnknown, StorageUnavailable
+from .exports import SessionStart
 from .fork_trees import ForkTrees
 from .handles import SessionHandles, digest_of
 from .journal.journal import Journal, JournaledLog
@@ -112,16 +114,20 @@ class SessionRegistry:
         owner: bytes = b"",
         config: bytes = b"",
         kept: bool = True,
+        imported: SessionStart | None = None,
     ) -> Session:
         """Open a new session. ``salt``: of its tenant. ``owner``: the digest of the key that made it.
         ``config``: bytes that the journal keeps with it. ``kept``: whether the journal keeps the session at
-        all. Raises ``SessionLimit``, ``StorageUnavailable``."""
+        all. ``imported``: what it begins with; None: empty. Raises ``SessionLimit``, ``StorageUnavailable``."""
         self.tenants.check(salt)
-        clock = self._now().isoformat()
-        record = SessionRecord(id=new_id("sess"), owner=owner, salt=salt, clock=clock, config=config)
+        now = self._now().isoformat()
+        record = SessionRecord(id=new_id("sess"), owner=owner, salt=salt, clock=now, config=config)
         if self.journal is not None and (fault := self.journal.fault_of(salt)) is not None:
             raise fault
-        return self.open(record, kept=kept)
+        if imported is None:
+            return self.open(record, kept=kept)
+        record = msgspec.structs.replace(record, clock=imported.clock, forked=now)
+        return self.open(record, imported.history, [imported.snapshot], kept=kept)
 
     def open(
         self,
@@ -207,6 +213,19 @@ class SessionRegistry:
         record = self._records[session_id] = msgspec.structs.replace(self._records[session_id], name=name)
         self.trees.of(record).add(log.number, record)
         log.rewrite(record)
+
+    def numbered(self, number: int) -> Session | None:
+        """The open session with this number in the journal; None if none is open."""
+        session = self._by_number.get(number)
+        return session if session is not None and self.is_open(session) else None
+
+    async def unkept(self) -> list[int]:
+        """The numbers of the open sessions that the journal does not keep, the latest first."""
+        found: list[int] = []
+        for part in sliced(list(self._sessions.values())):
+            found += [session.log.number for session in part if not session.log.durable]
+            await asyncio.sleep(0)
+        return sorted(found, reverse=True)
 
     def is_open(self, session: Session) -> bool:
         """Whether the session is open."""
@@ -324,12 +343,14 @@ class SessionRegistry:
         *,
         leave_readers: Callable[[], Awaitable[None]] | None = None,
         interrupt: bool = False,
+        erase_kv: bool = False,
     ) -> Coroutine[Any, Any, None]:
         """Close a session; the journal keeps it. Its place is free at once; await the result for the rest.
         Raises ``SessionUnknown``.
 
         ``leave_readers``: awaited first; it ends the tasks that read the session's responses. ``interrupt``:
         running responses do not end in the journal. They continue when the session is opened again.
+        ``erase_kv``: drop its KV on all tiers.
         """
         session = self.get(session_id)
         record = self._records[session_id]
@@ -339,15 +360,20 @@ class SessionRegistry:
         self._closing[session_id] = asyncio.Event()
         if interrupt:
             session.log.close()
-        return self._closed(session, record.salt, leave_readers)
+        return self._closed(session, record.salt, leave_readers, erase_kv=erase_kv)
 
     async def _closed(
-        self, session: Session, salt: bytes, leave_readers: Callable[[], Awaitable[None]] | None
+        self,
+        session: Session,
+        salt: bytes,
+        leave_readers: Callable[[], Awaitable[None]] | None,
+        *,
+        erase_kv: bool,
     ) -> None:
         try:
             if leave_readers is not None:
                 await leave_readers()
-            doomed = self.journal is not None and session.log.number in self.journal.doomed
+            doomed = erase_kv or (self.journal is not None and session.log.number in self.journal.doomed)
             await session.aclose(keep_kv=not doomed)
             if doomed and (head := session.history.head) is not None:
                 await self._erase_kv(head.tokens(), salt)  # its sequence may be gone with its engine
@@ -383,6 +409,11 @@ class SessionRegistry:
         journal.delete(number)
         await self._erase_kv(tokens, salt)
         return None
+
+    async def locate(self, ids: Ids, salt: bytes) -> BlockMap:
+        """In which tier the KV of these tokens lies, of the tenant with this ``salt``. Moves nothing. Raises
+        ``EngineGone``, ``VerbRefused``."""
+        return await self._link.locate(None, ids.tolist(), salt)
 
     async def _erase_kv(self, tokens: Ids, salt: bytes) -> None:
         """Drop the KV of these tokens on all tiers, as far as no other sequence holds it."""

@@ -106,6 +106,7 @@ INSIDE = {
         ["turn"],
         ["text.eager_prefill"],
         ["session"],
+        ["exports"],
         ["registry"],
         ["forks"],
     ],
@@ -113,7 +114,7 @@ INSIDE = {
         ["errors"],
         ["frames"],
         ["connection.transport", "connection.responses", "tools", "params", "unread", "opening"],
-        ["connection.multiplex", "connection.reconnect"],
+        ["connection.multiplex", "connection.reconnect", "connection.requests"],
         ["connection"],
         ["reply", "text_input"],
         ["turn"],
@@ -142,7 +143,7 @@ INSIDE = {
         ["live.sessions", "live.usage"],
         ["realtime", "live.transcripts"],
         ["service"],
-        ["chat", "messages", "responses"],
+        ["chat", "messages", "responses", "operator"],
         ["app_routes", "pages"],
         ["app", "compose"],
         ["server", "embedded"],
@@ -209,7 +210,7 @@ def test_rooms_import_only_lower_floors() -> None:
     assert not wrong
 
 
-COMPOSING = {("gateway", "cli", name) for name in ("chat.py", "demo.py", "terminal.py")}
+COMPOSING = {("gateway", "cli", name) for name in ("chat.py", "demo.py", "sessions.py", "terminal.py")}
 COMPOSING |= {("gateway", "embedded.py"), ("gateway", "offline.py")}
 
 

@@ -35,6 +35,7 @@ from ..errors import (
     HostRefused,
     KeyInvalid,
     KeysUnusable,
+    OperatorWanted,
     OriginRefused,
     http_answer,
     messages_answer,
@@ -57,6 +58,8 @@ PAGE_FILES = "/page/"
 and need no key."""
 OPERATORS_ROUTES = frozenset({"/metrics", "/version"})
 """The routes that an operator's key opens even if it is not a tenant's key."""
+OPERATOR_PATH = "/operator/"
+"""The paths that begin with it are open to operators alone."""
 TENANT = "holdfast.tenant"
 """The key of a request's ASGI scope under which the guard puts the salt of the client's tenant (`salt_of`)."""
 KEY_WANTED = (
@@ -66,8 +69,8 @@ KEY_WANTED = (
 KEY_PROTOCOL = "openai-insecure-api-key."
 """A WebSocket subprotocol that begins with this carries the client's key."""
 OPERATOR = "holdfast.operator"
-"""The key of a request's ASGI scope under which the guard puts whether the client may see the numbers of all
-tenants."""
+"""The key of a request's ASGI scope under which the guard puts whether the client may see the numbers and
+the sessions of all tenants."""
 KEY = "holdfast.key"
 """The key of a request's ASGI scope under which the guard puts the digests of the client's API key, if the
 server has keys: first its BLAKE2b, by which the server knows a key, then its SHA-256, by which the keys file
@@ -159,7 +162,7 @@ class Keys:
         return next((self.tenants[digest] for digest in _digests(key) if digest in self.tenants), None)
 
     def is_operator(self, key: str) -> bool:
-        """Whether a client with this key may see the numbers of all tenants."""
+        """Whether a client with this key may see the numbers and the sessions of all tenants."""
         return not self.operators.isdisjoint(_digests(key))
 
     def digests_of(self, key: str) -> tuple[bytes, ...]:
@@ -307,12 +310,13 @@ class Guard:
         digests into its scope. For a probe, a page or a page's file only the host is checked, and the scope
         gets nothing.
 
-        Raises ``HostRefused``, ``OriginRefused`` or ``KeyInvalid``.
+        Raises ``HostRefused``, ``OriginRefused``, ``KeyInvalid`` or ``OperatorWanted``.
         """
         host = headers.get("host")
         if host is not None and host not in self._hosts:
             raise HostRefused(f"this server does not answer to the host {host[:256]!r}: see --allowed-host")
         path = scope["path"].removeprefix(scope.get("root_path", ""))
+        operators = path.startswith(OPERATOR_PATH)
         if path in PROBES or path in PAGES or path.startswith(PAGE_FILES):
             return
         keys = self._keys()
@@ -323,8 +327,12 @@ class Guard:
             return
         bearer = key_of(headers)
         tenant, operator = keys.tenant(bearer), keys.is_operator(bearer)
-        if tenant is None and not (operator and path in OPERATORS_ROUTES):
+        if tenant is None and not (operator and (operators or path in OPERATORS_ROUTES)):
             raise KeyInvalid(KEY_WANTED.format("This API key is not valid here" if bearer else "No API key"))
+        if operators and not operator:
+            raise OperatorWanted(
+                f"{OPERATOR_PATH} is for operators: send the key of --operator-key or [operators]"
+            )
         scope[TENANT], scope[OPERATOR] = salt_of(tenant or ""), operator
         if tenant is not None:
             scope[KEY] = keys.digests_of(bearer)

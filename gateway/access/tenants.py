@@ -121,8 +121,12 @@ class Tenants:
 
     def name(self, salt: bytes) -> str:
         """The name of the tenant with this salt; empty if no tenant has it."""
+        return self.names().get(salt, "")
+
+    def names(self) -> dict[bytes, str]:
+        """The names of all tenants, by salt."""
         known = {*self.limits, *(() if self.keys is None else self.keys.tenants.values())}
-        return next((name for name in known if salt_of(name) == salt), "")
+        return {salt_of(name): name for name in known}
 
     def of_salt(self, salt: bytes) -> Allowance:
         """The limits of the tenant with this salt. A tenant that has none, or is not known, gets an `Allowance`

@@ -1,4 +1,4 @@
-"""The command line: ``holdfast serve | store | key | chat | demo | fetch | doctor | bench``.
+"""The command line: ``holdfast serve | store | sessions | key | chat | demo | fetch | doctor | bench``.
 
 It alone reads argv and the environment; everything below takes settings objects. A command imports what it
 needs when it runs, so that ``--help`` is quick. Exit codes: 0 done, 1 it ran and failed, 2 it could not start.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import signal
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
@@ -18,6 +19,7 @@ from ... import __version__
 from ..settings import CYCLE_TOKENS, DEFAULT_HOST, DEFAULT_PORT
 from . import configuration, options
 
+SessionsAction = Literal["list", "show", "export", "close", "delete"]
 StoreAction = Literal["stat", "verify", "gc", "clear", "repair", "backup", "erase"]
 
 app = typer.Typer(name="holdfast", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -308,6 +310,72 @@ def store(
     if (act == "erase") != (tenant is not None):
         options.refuse("holdfast store erase DIR --tenant NAME: it alone takes a tenant")
     raise typer.Exit(keep(act, folder.expanduser(), target, tenant, keys))
+
+
+@app.command()
+def sessions(
+    act: Annotated[
+        SessionsAction,
+        typer.Argument(
+            help="list; show one with its latest items; export it as JSON lines, with which a client can begin "
+            "a session on another server; close: end its connection and keep it; delete."
+        ),
+    ],
+    session: Annotated[str | None, typer.Argument(help="The id that `list` shows.")] = None,
+    target: Annotated[Path | None, typer.Argument(help="Of `export`: a new file; stdout by default.")] = None,
+    url: Annotated[
+        str, typer.Option(envvar="HOLDFAST_URL", help="Of a running server.")
+    ] = f"ws://{DEFAULT_HOST}:{DEFAULT_PORT}",
+    api_key: options.OperatorsKey = None,
+    store: Annotated[
+        Path | None, typer.Option(help="The folder of a server that does not run, in place of --url.")
+    ] = None,
+    keys: Annotated[
+        Path | None, typer.Option(help="With --store: the keys file, to name the tenants.")
+    ] = None,
+    tenant: Annotated[str | None, typer.Option(help="Of `list`: only those of this tenant.")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Of `list`: at most so many sessions, all by default; of `show`: items, 20."
+        ),
+    ] = None,
+    after: Annotated[
+        str | None, typer.Option(help="Of `list`: go on where a list with --limit ended.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Of `list` and `show`: JSON, a line each.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Of `delete`: do not ask.")] = False,
+) -> None:
+    """See, export, close and delete sessions, of a running server with an operator's key, or of a
+    store."""
+    from . import sessions as command
+
+    if (act == "list") != (session is None):
+        options.refuse("holdfast sessions list takes no SESSION; every other action takes one")
+    if target is not None and act != "export":
+        options.refuse("holdfast sessions export SESSION FILE: it alone takes a file")
+    if keys is not None and store is None:
+        options.refuse("--keys is for --store: a running server knows its tenants")
+    folder = None if store is None else store.expanduser()
+
+    def where() -> command.SessionSource:
+        return command.ServerSessions(url, api_key) if folder is None else command.open_store(folder, keys)
+
+    def work(found: command.SessionSource) -> Iterator[str]:
+        one = session or ""
+        match act:
+            case "list":
+                return command.list_(found, limit, after, tenant, as_json=as_json)
+            case "show":
+                return command.show(found, one, 20 if limit is None else min(limit, 100), as_json=as_json)
+            case "export":
+                return command.export(found, one, target)
+            case "close":
+                return command.close(found, one)
+            case "delete":
+                return command.delete(found, one, sure=yes)
+
+    raise typer.Exit(command.run(where, work))
 
 
 @app.command()

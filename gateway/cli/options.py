@@ -56,6 +56,10 @@ PrintConfig = Annotated[
 Key = Annotated[
     str | None, typer.Option("--api-key", envvar="HOLDFAST_API_KEY", help="Bearer key of the server.")
 ]
+OperatorsKey = Annotated[
+    str | None,
+    typer.Option("--api-key", envvar="HOLDFAST_API_KEY", help="An operator's key, if the server has keys."),
+]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto.")]
 Dtype = Annotated[Dtypes, typer.Option(help="Of weights and computing. auto: as stored.")]
 KVDtype = Annotated[
@@ -94,7 +98,7 @@ Store = Annotated[
 ]
 OperatorKey = Annotated[
     str | None,
-    typer.Option("--operator-key", help="Bearer key that sees all of /metrics."),
+    typer.Option("--operator-key", help="Bearer key that sees all of /metrics, and all sessions."),
 ]
 AllowedHost = Annotated[
     list[str] | None,

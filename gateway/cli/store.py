@@ -51,7 +51,7 @@ def _kept(act: str, folder: Path, target: Path | None, tenant: str | None) -> in
         "gc": lambda: admin.gc(folder),
         "repair": lambda: admin.repair(folder),
         "backup": lambda: admin.backup(folder, target or folder, damage),
-        "erase": lambda: admin.erase(folder, salt_of(tenant or "")),
+        "erase": lambda: admin.erase(folder, admin.of_tenant(salt_of(tenant or ""))),
     }
     if journal and act in sessions:
         _print(sessions[act]())

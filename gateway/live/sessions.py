@@ -15,17 +15,19 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, takewhile
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from ...kvstore.log_lines import about
 from ...kvstore.slices import sliced
 from ...sessions.conversation.continuation import GivenConversation
 from ...sessions.conversation.items import Item, Preamble
 from ...sessions.errors import RecordDamaged, SessionLimit, StorageUnavailable
+from ...sessions.exports import SessionStart
 from ...sessions.forks import Forks
-from ...sessions.journal.records import Configured
+from ...sessions.journal.records import Configured, SessionRecord
 from ...sessions.registry import Reopened, SessionRegistry
 from ...sessions.session import ForkSummary, Session
+from ...sessions.turn.events import EndReason
 from ..access.auth import TurnCaller
 from ..settings import ClientLimits
 from .session import LiveSession, SessionFace, spawn
@@ -148,6 +150,24 @@ class LiveSessions:
             raise
         log.info("session opened", extra=about(live.id))
         return self._attach(live, connection)
+
+    def begin(
+        self, face: Face, owner: bytes, salt: bytes, config: bytes, imported: SessionStart
+    ) -> LiveSession:
+        """Open a new session that begins as one that was exported elsewhere. It has no connection: it stays in
+        memory for ``resume_seconds``, for a client that resumes it with its handle. ``config``: as in
+        `Face.config`. ``owner``, ``salt``: as in `open`. Raises ``SessionLimit``, ``StorageUnavailable``."""
+        self.make_room(salt)
+        session = self.registry.create(owner=owner, salt=salt, config=config, imported=imported)
+        try:
+            live = face.begin(session, config)
+        except BaseException:
+            self._discard(session)
+            raise
+        log.info("session imported", extra=about(live.id))
+        self._live[live.id] = live
+        self._begin_lease(live)
+        return live
 
     def make_room(self, salt: bytes, more: int = 1) -> None:
         """Make sure that the tenant with this ``salt`` can open ``more`` sessions, in number.
@@ -376,10 +396,54 @@ class LiveSessions:
             connection.moved()
         try:
             if live is not None:
-                await self.registry.close(target, leave_readers=live.aclose)
+                erase = not live.session.log.durable
+                await self.registry.close(target, leave_readers=live.aclose, erase_kv=erase)
         finally:
             await self.forks.forget(target, number)
         log.info("session pruned", extra=about(target))
+
+    # --- for the operator -----------------------------------------------------------------------------------
+
+    def state_of(self, session_id: str) -> Literal["running", "open", "idle"] | None:
+        """What a session in memory does: a turn runs in it; it has a connection; it has none. None: it is not
+        in memory."""
+        live = self._live.get(session_id)
+        if live is None:
+            return None
+        return "running" if live.running else "open" if session_id in self._connections else "idle"
+
+    async def end(self, session_id: str) -> None:
+        """Take a session from its connection, which is told as if another one had taken it, and close it in
+        memory; the journal keeps it. One that the journal does not keep stays in memory, as for a client that
+        has left. Running turns end first, as incomplete. Does nothing for a session that is not in memory."""
+        if (live := self._live.get(session_id)) is None:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.close_seconds):
+                for response in live.running:
+                    await live.cancel(response.id, EndReason.SERVER_LEAVING)
+                await live.idle()
+                await self._journaled(live)
+        if self._live.get(session_id) is not live:
+            return  # it was closed meanwhile
+        if (connection := self._connections.pop(session_id, None)) is not None:
+            connection.moved()
+            live.face.detach()
+            self._begin_lease(live)
+        if live.session.log.durable:
+            self._put_away(live)
+            await self.registry.wait_closed(session_id)
+
+    async def _journaled(self, live: LiveSession) -> None:
+        if (ticket := live.session.log.sync()) is not None:
+            await asyncio.shield(ticket)
+
+    async def erase(self, record: SessionRecord, number: int | None) -> None:
+        """Close the session of this ``record``, also on a connection, and delete it: its records and its KV on
+        all tiers. What its forks share with it stays. ``number``: in the journal; None: it does not keep it."""
+        trees = self.registry.trees
+        trees.begin_pruning(trees.known(record), record.id)
+        await self._whole(self._prune(record.id, number, record.owner))
 
     async def _whole(self, work: Coroutine[None, None, _T]) -> _T:
         """Run ``work``, which changes several sessions, to its end, and return its result. It is finished even

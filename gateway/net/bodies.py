@@ -68,6 +68,8 @@ TEXT = BodyBound(size=1 << 16)
 """One text."""
 PROMPTS = BodyBound(values=1 << 17)
 """Several prompts, as texts or token ids."""
+EXPORT = BodyBound(size=32 << 20, values=1 << 21)
+"""A session that was exported: all of it, which may be far more than the context holds."""
 IDS = BodyBound(size=1 << 16, token_bytes=16, token_values=2)
 """Token ids."""
 

@@ -7,6 +7,7 @@ the sessions; a *face* is the code of one protocol that clients speak.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -18,11 +19,13 @@ from ...runtime.errors import RuntimeFault
 from ...runtime.link.client import EngineLink
 from ...sdk.frames import client, server
 from ...sdk.frames.client import ResponseSteer, SessionFork, SessionName, SessionPrune
+from ...sdk.frames.exported import read_export
 from ...sdk.frames.server import SteerAccepted
 from ...sdk.frames.session import SessionResource
 from ...sessions.conversation.input_text_buffer import InputTextBuffer
 from ...sessions.conversation.items import derived_id, new_id
 from ...sessions.errors import HandleUnknown, SessionError, StorageFull, StorageUnavailable
+from ...sessions.exports import SessionStart, imported
 from ...sessions.journal.records import Begun, Configured, EventReceived, Typed
 from ...sessions.journal.replay import Past, error_of
 from ...sessions.registry import Reopened
@@ -35,9 +38,11 @@ from ..live.session import LiveSession, log_refusal, report
 from ..live.sessions import LiveSessions, SessionConnection
 from ..net.outbox import SessionOutbox
 from ..settings import ClientLimits
+from .config import RealtimeConfig
 from .conversation import Conversation
 from .effects import CancelResponse, Effect, PrefillText, Send, StartResponse, TellCommitted
 from .event_log import NEWS, WRITER, AnswerPlace, EventLog
+from .exports import entries_of, imported_resource
 from .translate import preamble_of
 from .verbs import EDITS, VERBS, SessionVerbs
 
@@ -59,14 +64,6 @@ CHANGES = (
 sent when it has the change."""
 ACKNOWLEDGING = (server.ItemDone, server.ResponseDone)
 """Events of a reply that are sent only when the journal has what they show."""
-
-
-class RealtimeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the journal keeps of a new session for this protocol: ``session``, its first configuration, and
-    ``conversation``, the id of its conversation."""
-
-    session: SessionResource
-    conversation: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +108,30 @@ class RealtimeFace:
         session's owner; ``former_owner``: the digest that earlier versions made of the key, which serves as
         well. Raises ``HandleUnknown``, ``RecordDamaged``, ``SessionLimit``, ``StorageUnavailable``."""
         return self.side_of(await self.sessions.resume(self, connection, handle, owner, former_owner))
+
+    async def import_(self, data: bytes, owner: bytes, salt: bytes = b"") -> Session:
+        """Begin a new session, without a connection, with the exported session in ``data``, and return it when
+        the journal has it. ``owner``, ``salt``: as in `open`. Raises ``ExportInvalid``, ``ItemInvalid``,
+        ``ItemExists``, ``SessionLimit``, ``StorageUnavailable``; then no session was made."""
+        registry = self.sessions.registry
+        hello, tokenizer = self._link.hello, registry.language.digest().hex()
+        first = msgspec.msgpack.decode(self.config(), type=RealtimeConfig)
+
+        def read(_: object) -> tuple[SessionResource, SessionStart]:
+            header, entries = read_export(data)
+            resource = imported_resource(header, first.session, registry.bounds)
+            known = entries_of(entries, tokens=header.tokenizer == tokenizer)
+            most = registry.settings.max_items
+            preamble, clock = preamble_of(resource), header.clock
+            return resource, imported(preamble, known, clock, vocabulary=hello.vocab_size, max_items=most)
+
+        resource, begun = await registry.aside(salt, len(data), read)
+        config = msgspec.msgpack.encode(msgspec.structs.replace(first, session=resource))
+        live = self.sessions.begin(self, owner, salt, config, begun)
+        live.resumable = True
+        if (ticket := live.session.log.sync()) is not None:
+            await asyncio.shield(ticket)
+        return live.session
 
     @staticmethod
     def side_of(live: LiveSession) -> RealtimeSession:

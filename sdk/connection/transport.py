@@ -152,17 +152,24 @@ def shown(address: str) -> str:
 def _refused(address: str, answer: Response) -> ConnectionFailed:
     """The error for an HTTP `answer` that the server, or a proxy before it, gave instead of opening the
     connection."""
-    body, code = bytes(answer.body or b"").decode(errors="replace").strip(), None
+    words, code = words_of(answer.status_code, answer.reason_phrase, bytes(answer.body or b""))
+    kind = REFUSALS.get(answer.status_code, ConnectionFailed)
+    return kind(f"{answer.status_code}: {words}", answer.status_code, code, address=shown(address))
+
+
+def words_of(status: int, reason: str, answer: bytes) -> tuple[str, str | None]:
+    """Why the server, or a proxy before it, refuses a request, and its code if it gave one. `status`, `reason`,
+    `answer`: of its HTTP answer."""
+    body, code = answer.decode(errors="replace").strip(), None
     try:
         told = msgspec.json.decode(body, type=_Answer).error
         words, code = told.message, told.code
     except msgspec.MsgspecError:
         words = body if len(body) <= MOST_WORDS and "<" not in body else ""
-    words = words or answer.reason_phrase or "no reason given"
-    if answer.status_code == 401:
+    words = words or reason or "no reason given"
+    if status == 401:
         words += "; here the key is api_key=… or HOLDFAST_API_KEY"
-    kind = REFUSALS.get(answer.status_code, ConnectionFailed)
-    return kind(f"{answer.status_code}: {words}", answer.status_code, code, address=shown(address))
+    return words, code
 
 
 def _reason(error: Exception) -> str:

@@ -185,6 +185,11 @@ class History:
     def __contains__(self, item_id: str) -> bool:
         return item_id in self._home
 
+    @property
+    def turns(self) -> int:
+        """How many replies of the model it holds, without one that runs."""
+        return sum(isinstance(entry, TurnReply) for entry in self._entries)
+
     def items(self) -> tuple[Item, ...]:
         """All items in order, those of the replies included."""
         return tuple(self.forwards())

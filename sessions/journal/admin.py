@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -72,6 +72,15 @@ def _check_moved(place: Path) -> None:
         raise StoreUnusable(f"{place}: a repair did not end: repair it again, or start a server with it")
     if not (place / FOLDER).is_dir():
         raise StoreUnusable(f"{place / legacy.FILE} is of an earlier version: start a server with it once")
+
+
+@contextmanager
+def locked(root: Path) -> Iterator[list[JournalStore]]:
+    """Lock the store in ``root``, and open its journals to read them in the block, of every model. Raises
+    ``StoreUnusable``, ``StoreHeld`` if a server runs on it."""
+    with ExitStack() as stack:
+        stack.enter_context(StoreLock(root).acquire(LOCK_SECONDS))
+        yield [stack.enter_context(closing(opened(place, whole=False))) for place in places(root)]
 
 
 def stat(root: Path) -> Iterator[str]:
@@ -178,7 +187,7 @@ def _repaired(place: Path, store: JournalStore) -> Iterator[str]:
 
 def _is_whole(store: JournalStore, state: SessionState) -> bool:
     try:
-        store._record(state.number)
+        store.record(state.number)
         store._operations(state)
     except RecordDamaged:
         return False
@@ -188,7 +197,7 @@ def _is_whole(store: JournalStore, state: SessionState) -> bool:
 def _copy(store: JournalStore, logs: LogFolder, state: SessionState) -> None:
     """Copy a session's records from ``store`` into ``logs``, the repaired ones, as they are; a fork stays a
     fork. Raises ``RecordDamaged``."""
-    record = store._record(state.number)
+    record = store.record(state.number)
     group = [put(state.number, record)]
     if state.kept and state.ring:
         payload = store.logs.read(state.ring).payload
@@ -209,7 +218,7 @@ def _copy_alone(store: JournalStore, logs: LogFolder, state: SessionState, damag
     if not state.kept:
         return
     try:
-        record = msgspec.structs.replace(store._record(number), origin=None)
+        record = msgspec.structs.replace(store.record(number), origin=None)
     except RecordDamaged:
         yield f"lost: session {name}: its record is damaged"
         return
@@ -378,12 +387,22 @@ def gc(root: Path) -> Iterator[str]:
                 yield f"{_account(place, store)}, {before - store.logs.bytes} bytes less"
 
 
-def erase(root: Path, salt: bytes) -> Iterator[str]:
-    """Forget all sessions of the tenant ``salt`` and rewrite every log, so that nothing of them is left. Yields
-    lines to print.
+def of_tenant(salt: bytes) -> Callable[[JournalStore], list[int]]:
+    """Chooses all sessions and stored objects of a tenant, for `erase`."""
+
+    def chosen(store: JournalStore) -> list[int]:
+        states = store.sessions.states.values()
+        return [state.number for state in states if state.salt == salt and state.kept]
+
+    return chosen
+
+
+def erase(root: Path, chosen: Callable[[JournalStore], list[int]]) -> Iterator[str]:
+    """Forget the sessions that ``chosen`` chooses, by their numbers, and rewrite every log, so that nothing of
+    them is left. Yields lines to print.
 
     Older copies, such as a damaged journal, are removed. Raises ``StoreUnusable``. Nothing is erased while
-    there is a journal of an earlier version that is not migrated, as it may hold the tenant's sessions.
+    there is a journal of an earlier version that is not migrated, as it may hold the sessions.
     """
     with _held(root):
         for place in places(root):
@@ -394,8 +413,7 @@ def erase(root: Path, salt: bytes) -> Iterator[str]:
                 )
         for place in places(root):
             with closing(opened(place, write=True)) as store:
-                states = store.sessions.states.values()
-                numbers = [state.number for state in states if state.salt == salt and state.kept]
+                numbers = chosen(store)
                 yield from (f"{place / FOLDER}: {line}" for line in _differs(_known(place), store))
                 try:
                     store.erase(numbers)

@@ -326,6 +326,19 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     deleted: bool = False
     """A client has deleted it while it was in use: it is forgotten when it is not any more, by the next server
     at the latest."""
+    forked: str = ""
+    """When it was forked (ISO 8601), as its ``clock`` is that of the session it was forked from; empty for one
+    that was not, or by an earlier version."""
+
+    @property
+    def is_session(self) -> bool:
+        """Whether it is a session's, and not that of a stored object (`sessions.stored`)."""
+        return self.id.startswith("sess_")
+
+    @property
+    def created(self) -> str:
+        """When the session was made (ISO 8601)."""
+        return self.forked or self.clock
 
 
 class Keyring(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

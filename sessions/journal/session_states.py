@@ -273,6 +273,13 @@ class DigestTable:
         self._numbers[row] = -1
         self._free.append(row)
 
+    def rows(self, before: int | None, most: int) -> Iterator[tuple[int, int]]:
+        """At most ``most`` rows, the last first, each with the number of its session; -1 for a free one. They
+        are those before the row ``before``; None: the last ones."""
+        end = len(self._numbers) if before is None else min(before, len(self._numbers))
+        begin = max(0, end - most)
+        return zip(range(end - 1, begin - 1, -1), self._numbers[begin:end][::-1], strict=True)
+
     def get(self, digest: bytes) -> int | None:
         """The number of the session with this digest; None for none."""
         entry = self._find(key_of(digest))

@@ -79,6 +79,21 @@ class StoredSession:
     """How many operations of its own it has had: the index of the next one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """A part of a walk through the store (`JournalStore.walk`). ``found``: sessions and stored objects, each
+    with the place from which the walk goes on behind it, its number and its record; None for a damaged one.
+    ``place``: from where the walk goes on behind all of them; None at the end."""
+
+    found: tuple[tuple[int, int, SessionRecord | None], ...]
+    place: int | None
+
+    def session(self, session_id: str) -> tuple[int, SessionRecord] | None:
+        """The number and the record of the session with this id, if it is in this part."""
+        wanted = ((number, record) for _, number, record in self.found if record is not None)
+        return next((one for one in wanted if one[1].id == session_id and one[1].is_session), None)
+
+
 Condense: TypeAlias = Callable[[Sequence[AnyOperation]], tuple[int, AnyOperation] | None]
 """A function that makes a snapshot of some first operations of a session: it gets all, and returns how many the
 snapshot replaces, and the snapshot; None if it is not worth it."""
@@ -666,25 +681,54 @@ class JournalStore:
         Returns its number and its owner (the digest of an API key); None if the digest is not known. Raises
         ``RecordDamaged``, ``StorageUnavailable``."""
         number = self.sessions.handles.get(digest)
-        return None if number is None else (number, self._record(number).owner)
+        return None if number is None else (number, self.record(number).owner)
 
     def session(self, number: int) -> StoredSession:
         """A session with all its operations. Raises ``RecordDamaged``, ``StorageUnavailable``."""
         state = self.sessions.states.get(number)
         if state is None or MISSING in (state.record, state.ring):
             raise RecordDamaged(f"a record of session {number} is missing")
-        record = self._record(number)
+        record = self.record(number)
         ring: Keyring = self._read(number, Kind.KEYRING, 0, state.ring, Keyring, number)
         return StoredSession(number, record, ring, self._operations(state), state.count)
+
+    def record(self, number: int) -> SessionRecord:
+        """The record of a session or a stored object. Raises ``RecordDamaged``, ``StorageUnavailable``."""
+        state = self.sessions.states.get(number)
+        if state is None or state.record == MISSING:
+            raise RecordDamaged(f"the record of session {number} is missing")
+        found: SessionRecord = self._read(number, Kind.SESSION, 0, state.record, SessionRecord, number)
+        return found
+
+    def walk(self, before: int | None, most: int, salt: bytes | None = None) -> Walk:
+        """Look at ``most`` of all sessions and stored objects, the latest made first. ``before``: where the
+        walk before this one has ended; None begins it. ``salt``: find only those of this tenant; None: of all.
+        Raises ``StorageUnavailable``."""
+        states, found, place = self.sessions.states, list[tuple[int, int, SessionRecord | None]](), 0
+        for place, number in self.sessions.handles.rows(before, most):
+            if not states.keeps(number) or states.is_doomed(number):
+                continue
+            if salt is None or states[number].salt == salt:
+                try:
+                    found.append((place, number, self.record(number)))
+                except RecordDamaged:
+                    found.append((place, number, None))
+        return Walk(tuple(found), place or None)
+
+    def unused_seconds(self, number: int) -> float | None:
+        """For how long servers have run since the session was last written to; None if it is not kept."""
+        if not self.sessions.states.keeps(number):
+            return None
+        return (self.logs.clock.now() - self.sessions.states[number].used) / MICROSECONDS
 
     def fork_tree(self, number: int) -> list[tuple[int, SessionRecord]]:
         """Number and record of each session of this one's fork tree that is kept and not damaged. Raises
         ``RecordDamaged`` if this session's own record is damaged, and ``StorageUnavailable``."""
-        found = [(number, self._record(number))]
+        found = [(number, self.record(number))]
         for one in self.sessions.fork_tree(number):
             if one != number:
                 with suppress(RecordDamaged):
-                    found.append((one, self._record(one)))
+                    found.append((one, self.record(one)))
         return sorted(found, key=lambda pair: pair[0])
 
     def damaged(self) -> list[int]:
@@ -759,13 +803,6 @@ class JournalStore:
             log.error(
                 "the journal %s is damaged: these sessions are lost: %s", self.logs.folder, named(names)
             )
-
-    def _record(self, number: int) -> SessionRecord:
-        state = self.sessions.states.get(number)
-        if state is None or state.record == MISSING:
-            raise RecordDamaged(f"the record of session {number} is missing")
-        found: SessionRecord = self._read(number, Kind.SESSION, 0, state.record, SessionRecord, number)
-        return found
 
     def _operations(self, state: SessionState) -> tuple[AnyOperation, ...]:
         """All operations that a session's history needs, in order, those of the sessions that it was forked

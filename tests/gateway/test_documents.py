@@ -82,7 +82,14 @@ def test_every_route_has_a_row_and_every_row_a_route() -> None:
     assert {(row.method, row.path) for row in ROWS} == served
 
 
-PLAIN = [row for row in ROWS if row.response is not None and row.request is None and "_id}" not in row.path]
+PLAIN = [
+    row
+    for row in ROWS
+    if row.response is not None
+    and row.request is None
+    and "_id}" not in row.path
+    and row.group != "Operator"  # these wait for the journal
+]
 """Routes that answer without a body and without anything that was made before."""
 
 

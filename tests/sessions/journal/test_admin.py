@@ -275,7 +275,7 @@ def test_a_tenant_is_erased_from_every_file_and_the_others_stay() -> None:
         store.close()
         theirs = [number for number in kept() if number % 2]
         assert b"<21-" in bytes_below(path)
-        lines = list(admin.erase(path, b"acme"))
+        lines = list(admin.erase(path, admin.of_tenant(b"acme")))
         assert f"{len(theirs) - 1} sessions erased" in lines[0] and not (path / KEPT).exists()
         assert any(KEPT in line for line in lines)
         # What a fork of another tenant follows on is its past, too: here each tenth session is such a one.
@@ -317,7 +317,7 @@ def test_a_store_that_a_server_holds_is_left_alone() -> None:
     with folder() as path:
         lived(path)
         with StoreLock(path).acquire(0.0):
-            for act in (admin.repair, admin.gc, lambda root: admin.erase(root, b"acme")):
+            for act in (admin.repair, admin.gc, lambda root: admin.erase(root, admin.of_tenant(b"acme"))):
                 with pytest.raises(StoreHeld, match=str(os.getpid())):
                     list(act(path))
             assert list(admin.stat(path)) and list(admin.verify(path, []))
@@ -403,7 +403,7 @@ def test_what_a_repair_that_died_left_is_erased_too() -> None:
     with folder() as path:
         lived(path)
         shutil.copytree(path / "journal", path / "journal.new")
-        list(admin.erase(path, b""))
+        list(admin.erase(path, admin.of_tenant(b"")))
         assert not (path / "journal.new").exists()
 
 
@@ -413,7 +413,7 @@ def test_a_tenant_is_not_erased_in_part() -> None:
         lived(path)
         shutil.copy(STORES / "format_1" / "data.mdb", path)
         with pytest.raises(StoreUnusable, match="not migrated"):
-            list(admin.erase(path, b""))
+            list(admin.erase(path, admin.of_tenant(b"")))
         with store_in(path) as store:
             assert len(store.sessions.states) == 6
 

@@ -1,0 +1,344 @@
+"""``holdfast sessions``: the sessions of a running server, asked with an operator's key, or those of the store
+of a server that does not run."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol, TypeVar
+from urllib.parse import quote, urlencode
+
+import anyio
+import msgspec
+import typer
+
+from ...runtime.errors import RuntimeFault, SettingsInvalid
+from ...runtime.kv_placement.store_admin import tend
+from ...sdk.connection.requests import requested
+from ...sdk.errors import SDKError
+from ...sessions.errors import RecordDamaged, SessionError, SessionUnknown, StoreHeld
+from ...sessions.exports import at_rest
+from ...sessions.journal import admin
+from ...sessions.journal.records import SessionRecord
+from ...sessions.journal.replay import MANY_ITEMS, Replayed, replay
+from ...sessions.journal.store import JournalStore, Walk
+from ..access.auth import salt_of
+from ..access.tenants import Tenants
+from ..errors import KeysUnusable
+from ..operator.frames import (
+    MOST,
+    ForkedSession,
+    ListedSession,
+    SessionPage,
+    ShownSession,
+    damaged,
+    listed,
+    shown,
+)
+from ..operator.routes import SESSIONS
+from ..realtime.config import resource_of
+from ..realtime.exports import export_of
+from ..settings import GatewaySettings
+
+T = TypeVar("T")
+REFUSED = 2
+WALK = 1024
+
+
+class SessionSource(Protocol):
+    """Where sessions are: a server, or a store. Methods raise the errors that `run` tells."""
+
+    def page(self, limit: int, after: str | None, tenant: str | None) -> SessionPage: ...
+
+    def shown(self, session_id: str, items: int) -> ShownSession: ...
+
+    def exported(self, session_id: str) -> bytes: ...
+
+    def close(self, session_id: str) -> ListedSession: ...
+
+    def delete(self, session_id: str) -> None: ...
+
+
+class ServerSessions:
+    """The sessions of the running server at ``url``. ``key``: an operator's; None: the server has no keys."""
+
+    def __init__(self, url: str, key: str | None) -> None:
+        self._url = url
+        self._key = key
+
+    def page(self, limit: int, after: str | None, tenant: str | None) -> SessionPage:
+        """A page of them."""
+        asked = {"limit": str(min(limit, MOST)), "after": after, "tenant": tenant}
+        query = urlencode({name: value for name, value in asked.items() if value is not None})
+        return msgspec.json.decode(self._ask("GET", f"?{query}"), type=SessionPage)
+
+    def shown(self, session_id: str, items: int) -> ShownSession:
+        """One of them, with its latest items."""
+        answer = self._ask("GET", f"{_path(session_id)}?items={items}")
+        return msgspec.json.decode(answer, type=ShownSession)
+
+    def exported(self, session_id: str) -> bytes:
+        """One of them as JSON lines."""
+        return self._ask("GET", f"{_path(session_id)}/export")
+
+    def close(self, session_id: str) -> ListedSession:
+        """End the connection of one."""
+        return msgspec.json.decode(self._ask("POST", f"{_path(session_id)}/close"), type=ListedSession)
+
+    def delete(self, session_id: str) -> None:
+        """Delete one."""
+        self._ask("DELETE", _path(session_id))
+
+    def _ask(self, method: str, path: str) -> bytes:
+        return anyio.run(requested, self._url, method, SESSIONS + path, self._key)
+
+
+def _path(session_id: str) -> str:
+    return f"/{quote(session_id, safe='')}"
+
+
+class StoredSessions:
+    """The sessions of the store in ``folder``, of all its models, while no server runs on it. ``tenants``:
+    those with names to show."""
+
+    def __init__(self, folder: Path, tenants: Tenants) -> None:
+        if not admin.places(folder):
+            raise SettingsInvalid(f"{folder}: " + ("no store" if folder.is_dir() else "no such folder"))
+        self._folder = folder
+        self._names = tenants.names()
+
+    def page(self, limit: int, after: str | None, tenant: str | None) -> SessionPage:
+        """A page of them, the latest made first, one model after the other."""
+        found: list[ListedSession] = []
+        model, _, place = (after or "0").partition(".")
+        salt = None if tenant is None else salt_of(tenant)
+        with self._opened() as stores:
+            for at, store in list(enumerate(stores))[int(model) :]:
+                walk = Walk((), int(place) if place else None)
+                while True:
+                    walk = store.walk(walk.place, WALK, salt)
+                    for spot, number, record in walk.found:
+                        if record is None or record.is_session:
+                            found.append(self._listed(store, number, record))
+                        if len(found) == limit:
+                            return SessionPage(data=found, next=f"{at}.{spot}" if spot else f"{at + 1}")
+                    if walk.place is None:
+                        break
+                place = ""
+        return SessionPage(data=found)
+
+    def shown(self, session_id: str, items: int) -> ShownSession:
+        """One of them, with its latest items."""
+        with self._opened() as stores:
+            store, number, record = _found(stores, session_id)
+            history = at_rest(_replayed(store, number))
+            forks = [one for _, one in store.fork_tree(number) if one.parent == session_id]
+            children = [ForkedSession(id=one.id, name=one.name) for one in forks]
+            return shown(self._listed(store, number, record), history, children, items)
+
+    def exported(self, session_id: str) -> bytes:
+        """One of them as JSON lines."""
+        with self._opened() as stores:
+            store, number, record = _found(stores, session_id)
+            replayed = _replayed(store, number)
+            resource = resource_of(record, replayed.config)
+            return export_of(record, at_rest(replayed), resource, store.logs.header.model)
+
+    def close(self, session_id: str) -> ListedSession:
+        """Raises ``SettingsInvalid``: none is open."""
+        raise SettingsInvalid("no session of a store is open: close one at its server, by --url")
+
+    def delete(self, session_id: str) -> None:
+        """Delete one from every file, and with it the KV of all, which is computed again."""
+        with self._opened() as stores:
+            _, number, _ = _found(stores, session_id)
+
+        def chosen(store: JournalStore) -> list[int]:
+            states = store.sessions.states
+            there = number in states and states[number].kept
+            return [number] if there and store.name_of(number) == session_id else []
+
+        for _ in admin.erase(self._folder, chosen):
+            pass
+        if (self._folder / "kv").is_dir():
+            for _ in tend("clear", self._folder):
+                pass
+
+    @contextmanager
+    def _opened(self) -> Iterator[list[JournalStore]]:
+        try:
+            with admin.locked(self._folder) as stores:
+                yield stores
+        except StoreHeld as held:
+            raise StoreHeld(f"{held.message}: ask that server, by --url in place of --store") from None
+
+    def _listed(self, store: JournalStore, number: int, record: SessionRecord | None) -> ListedSession:
+        tenant = "" if record is None else self._names.get(record.salt) or record.salt.hex()
+        try:
+            if record is None:
+                raise RecordDamaged("its record is damaged")
+            history = at_rest(_replayed(store, number))
+        except RecordDamaged:
+            return damaged(store.name_of(number), tenant)
+        return listed(record, history, tenant, "offloaded", unused_seconds=store.unused_seconds(number))
+
+
+def _found(stores: list[JournalStore], session_id: str) -> tuple[JournalStore, int, SessionRecord]:
+    for store in stores:
+        walk = Walk((), None)
+        while True:
+            walk = store.walk(walk.place, WALK)
+            if (found := walk.session(session_id)) is not None:
+                return store, *found
+            if walk.place is None:
+                break
+    raise SessionUnknown(f"the store has no session {session_id!r}")
+
+
+def _replayed(store: JournalStore, number: int) -> Replayed:
+    return replay(store.session(number).operations, max_items=MANY_ITEMS)
+
+
+# --- the command --------------------------------------------------------------------------------------------
+
+
+def open_store(folder: Path, keys: Path | None) -> SessionSource:
+    """The sessions of the store in ``folder``. ``keys``: a keys file with the tenants' names; None: there
+    are none. Raises ``SettingsInvalid``, ``KeysUnusable``."""
+    return StoredSessions(folder, Tenants() if keys is None else Tenants.of(GatewaySettings(keys=keys)))
+
+
+def run(where: Callable[[], SessionSource], work: Callable[[SessionSource], Iterator[str]]) -> int:
+    """Print the lines of ``work`` on the sessions that ``where`` opens. Returns the exit code: 0, or 2 with the
+    cause on stderr if it cannot be done."""
+    logging.disable(logging.ERROR)  # the printed line says it
+    try:
+        for line in work(where()):
+            print(line)
+    except (SDKError, SessionError, RuntimeFault, KeysUnusable) as fault:
+        print(f"holdfast: {fault.message}", file=sys.stderr)
+        return REFUSED
+    except OSError as fault:
+        print(f"holdfast: {fault}", file=sys.stderr)
+        return REFUSED
+    finally:
+        logging.disable(logging.NOTSET)
+    return 0
+
+
+def list_(
+    sessions: SessionSource, limit: int | None, after: str | None, tenant: str | None, *, as_json: bool
+) -> Iterator[str]:
+    """The lines of the list. ``limit``: at most so many sessions; None: all. ``after``: where an earlier list
+    has ended. ``as_json``: a JSON object for each session."""
+    left, first = limit, not as_json
+    while True:
+        page = sessions.page(MOST if left is None else min(left, MOST), after, tenant)
+        if first:
+            yield _ROW.format("ID", "STATE", "TENANT", "TURNS", "TOKENS", "CREATED", "UNUSED", "KV")
+            first = False
+        for one in page.data:
+            yield msgspec.json.encode(one).decode() if as_json else _row(one)
+        after = page.next
+        if left is not None:
+            left -= len(page.data)
+        if after is None:
+            return
+        if left == 0:
+            print(f"holdfast: there are more: --after {after}", file=sys.stderr)
+            return
+
+
+_ROW = "{:<29} {:<9} {:<12} {:>5} {:>8}  {:<19} {:>7}  {}"
+
+
+def _row(one: ListedSession) -> str:
+    created, unused = one.created[:19].replace("T", " "), _age(one.unused_seconds)
+    return _ROW.format(
+        one.id, one.state, one.tenant[:12] or "-", one.turns, one.tokens, created, unused, _places(one)
+    ).rstrip()
+
+
+def _age(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _places(one: ListedSession) -> str:
+    if one.kv is None:
+        return "-"
+    counts = msgspec.structs.asdict(one.kv)
+    return ", ".join(f"{tier} {count}" for tier, count in counts.items() if count) or "-"
+
+
+def show(sessions: SessionSource, session_id: str, items: int, *, as_json: bool) -> Iterator[str]:
+    """The lines that show one session with its latest ``items``."""
+    one = sessions.shown(session_id, items)
+    if as_json:
+        yield msgspec.json.encode(one).decode()
+        return
+    facts = {
+        "session": one.id,
+        "name": one.name,
+        "tenant": one.tenant,
+        "state": one.state,
+        "created": one.created,
+        "unused": "" if one.unused_seconds is None else f"{_age(one.unused_seconds)} in which a server ran",
+        "forked from": one.parent or "",
+        "forks": ", ".join(f"{fork.id} {fork.name}".rstrip() for fork in one.forks),
+        "KV": "" if one.kv is None else _places(one),
+        "instructions": _line(one.instructions),
+        "tools": ", ".join(one.tools),
+        "turns": str(one.turns),
+        "tokens": str(one.tokens),
+        "items": f"{one.items}, the last {len(one.latest)}:" if one.latest else str(one.items),
+    }
+    for name, value in facts.items():
+        if value:
+            yield f"{name + ':':<14}{value}"
+    for item in one.latest:
+        kind = item.role or item.name or item.type
+        out = " (out of the context)" if item.left_out else ""
+        cut = f"… ({item.characters} characters)" if item.characters > len(item.text) else ""
+        yield f"  {item.id}  {kind}{out}: {_line(item.text)}{cut}"
+
+
+def _line(text: str) -> str:
+    """The text on one line, without control characters, which a terminal would obey."""
+    return "".join(one if one.isprintable() else " " for one in text)
+
+
+def export(sessions: SessionSource, session_id: str, target: Path | None) -> Iterator[str]:
+    """The lines of an exported session, or, with a ``target``, one that says that they are in that new file."""
+    data = sessions.exported(session_id)
+    if target is None:
+        yield data.decode().removesuffix("\n")
+        return
+    with target.open("xb") as file:
+        target.chmod(0o600)
+        file.write(data)
+    yield f"{session_id}: {len(data.splitlines()) - 1} entries in {target}"
+
+
+def close(sessions: SessionSource, session_id: str) -> Iterator[str]:
+    """End a session's connection; yields a line that says so."""
+    one = sessions.close(session_id)
+    yield f"{session_id}: closed, {one.state}"
+
+
+def delete(sessions: SessionSource, session_id: str, *, sure: bool) -> Iterator[str]:
+    """Delete a session, unless the user says no; yields a line that says so. ``sure``: do not ask."""
+    if not sure:
+        one = sessions.shown(session_id, 0)
+        if not sys.stdin.isatty():
+            raise SettingsInvalid(f"to delete {session_id} without being asked, give --yes")
+        typer.confirm(f"Delete {session_id}, {one.turns} turns, for ever?", abort=True)
+    sessions.delete(session_id)
+    yield f"{session_id}: deleted"

@@ -1,0 +1,278 @@
+"""The sessions of a running server as its operator sees them: those in memory, and those that only the journal
+has.
+
+A session in the journal is found by its number there. Its id is looked for in slices, between which the
+journal's thread and the event loop do other work; the ids of the sessions that were told last are remembered
+with their numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from operator import methodcaller
+
+from ...runtime.errors import EngineGone, VerbRefused
+from ...sdk.errors import FieldInvalid
+from ...sessions.conversation.history import History
+from ...sessions.errors import EngineUnavailable, RecordDamaged, SessionUnknown
+from ...sessions.exports import at_rest
+from ...sessions.journal.journal import Journal
+from ...sessions.journal.records import SessionRecord
+from ...sessions.journal.replay import Replayed, replay
+from ...sessions.journal.store import JournalStore, Walk
+from ...sessions.registry import UNKEPT
+from ...sessions.session import Session
+from ..access.auth import salt_of
+from ..live.sessions import LiveSessions
+from ..realtime.config import resource_of
+from ..realtime.exports import export_of
+from ..realtime.session import RealtimeSession
+from ..service import Service
+from .frames import ForkedSession, KVPlaces, ListedSession, SessionPage, ShownSession, damaged, listed, shown
+
+WALK = 256
+"""So many of the journal's entries are looked at without a pause."""
+MOST_WALKS = 64
+"""So many times that for one page."""
+REMEMBERED = 1 << 14
+"""The ids of so many sessions are remembered with their numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A session. ``number``: in the journal, or as `SessionRegistry.numbered` has it. ``record``: None if it is
+    damaged. ``session``: None if it is not in memory."""
+
+    number: int
+    record: SessionRecord | None
+    session: Session | None = None
+
+
+class SessionDirectory:
+    """The sessions of a ``service``. All methods raise ``EngineLoading``, ``Draining`` and
+    ``StorageUnavailable``."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._numbers: OrderedDict[str, int] = OrderedDict()
+        self._tenants, self._names = service.tenants, service.tenants.names()
+
+    async def page(self, limit: int, after: str | None, tenant: str | None) -> SessionPage:
+        """At most ``limit`` sessions, the latest made first; those that the journal does not keep come before
+        all others. ``after``: `SessionPage.next` of the page before. ``tenant``: only those of the tenant with
+        this name; None: all. Raises ``FieldInvalid`` for an ``after`` that is none."""
+        live = self._live()
+        salt = None if tenant is None else salt_of(tenant)
+        memory, place = _place_of(after)
+        found: list[_Found] = []
+        if memory is not None or after is None:
+            for number in await live.registry.unkept():
+                session = live.registry.numbered(number)
+                if session is None or (memory is not None and number >= memory):
+                    continue
+                own = live.registry.record_of(session.id)
+                if salt is not None and own.salt != salt:
+                    continue
+                if len(found) == limit:
+                    return await self._told(live, found, f"m{found[-1].number - UNKEPT}")
+                found.append(_Found(number, own, session))
+        journal = live.registry.journal
+        more = journal is not None
+        for _ in range(MOST_WALKS):
+            if journal is None or not more:
+                break
+            walk: Walk = await journal.read(methodcaller("walk", place, WALK, salt))
+            for place, number, record in walk.found:
+                if record is None or record.is_session:
+                    found.append(_Found(number, record, live.registry.numbered(number)))
+                if len(found) >= limit:
+                    return await self._told(live, found, str(place) if place else None)
+            place, more = walk.place, walk.place is not None
+        return await self._told(live, found, str(place) if more else None)
+
+    async def shown(self, session_id: str, items: int) -> ShownSession:
+        """The session with this id, with its latest ``items``. Raises ``SessionUnknown``, ``RecordDamaged``."""
+        live = self._live()
+        found = await self._find(live, session_id)
+        record, history = _record(found), (await self._history(live, found))[0]
+        told = await self._listed(live, found, history, whole=True)
+        journal, forks = live.registry.journal, list[tuple[int, SessionRecord]]()
+        if journal is not None and found.number < UNKEPT:
+            forks = await journal.read(lambda store: store.fork_tree(found.number))
+        children = [
+            ForkedSession(id=one.id, name=one.name)
+            for _, one in forks
+            if one.parent == record.id and not one.deleted
+        ]
+        return shown(told, history, children, items)
+
+    async def exported(self, session_id: str) -> bytes:
+        """The session with this id as JSON lines. A reply that runs is in it as far as the journal has it.
+        Raises ``SessionUnknown``, ``RecordDamaged``."""
+        live = self._live()
+        found = await self._find(live, session_id)
+        history, config = await self._history(live, found)
+        record = _record(found)
+        resource = resource_of(record, config)
+        if found.session is not None:
+            for one in live.live():
+                if one.id == record.id and isinstance(one.face, RealtimeSession):
+                    resource = one.face.conversation.session
+        tokenizer, model = live.registry.language.digest(), self._service.model
+        return await asyncio.to_thread(export_of, record, history, resource, tokenizer, model)
+
+    async def close(self, session_id: str) -> ListedSession:
+        """Take the session with this id from its connection, and out of memory; the journal keeps it. Returns
+        it as it is then. Raises ``SessionUnknown``, ``RecordDamaged``."""
+        live = self._live()
+        found = await self._find(live, session_id)
+        await live.end(session_id)
+        found = _Found(found.number, found.record, live.registry.numbered(found.number))
+        return await self._listed(live, found, (await self._history(live, found))[0])
+
+    async def delete(self, session_id: str) -> None:
+        """Delete the session with this id, wherever it is: records and KV leave as those of what a client
+        deletes. Returns when the journal has it. Raises ``SessionUnknown``."""
+        live = self._live()
+        found = await self._find(live, session_id)
+        await live.erase(_record(found), None if found.number >= UNKEPT else found.number)
+        if live.registry.journal is not None:
+            await asyncio.shield(live.registry.journal.sync())
+
+    # --- inside ---------------------------------------------------------------------------------------------
+
+    def _live(self) -> LiveSessions:
+        return self._service.admit(None)
+
+    async def _find(self, live: LiveSessions, session_id: str) -> _Found:
+        registry = live.registry
+        await registry.wait_closed(session_id)
+        with suppress(SessionUnknown):
+            session = registry.get(session_id)
+            return _Found(session.log.number, registry.record_of(session_id), session)
+        journal = registry.journal
+        if journal is not None:
+            found = await self._remembered(journal, session_id) or await self._searched(journal, session_id)
+            if found is not None:
+                return _Found(found[0], found[1], registry.numbered(found[0]))
+        raise SessionUnknown(f"This server has no session {session_id[:128]!r}", param="session_id")
+
+    async def _remembered(self, journal: Journal, session_id: str) -> tuple[int, SessionRecord] | None:
+        number = self._numbers.get(session_id)
+        if number is None or not journal.keeps(number):
+            return None
+        with suppress(RecordDamaged):
+            record = await journal.read(lambda store: store.record(number))
+            if record.id == session_id and not record.deleted:
+                return number, record
+        return None
+
+    async def _searched(self, journal: Journal, session_id: str) -> tuple[int, SessionRecord] | None:
+        def looked(
+            store: JournalStore, place: int | None
+        ) -> tuple[tuple[int, SessionRecord] | None, int | None]:
+            walk = store.walk(place, WALK)
+            return walk.session(session_id), walk.place
+
+        place: int | None = None
+        while True:
+            found, place = await journal.read(partial(looked, place=place))
+            if found is not None or place is None:
+                return found
+
+    async def _history(self, live: LiveSessions, found: _Found) -> tuple[History, bytes | None]:
+        """A history of the session in which no turn runs, and the latest configuration that the journal has;
+        None if it has none, or was not asked."""
+        if found.session is not None and live.registry.is_open(found.session):
+            return found.session.branch()[0], None
+        replayed = await self._replayed(live, found.number)
+        return at_rest(replayed), replayed.config
+
+    async def _replayed(self, live: LiveSessions, number: int) -> Replayed:
+        journal, gone = live.registry.journal, SessionUnknown("The session is gone", param="session_id")
+        if journal is None or number >= UNKEPT:
+            raise gone
+        journal.hold(number)
+        try:
+            stored = await journal.read(lambda store: store.session(number))
+        except RecordDamaged:
+            if not journal.keeps(number):  # it was forgotten meanwhile
+                raise gone from None
+            raise
+        finally:
+            journal.leave(number)
+        return await asyncio.to_thread(replay, stored.operations, max_items=live.registry.settings.max_items)
+
+    async def _told(self, live: LiveSessions, found: list[_Found], after: str | None) -> SessionPage:
+        data: list[ListedSession] = []
+        for one in found:
+            try:
+                history, _ = await self._history(live, one)
+                data.append(await self._listed(live, one, history))
+            except SessionUnknown:
+                continue  # it was closed meanwhile
+            except RecordDamaged:
+                data.append(await self._damaged(live, one))
+        return SessionPage(data=data, next=after)
+
+    async def _listed(
+        self, live: LiveSessions, found: _Found, history: History, *, whole: bool = False
+    ) -> ListedSession:
+        """What is told of a session. ``whole``: also where its KV is, if it is not in memory."""
+        record, journal = _record(found), live.registry.journal
+        unused = None
+        if journal is not None and found.number < UNKEPT:
+            unused = await journal.read(lambda store: store.unused_seconds(found.number))
+            self._remember(record.id, found.number)
+        kv = None
+        if self._service.state().ready:
+            with suppress(EngineGone, EngineUnavailable, VerbRefused):
+                if found.session is not None and live.registry.is_open(found.session):
+                    kv = KVPlaces.of(await found.session.placement.locate())
+                elif whole and history.head is not None:
+                    kv = KVPlaces.of(await live.registry.locate(history.head.tokens(), record.salt))
+        state = live.state_of(record.id) or "offloaded"
+        return listed(record, history, self._tenant(record.salt), state, unused_seconds=unused, kv=kv)
+
+    async def _damaged(self, live: LiveSessions, found: _Found) -> ListedSession:
+        journal, record = live.registry.journal, found.record
+        name, tenant = (
+            "" if record is None else record.id,
+            "" if record is None else self._tenant(record.salt),
+        )
+        if not name and journal is not None:
+            name = await journal.read(lambda store: store.name_of(found.number))
+        return damaged(name, tenant)
+
+    def _tenant(self, salt: bytes) -> str:
+        if self._service.tenants is not self._tenants:
+            self._tenants = self._service.tenants
+            self._names = self._tenants.names()
+        return self._names.get(salt) or salt.hex()
+
+    def _remember(self, session_id: str, number: int) -> None:
+        self._numbers[session_id] = number
+        self._numbers.move_to_end(session_id)
+        if len(self._numbers) > REMEMBERED:
+            self._numbers.popitem(last=False)
+
+
+def _record(found: _Found) -> SessionRecord:
+    if found.record is None:
+        raise RecordDamaged("The session's record is damaged")
+    return found.record
+
+
+def _place_of(after: str | None) -> tuple[int | None, int | None]:
+    """Where a page begins: before this number among the sessions that the journal does not keep, and before
+    this place in it. None: at the latest."""
+    if after is None:
+        return None, None
+    digits = after.removeprefix("m")
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= 18):
+        raise FieldInvalid("`after` must be the `next` of a page", "after")
+    return (UNKEPT + int(digits), None) if after.startswith("m") else (None, int(digits))

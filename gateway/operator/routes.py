@@ -1,0 +1,96 @@
+"""The operator's HTTP routes. The guard lets only an operator's key in; without keys, every client on this
+machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ...sdk.errors import FieldInvalid
+from ...sdk.frames.exported import ExportEntry, ExportHeader
+from ..access.auth import OPERATOR_PATH, Endpoint, refusing
+from ..documents.rows import RouteRow
+from ..net.bodies import json_answer
+from ..service import Service
+from .directory import SessionDirectory
+from .frames import DeletedSession, ListedSession, SessionPage, SessionsQuery, ShownQuery, ShownSession
+
+Query = TypeVar("Query", bound=msgspec.Struct)
+SESSIONS = f"{OPERATOR_PATH}sessions"
+_ONE = f"{SESSIONS}/{{session_id}}"
+JSON_LINES = "application/jsonl"
+
+
+def _row(method: str, path: str, summary: str, response: Any = None, **more: Any) -> RouteRow:
+    return RouteRow(method, path, summary, response=response, group="Operator", **more)
+
+
+ROWS = (
+    _row("GET", SESSIONS, "The sessions of the server.", SessionPage, query=SessionsQuery),
+    _row("GET", _ONE, "One session, with its latest items.", ShownSession, query=ShownQuery),
+    _row(
+        "GET",
+        f"{_ONE}/export",
+        "A session as JSON lines: a header, then its entries.",
+        (ExportHeader, ExportEntry),
+        media_type=JSON_LINES,
+    ),
+    _row("POST", f"{_ONE}/close", "End a session's connection; it is kept.", ListedSession),
+    _row("DELETE", _ONE, "Delete a session.", DeletedSession),
+)
+"""The HTTP routes, for the OpenAPI document; `operator_routes` serves them in this order."""
+
+
+def operator_routes(service: Service) -> list[Route]:
+    """Make the routes of `ROWS`."""
+    directory = SessionDirectory(service)
+
+    async def page(request: Request) -> Response:
+        query = _query(request.query_params, SessionsQuery)
+        return json_answer(await directory.page(query.limit, query.after, query.tenant))
+
+    async def shown(request: Request) -> Response:
+        query = _query(request.query_params, ShownQuery)
+        return json_answer(await directory.shown(request.path_params["session_id"], query.items))
+
+    async def exported(request: Request) -> Response:
+        data = await directory.exported(request.path_params["session_id"])
+        return Response(data, media_type=JSON_LINES)
+
+    async def close(request: Request) -> Response:
+        return json_answer(await directory.close(request.path_params["session_id"]))
+
+    async def delete(request: Request) -> Response:
+        session_id = request.path_params["session_id"]
+        await directory.delete(session_id)
+        return json_answer(DeletedSession(id=session_id))
+
+    served: Sequence[Endpoint] = (page, shown, exported, close, delete)
+
+    def loaded(serve: Endpoint) -> Endpoint:
+        async def endpoint(request: Request) -> Response:
+            await service.loaded()  # what the journal has is known from then on
+            return await serve(request)
+
+        return endpoint
+
+    return [
+        Route(row.path, refusing(loaded(serve)), methods=[row.method])
+        for row, serve in zip(ROWS, served, strict=True)
+    ]
+
+
+def _query(given: Mapping[str, str], form: type[Query]) -> Query:
+    """The URL's parameters as a struct. Raises ``FieldInvalid``."""
+    try:
+        return msgspec.convert(dict(given), form, strict=False)
+    except msgspec.ValidationError as error:
+        told = str(error)
+        raise FieldInvalid(
+            f"The URL's parameters are not valid: {told}", told.rpartition("$.")[2][:-1]
+        ) from None

@@ -1,0 +1,127 @@
+"""What leaves a server with a session, and what one begins with that came from another server: its items, and
+the token ids of its replies.
+
+A prompt is made of these again: a reply keeps the tokens that the model sampled, and the items between replies
+are written by the template, as they were the first time. Knows nothing of files or frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from .conversation.history import History
+from .conversation.items import Item, Preamble
+from .conversation.tree import TurnReply
+from .errors import ItemInvalid, RequestInvalid
+from .journal.records import KeptGap, KeptReply, SessionSnapshot
+from .journal.replay import Replayed, replay
+from .token_ids import packed
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedEntry:
+    """An item, or the items of one reply. ``tokens``: the ids of a reply, with its reasoning; empty for other
+    items. ``ended``: the last of them is an end token that the model sampled.
+
+    ``left_after``: set if it is out of the context: the id of the item behind which it left; "" if that item is
+    gone.
+    """
+
+    items: tuple[Item, ...]
+    tokens: tuple[int, ...] = ()
+    ended: bool = False
+    left_after: str | None = None
+
+
+def at_rest(replayed: Replayed) -> History:
+    """The history of a session as the journal has it, without the reply that was interrupted, if one was."""
+    last = replayed.last
+    if last is not None and last.ended is None and last.placed.turn is not None:
+        replayed.history.abort_turn(last.placed.turn)
+    return replayed.history
+
+
+def exported(history: History) -> list[ExportedEntry]:
+    """All entries of a history in which no turn runs, in order. Those out of the context have no tokens."""
+    left: dict[int, str] = {}
+    for gap in history.gaps:
+        since = (gap.since.items if isinstance(gap.since, TurnReply) else (gap.since,)) if gap.since else ()
+        place = getattr(since[-1], "id", "") if since else ""
+        left.update((id(entry), place) for entry in gap.entries)
+    found: list[ExportedEntry] = []
+    for entry in history.entries:
+        out = left.get(id(entry))
+        if not isinstance(entry, TurnReply):
+            found.append(ExportedEntry((entry,), left_after=out))
+        elif entry.items:
+            tokens = () if out is not None else tuple(entry.ids.tolist())
+            found.append(ExportedEntry(entry.items, tokens, entry.ended, out))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStart:
+    """What a new session begins with: its ``history``, the ``snapshot`` by which the journal makes that again,
+    and its ``clock``, the date that the chat template shows (ISO 8601)."""
+
+    history: History
+    snapshot: SessionSnapshot
+    clock: str
+
+
+def imported(
+    preamble: Preamble,
+    entries: Sequence[ExportedEntry],
+    clock: str,
+    *,
+    vocabulary: int,
+    max_items: int,
+) -> SessionStart:
+    """What a new session begins with that continues from these ``entries``. ``clock``: as in `SessionStart`.
+    ``vocabulary``: how many token ids the model has. ``max_items``: the most items that a session holds.
+
+    Raises ``ItemInvalid``, also for a token id that the model does not have, ``ItemExists``, ``ToolInvalid``,
+    and ``RequestInvalid`` for a clock that is no date.
+    """
+    checked = History(preamble, max_items=max_items)
+    items: list[Item] = []
+    replies: list[KeptReply] = []
+    order: list[int] = []
+    ends: dict[str, int] = {}
+    left: dict[str, list[int]] = {}
+    for number, entry in enumerate(entries):
+        for item in entry.items:
+            checked.insert(item)
+        if entry.tokens and not 0 <= min(entry.tokens) <= max(entry.tokens) < vocabulary:
+            raise ItemInvalid(f"The tokens of entry {number} are not all the model's", param="tokens")
+        begun = len(order)
+        if entry.tokens:
+            order.append(-1 - len(replies))
+            replies.append(KeptReply(items=entry.items, ids=packed(entry.tokens), ended=entry.ended))
+        else:
+            order += range(len(items), len(items) + len(entry.items))
+            items += entry.items
+        ends[entry.items[-1].id] = len(order) - 1
+        if entry.left_after is not None:
+            left.setdefault(entry.left_after, []).extend(range(begun, len(order)))
+    gaps = [KeptGap(entries=tuple(places), since=ends.get(after)) for after, places in left.items()]
+    gaps.sort(key=lambda gap: -1 if gap.since is None else gap.since)
+    snapshot = SessionSnapshot(
+        preamble=preamble,
+        rendered=preamble,
+        items=tuple(items),
+        replies=tuple(replies),
+        entries=tuple(order),
+        gaps=tuple(gaps),
+    )
+    return SessionStart(replay([snapshot], max_items=max_items).history, snapshot, _checked(clock))
+
+
+def _checked(clock: str) -> str:
+    try:
+        datetime.fromisoformat(clock)
+    except ValueError:
+        raise RequestInvalid(f"{clock[:64]!r} is no date and time", param="clock") from None
+    return clock
