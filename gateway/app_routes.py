@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from ..runtime.link.messages import Phase
 from ..sdk.frames.client import ClientEvent
-from ..sdk.frames.exported import SESSIONS, ExportEntry, ExportHeader, ImportedSession
+from ..sdk.frames.exported import JSON_LINES, SESSIONS, ExportEntry, ExportHeader, ImportedSession
 from ..sdk.frames.server import OwnFrame, ServerEvent
 from .documents.rows import ErrorAnswer, RouteRow, SocketRow
 from .messages.frames import MessagesError
@@ -95,6 +95,7 @@ ROUTES = (
         SESSIONS,
         "Begin a session with an exported one, as JSON lines; a Realtime client resumes it.",
         request=(ExportHeader, ExportEntry),
+        request_type=JSON_LINES,
         response=ImportedSession,
         group="Sessions",
     ),

@@ -60,7 +60,7 @@ def _operation(row: RouteRow, parts: dict[str, Any]) -> dict[str, Any]:
     if parameters := _parameters(row):
         operation["parameters"] = parameters
     if "request" in parts:
-        body = {"application/json": {"schema": parts["request"]}}
+        body = {row.request_type: {"schema": parts["request"]}}
         operation["requestBody"] = {"required": True, "content": body}
     if row.needs_key:
         operation["security"] = [{"key": []}, {}]  # a server without keys asks for none

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...sdk.errors import FieldInvalid
-from ...sdk.frames.exported import ExportEntry, ExportHeader
+from ...sdk.frames.exported import JSON_LINES, ExportEntry, ExportHeader
 from ..access.auth import OPERATOR_PATH, Endpoint, refusing
 from ..documents.rows import RouteRow
 from ..net.bodies import json_answer
@@ -23,7 +23,6 @@ from .frames import DeletedSession, ListedSession, SessionPage, SessionsQuery, S
 Query = TypeVar("Query", bound=msgspec.Struct)
 SESSIONS = f"{OPERATOR_PATH}sessions"
 _ONE = f"{SESSIONS}/{{session_id}}"
-JSON_LINES = "application/jsonl"
 
 
 def _row(method: str, path: str, summary: str, response: Any = None, **more: Any) -> RouteRow:

@@ -11,6 +11,7 @@ from urllib.request import HTTPSHandler, OpenerDirector, ProxyHandler, Request, 
 import anyio.to_thread
 
 from ..errors import ConnectionFailed, ServerError
+from ..frames.exported import JSON_LINES
 from .transport import LOOPBACK, PATH, realtime_url, shown, words_of
 
 SECONDS = 60.0
@@ -42,7 +43,7 @@ def _requested(
     address = f"{HTTP[parts.scheme]}://{parts.netloc}{parts.path.removesuffix(PATH)}{path}"
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     if body is not None:
-        headers["Content-Type"] = "application/jsonl"
+        headers["Content-Type"] = JSON_LINES
     try:
         with _opener(parts.hostname, ssl).open(
             Request(address, body, headers, method=method), timeout=SECONDS

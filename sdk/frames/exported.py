@@ -16,6 +16,8 @@ from .sampling import TokenId
 VERSION = 1
 """The version of the form. A server reads no other."""
 KIND = "holdfast.session"
+JSON_LINES = "application/jsonl"
+"""The media type of an exported session."""
 SESSIONS = "/v1/sessions"
 """The route to which an exported session is posted."""
 

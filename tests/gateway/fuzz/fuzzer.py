@@ -27,6 +27,7 @@ from holdfast.gateway.documents.openapi import openapi
 from holdfast.gateway.documents.rows import RouteRow
 from holdfast.sdk.errors import FieldInvalid, FrameMalformed
 from holdfast.sdk.frames import codec
+from holdfast.sdk.frames.exported import JSON_LINES, read_export
 
 from .damage import damaged, encoded
 from .shapes import MODEL, Json, Shapes
@@ -101,7 +102,7 @@ def targets() -> list[tuple[RouteRow | str, st.SearchStrategy[Any]]]:
     found: list[tuple[RouteRow | str, st.SearchStrategy[Any]]] = []
     for row in ROWS:
         asked = OPENAPI["paths"][row.path][row.method.lower()].get("requestBody")
-        schema = {"type": "null"} if asked is None else asked["content"]["application/json"]["schema"]
+        schema = {"type": "null"} if asked is None else asked["content"][row.request_type]["schema"]
         found.append((row, bodies.of(schema)))
     for name, channel in ASYNCAPI["channels"].items():
         keys = [key for key in channel["messages"] if f"{name}.receive." in key]
@@ -206,6 +207,9 @@ class Fuzzer:
         """What is wrong with an answer; None if nothing is."""
         self.statuses[reply.status] += 1
         if row.path in ("/metrics", "/openapi.json", "/asyncapi.json") and reply.status == 200:
+            return None
+        if row.media_type == JSON_LINES and reply.status == 200:
+            read_export(reply.body)
             return None
         if reply.headers.get("content-type", "").startswith("text/event-stream"):
             return self._wrong_stream(row.path, reply.body)
