@@ -443,7 +443,7 @@ class LiveSessions:
         all tiers. What its forks share with it stays. ``number``: in the journal; None: it does not keep it."""
         trees = self.registry.trees
         trees.begin_pruning(trees.known(record), record.id)
-        await self._whole(self._prune(record.id, number, record.owner))
+        await self._whole(self._prune(record.id, number))
 
     async def _whole(self, work: Coroutine[None, None, _T]) -> _T:
         """Run ``work``, which changes several sessions, to its end, and return its result. It is finished even
