@@ -117,10 +117,11 @@ class GrantedLease:
 @dataclass(slots=True)
 class ComputedTokens:
     """Tokens computed for a sequence since its last turn ended: ``prefilled`` for the first time,
-    ``recomputed`` again."""
+    ``recomputed`` again. ``retracted``: those prefilled that were removed since."""
 
     prefilled: int = 0
     recomputed: int = 0
+    retracted: int = 0
 
     @property
     def total(self) -> int:
@@ -264,6 +265,7 @@ class Sequence:
         """Drop the tokens from position ``length`` on, and the keys from block ``blocks`` on."""
         self.tokens.truncate(length)
         self.keys.truncate(blocks)
+        self.work.retracted = min(self.work.prefilled, self.work.retracted + max(0, self.high_water - length))
         self.high_water = min(self.high_water, length)
 
     def name(self, keys: list[bytes]) -> None:
@@ -397,7 +399,8 @@ class Sequence:
         restored for it is counted as resident."""
         assert self.turn
         if self.turn.resident is None:
-            self.turn.resident = max(0, self.computed - self.work.total - self.from_tiers.host)
+            made = self.work.total - self.work.retracted
+            self.turn.resident = max(0, self.computed - made - self.from_tiers.host)
 
     def count_found(self, tokens: int) -> None:
         """Count as resident ``tokens`` more, which the prefix cache gave after the turn had started, because
@@ -417,7 +420,7 @@ class Sequence:
         self.work, self.from_tiers = ComputedTokens(), FromTiers()
         # What was found or brought up twice, or computed and then found, counts once; what the sequence had
         # before it lay idle, gave up and found again was there.
-        others = max(0, min(self.high_water, turn.prompt) - made.prefilled)
+        others = max(0, min(self.high_water, turn.prompt) - made.prefilled + made.retracted)
         resident = min(turn.resident or 0, others)
         host = min(came.host, others - resident)
         resident = max(resident, others - host - made.recomputed)

@@ -67,9 +67,9 @@ class TurnUsage(msgspec.Struct, frozen=True):
     ``input_tokens``: the whole prompt. ``cached_tokens``: the part of it that had KV already; ``host_tokens``
     and ``disk_tokens``: the parts of that which were restored from the host or disk tier. ``new_tokens``: the
     part that no turn had computed before: new items, text that the template writes, and the last token of the
-    reply before, which has no KV. ``prefilled_tokens``: computed for the first time. ``recomputed_tokens``:
-    computed again, for example after a preemption. ``restore_ms``: how long the turn waited for the disk, in
-    milliseconds.
+    reply before, which has no KV. ``prefilled_tokens``: computed for the first time; streamed input that was
+    taken back counts, too. ``recomputed_tokens``: computed again, for example after a preemption.
+    ``restore_ms``: how long the turn waited for the disk, in milliseconds.
     """
 
     input_tokens: int = 0

@@ -130,6 +130,19 @@ def test_every_turn_prefills_what_is_new_and_no_more(depth: int) -> None:
             here.run()  # prefilled before the turn, counted in it all the same
 
 
+@DEPTHS
+def test_what_was_computed_and_removed_takes_nothing_from_what_was_there(depth: int) -> None:
+    here = world(depth=depth, blocks=40)
+    here.open(0, STORY[:10])
+    here.reply(0, 4)
+    here.extend(0, STORY[10:30])
+    here.run()
+    here.truncate(0, 14)
+    here.extend(0, STORY[:3])
+    here.reply(0, 2)
+    assert here.ended[0].work == Work(prefilled=20 + 3, recomputed=0, resident=13, decoded=2)
+
+
 def test_what_was_evicted_counts_as_computed_again() -> None:
     here = world(max_sequences=1)
     here.open(0, STORY[:10])
