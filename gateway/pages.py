@@ -1,7 +1,8 @@
 """The pages that a browser gets: the playground at ``/``, the documents at ``/docs``, and the files of both.
 
-The files are package data in ``gateway/page/``. They are the same for all clients, hold nothing secret and load
-nothing from elsewhere; the playground opens the Realtime WebSocket, with a key if the server asks for one.
+The files are package data in ``gateway/page/``; ``vendor/`` in it has libraries of others. They are the same
+for all clients, hold nothing secret and load nothing from elsewhere; the playground opens the Realtime
+WebSocket, with a key if the server asks for one.
 """
 
 from __future__ import annotations
@@ -47,8 +48,10 @@ KINDS = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
     ".json": "application/json",
+    ".txt": "text/plain; charset=utf-8",
 }
 
 
@@ -84,7 +87,9 @@ def page_routes(root_path: str) -> list[BaseRoute]:
     ``root_path``: the URL prefix under which a proxy serves this server; the pages' links begin there. Empty
     without a prefix."""
     files = {
-        path.name: PageFile.of(path.read_bytes(), path.suffix) for path in _files() if path.suffix != ".html"
+        path.relative_to(FOLDER).as_posix(): PageFile.of(path.read_bytes(), path.suffix)
+        for path in FOLDER.rglob("*")
+        if path.suffix in KINDS and path.suffix != ".html"
     }
     playground, documents = (_placed(FOLDER / name, root_path) for name in ("index.html", "docs.html"))
     return [
@@ -114,10 +119,6 @@ def document_routes(rows: Sequence[RouteRow], sockets: Sequence[SocketRow], vers
         return Route(path, serve)
 
     return [route("/openapi.json"), route("/asyncapi.json")]
-
-
-def _files() -> list[Path]:
-    return [path for path in FOLDER.iterdir() if path.suffix in KINDS]
 
 
 def _placed(path: Path, root_path: str) -> PageFile:

@@ -80,10 +80,10 @@ def test_the_demo_from_the_wheel_recalls_calls_and_counts(wheel: Path, tmp_path:
 
 def test_the_pages_and_what_documents_are_made_of_are_in_the_wheel(wheel: Path) -> None:
     there = set(ZipFile(wheel).namelist())
-    pages = {f"holdfast/gateway/page/{path.name}" for path in (ROOT / "gateway" / "page").iterdir()}
-    assert (
-        {f"holdfast/gateway/page/{name}" for name in ("index.html", "docs.html", "app.js")} <= pages <= there
-    )
+    folder, named = ROOT / "gateway" / "page", ("index.html", "docs.html", "app.js", "vendor/LICENSES.txt")
+    pages = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert set(named) <= pages
+    assert {f"holdfast/gateway/page/{name}" for name in pages} <= there
     assert {f"holdfast/gateway/documents/{name}.py" for name in ("openapi", "asyncapi")} <= there
 
 

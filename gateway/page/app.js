@@ -2,22 +2,31 @@
 
 import { BlockMap, BlockWatch } from "./blocks.js";
 import { Client } from "./client.js";
-import { button, byId, eachFrame, fill, make } from "./dom.js";
+import { ConversationList } from "./conversations.js";
+import { button, byId, counted, eachFrame, fill, make } from "./dom.js";
 import { showMeasures } from "./measures.js";
 import { points } from "./session.js";
 import { Setup } from "./setup.js";
+import { keep, kept, tab } from "./storage.js";
 import { outputOf } from "./tools.js";
 import { Transcript } from "./transcript.js";
 import { ForkTree } from "./tree.js";
 import { TypedText } from "./typing.js";
 
-const SAMPLES = ["My name is Marisol.", "What is my name?", "Tell me the story of the fox.", "What is 12 plus 30?"];
+const SAMPLES = [
+  { text: "My name is Marisol." },
+  { text: "What is my name?" },
+  { text: "Tell me the story of the fox." },
+  { text: "What is the weather in Oslo?", tool: "get_weather" },
+];
+const DRAFT = "holdfast.draft";
 const STATES = { connecting: "connecting", open: "connected", loading: "the server is getting ready", waiting: "away, trying again", key: "needs a key", moved: "open in another tab" };
 
 const client = new Client();
-const acts = { fork, rewind, edit, answer, name: askName, prune };
+const acts = { fork, rewind: rewindTo, edit, answer, name: askName, prune, open: openAgain, erase };
 const transcript = new Transcript(client, acts);
 const tree = new ForkTree(client, acts);
+new ConversationList(client, acts).show();
 const blocks = new BlockMap(client);
 const setup = new Setup(client);
 const typed = new TypedText(client);
@@ -26,6 +35,14 @@ const message = byId("message");
 const outputs = new Map(); // outputs that wait for those of the other calls, by session and call
 
 // --- what the user does ---
+
+/** Put a text into the message box, as if it was typed: a reload finds what is there. */
+function write(text) {
+  if (message.value !== text) message.value = text; // else a composition would end
+  keep(DRAFT, text, tab);
+  grow();
+  show();
+}
 
 /** Say what is in the box; while a reply runs, steer it. */
 function say() {
@@ -50,9 +67,7 @@ function say() {
     if (session.asked.streamed) client.send(session, { type: "response.create", ...response });
     else client.send(session, { type: "response.create", items: [item], ...response });
   }
-  message.value = "";
-  grow();
-  show();
+  write("");
 }
 
 /** Ask for a reply to what is there. */
@@ -84,11 +99,40 @@ async function fork(at = null) {
   if (made) client.show(made);
 }
 
-/** Make an item the last; `root`: none is left. */
-function rewind(to) {
+/** Make an item the last; `root`: none is left. Undefined if that was refused. */
+async function rewind(to) {
   const session = client.current;
   if (!session?.here) return undefined;
   return tried(() => client.request(session, { type: "session.rewind", to }, "session.rewound"));
+}
+
+/** Make an item the last, after a question where others go. Undefined if the user or the server does not want it. */
+async function rewindTo(to) {
+  const session = client.current;
+  const going = session.items.length - 1 - session.items.findIndex((item) => item.id === to);
+  if (going > 0) {
+    const title = to === "root" ? "Back to the start?" : "Rewind to here?";
+    const wish = await sure(title, `${counted(going, "item")} of this conversation will be gone.`, ["rewind", "Rewind"], ["fork", "Keep a fork"]);
+    if (!wish || client.current !== session) return undefined;
+    if (wish === "fork" && !(await tried(() => client.fork(session)))) return undefined;
+  }
+  return rewind(to);
+}
+
+/** Ask before something is lost: the name of the choice that was made, or null. `choices`: names and texts, the first
+ * of them what was asked for. */
+function sure(title, text, ...choices) {
+  const dialog = byId("sure");
+  byId("sure-title").textContent = title;
+  byId("sure-text").textContent = text;
+  return new Promise((resolve) => {
+    const choose = (name, words, properties) => button(words, () => (resolve(name), dialog.close()), properties);
+    const [[name, words], ...others] = choices;
+    const made = others.map(([other, said]) => choose(other, said, {}));
+    fill(byId("sure-choices"), choose(null, "Cancel", {}), ...made, choose(name, words, { className: "primary" }));
+    dialog.onclose = () => resolve(null); // by a key; after a choice it changes nothing
+    dialog.showModal();
+  });
 }
 
 /** The id of the item before this one, or the beginning. */
@@ -97,10 +141,10 @@ function before(session, item) {
 }
 
 async function edit(item) {
-  const text = item.text;
-  if (!(await rewind(before(client.current, item)))) return;
-  message.value = text;
-  grow();
+  const { text } = item;
+  const last = client.current.items.findLast((one) => one.role === "user") === item; // its reply goes as by Try again
+  if (!(await (last ? rewind : rewindTo)(before(client.current, item)))) return;
+  write(text);
   typed.flush();
   message.focus();
 }
@@ -129,7 +173,23 @@ function answer(session, call, output) {
 }
 
 async function prune(id) {
-  await tried(() => client.prune(id));
+  const gone = "Its messages will be gone. Its own forks stay.";
+  if (await sure("Delete this session?", gone, ["delete", "Delete"])) await tried(() => client.prune(id));
+}
+
+function openAgain(id) {
+  showTab("talk");
+  if (client.conversation?.id === id) return;
+  typed.takeBack();
+  client.open(id);
+}
+
+/** Delete a conversation of the list. */
+async function erase({ id, name, sessions }) {
+  const forks = sessions.length > 1 ? ` and its ${counted(sessions.length - 1, "fork")}` : "";
+  if (!(await sure("Delete this conversation?", `“${name}”${forks} will be gone.`, ["delete", "Delete"]))) return;
+  if (client.conversation?.id === id) typed.takeBack();
+  await tried(() => client.erase(id));
 }
 
 function askName(session) {
@@ -202,6 +262,7 @@ function showState(text = "") {
 }
 
 function toast(text, ...more) {
+  for (const one of byId("toasts").children) if (one.firstChild.textContent === text) one.remove();
   const note = make("div", { className: "toast" }, make("p", { textContent: text }), ...more);
   note.append(button("Dismiss", () => note.remove(), { className: "quiet" }));
   byId("toasts").append(note);
@@ -242,6 +303,9 @@ client.addEventListener("state", ({ detail }) => {
   if (client.state === "open") typed.again();
 });
 client.addEventListener("notice", ({ detail }) => toast(detail));
+client.addEventListener("gone", ({ detail: id }) => {
+  toast("This server has that conversation no more.", button("Take it off the list", (event) => (client.forget(id), event.target.closest(".toast").remove())));
+});
 client.addEventListener("log", showLog);
 client.addEventListener("current", () => {
   typed.flush();
@@ -278,10 +342,7 @@ byId("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   say();
 });
-message.addEventListener("input", () => {
-  grow();
-  show();
-});
+message.addEventListener("input", () => write(message.value));
 message.addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
   event.preventDefault();
@@ -294,7 +355,7 @@ byId("streamed").addEventListener("change", () => {
 byId("interrupt").addEventListener("click", interrupt);
 byId("fork").addEventListener("click", () => fork());
 byId("retry").addEventListener("click", retry);
-byId("clear").addEventListener("click", () => rewind("root"));
+byId("clear").addEventListener("click", () => rewindTo("root"));
 byId("fresh").addEventListener("click", () => {
   typed.takeBack();
   client.fresh();
@@ -363,40 +424,20 @@ document.addEventListener("keydown", (event) => {
 
 fill(
   byId("samples"),
-  ...SAMPLES.map((text) =>
-    button(text, () => {
-      message.value = text;
-      grow();
+  ...SAMPLES.map(({ text, tool }) =>
+    button(tool ? `${text} (with a tool)` : text, async () => {
+      if (tool) await setup.offer(tool);
+      write(text);
       typed.flush();
-      show();
       message.focus();
     }),
   ),
 );
 byId("letters").checked = kept("holdfast.letters") !== "off";
 byId("letters").addEventListener("change", () => keep("holdfast.letters", byId("letters").checked ? "on" : "off"));
-message.value = kept("holdfast.draft", sessionStorage) ?? "";
-message.addEventListener("input", () => keep("holdfast.draft", message.value, sessionStorage));
-byId("composer").addEventListener("submit", () => keep("holdfast.draft", "", sessionStorage));
-
-function kept(name, store = localStorage) {
-  try {
-    return store.getItem(name);
-  } catch {
-    return null;
-  }
-}
-
-function keep(name, value, store = localStorage) {
-  try {
-    store.setItem(name, value);
-  } catch {
-    // kept for this view alone
-  }
-}
 
 window.playground = { client }; // for the console, and for tests
-grow();
+write(kept(DRAFT, tab) ?? "");
 blocks.show();
 showMeasures(null);
 client.start();

@@ -4,6 +4,7 @@ import { byId, counted, fill, make } from "./dom.js";
 
 export const TIERS = ["device", "host", "disk", "none"];
 const MOST_CELLS = 1200;
+const ELSEWHERE = "also in other sessions"; // forks, and others that begin with the same text
 const SAID = { device: "device", host: "host memory", disk: "disk", none: "nowhere" };
 
 /** The blocks of a session one by one: tier and whether it is shared. */
@@ -27,8 +28,15 @@ export function tierBar(blocks) {
 export function tierText(blocks) {
   if (!blocks) return "";
   const parts = TIERS.filter((tier) => blocks[tier]).map((tier) => `${blocks[tier]} ${SAID[tier]}`);
-  if (blocks.shared) parts.push(`${blocks.shared} shared`);
+  if (blocks.shared) parts.push(`${blocks.shared} ${ELSEWHERE}`);
   return parts.join(", ");
+}
+
+/** Why a settled session has blocks on the device, in words. */
+function stayed(session) {
+  const runs = session?.settled ? (session.blocks?.runs ?? []) : [];
+  const count = runs.reduce((sum, run) => sum + (run.tier === "device" && run.shared ? run.count : 0), 0);
+  return count ? `${counted(count, "block")} stay${count === 1 ? "s" : ""} on the device: other sessions have ${count === 1 ? "it" : "them"}, too.` : "";
 }
 
 export class BlockMap {
@@ -49,7 +57,7 @@ export class BlockMap {
     for (const id of ["to-disk", "to-host", "to-device"]) {
       byId(id).disabled = !session?.here || session.running !== null || !blocks?.total;
     }
-    byId("moved").textContent = session?.moved ?? "";
+    byId("moved").textContent = [session?.moved, stayed(session)].filter(Boolean).join(" ");
     byId("blocks-point").hidden = !blocks?.total;
     byId("blocks-total").textContent = blocks?.total
       ? `${counted(blocks.total, "block")} of ${blocks.size} tokens, for ${counted(blocks.tokens, "token")}`
@@ -103,7 +111,7 @@ export class BlockMap {
     }
     const first = at * this._stride * blocks.size;
     const end = Math.min(blocks.tokens, first + this._stride * blocks.size);
-    const shared = target.classList.contains("shared") ? ", shared with another session" : "";
+    const shared = target.classList.contains("shared") ? `, ${ELSEWHERE}` : "";
     byId("blocks-point").textContent = `Tokens ${first} to ${end - 1}: ${SAID[target.dataset.tier]}${shared}.`;
   }
 
@@ -112,14 +120,14 @@ export class BlockMap {
       make("li", {}, make("i", { data: { tier } }), SAID[tier], make("b", { textContent: blocks?.[tier] ?? 0, data: { count: tier } })),
     );
     const shared = make("b", { textContent: blocks?.shared ?? 0, data: { count: "shared" } });
-    return [...entries, make("li", {}, make("i", { className: "shared", data: { tier: "device" } }), "shared", shared)];
+    return [...entries, make("li", {}, make("i", { className: "shared", data: { tier: "device" } }), ELSEWHERE, shared)];
   }
 
   _runs(blocks) {
     let first = 1;
     return (blocks?.runs ?? []).map((run) => {
       const last = first + run.count - 1;
-      const text = `${first === last ? `Block ${first}` : `Blocks ${first} to ${last}`}: ${SAID[run.tier]}${run.shared ? ", shared" : ""}`;
+      const text = `${first === last ? `Block ${first}` : `Blocks ${first} to ${last}`}: ${SAID[run.tier]}${run.shared ? `, ${ELSEWHERE}` : ""}`;
       first = last + 1;
       return make("li", { textContent: text });
     });

@@ -1,7 +1,10 @@
 // The page's connection: one WebSocket with several sessions on it. It comes back after a cut or a reload, where
-// each session goes on at the event that was read last, and nothing that was sent is served twice.
+// each session goes on at the event that was read last, and nothing that was sent is served twice. Its sessions are one
+// conversation: a first one and its forks.
 
+import { erase } from "./erasing.js";
 import { Session } from "./session.js";
+import { conversation, forgetConversation, keep, keepConversation, kept, tab } from "./storage.js";
 
 const STORE = "holdfast.sessions";
 const KEY = "holdfast.key";
@@ -31,6 +34,7 @@ export class Client extends EventTarget {
     super();
     this.sessions = new Map();
     this.current = null;
+    this.conversation = null; // what the browser's list has of it
     this.state = "connecting"; // "open", "loading", "waiting", "key", "moved"
     this.models = [];
     this.progress = { text: "", share: 0 }; // of a server that loads
@@ -41,6 +45,7 @@ export class Client extends EventTarget {
     this._primary = null; // the id of the socket's own session, whose events may name none
     this._pending = []; // requests that wait for an answer
     this._sent = new Map(); // by session: frames, to be sent again where the server has not received them
+    this._listed = ""; // the conversation as it was kept last
     this._prefix = `page_${Math.random().toString(36).slice(2, 10)}`;
     this._number = 0;
     this._tries = 0;
@@ -53,31 +58,28 @@ export class Client extends EventTarget {
 
   /** Connect: to the sessions that are kept from before a reload, or to a new one. */
   async start() {
-    for (const saved of this._saved().sessions ?? []) {
+    this._restore(this._saved());
+    await this.connect();
+  }
+
+  /** Take the sessions of a conversation that was saved. */
+  _restore({ id = null, name = "", used = 0, current = null, sessions = [] }) {
+    this.conversation = id === null ? null : { id, name, used };
+    for (const saved of sessions) {
       const session = Session.restored(saved);
       this.sessions.set(session.id, session);
       this._watch(session);
     }
-    const current = this._saved().current;
     this.current = this.sessions.get(current) ?? this.sessions.values().next().value ?? null;
-    await this.connect();
   }
 
   get key() {
-    try {
-      return sessionStorage.getItem(KEY) ?? "";
-    } catch {
-      return this._key ?? "";
-    }
+    return kept(KEY, tab) ?? this._key ?? "";
   }
 
   set key(key) {
-    this._key = key;
-    try {
-      sessionStorage.setItem(KEY, key);
-    } catch {
-      // kept in this object alone
-    }
+    this._key = key; // where the browser keeps nothing
+    keep(KEY, key, tab);
   }
 
   async connect() {
@@ -90,11 +92,9 @@ export class Client extends EventTarget {
     this._greeting = null;
     if (problem) return this._later(problem);
     const resuming = this.sessions.size > 0;
-    const url = new URL(`v1/realtime?resumable=true${resuming ? "&resume=true" : ""}`, document.baseURI);
-    url.protocol = url.protocol.replace("http", "ws");
     let socket;
     try {
-      socket = new WebSocket(url, this.key ? ["realtime", KEY_PROTOCOL + this.key] : []);
+      socket = this._opened(resuming);
     } catch {
       return this._turn("key", "A browser cannot send this key: it has characters that no subprotocol may have.");
     }
@@ -102,6 +102,13 @@ export class Client extends EventTarget {
     socket.onopen = () => resuming && this._resume();
     socket.onmessage = (message) => this._take(JSON.parse(message.data));
     socket.onclose = (closed) => this._closed(socket, closed);
+  }
+
+  /** A new socket, for a new session or, `resuming`, for one that is there. */
+  _opened(resuming) {
+    const url = new URL(`v1/realtime?resumable=true${resuming ? "&resume=true" : ""}`, document.baseURI);
+    url.protocol = url.protocol.replace("http", "ws");
+    return new WebSocket(url, this.key ? ["realtime", KEY_PROTOCOL + this.key] : []);
   }
 
   /** Ask for the models, which tells whether the key is valid. Returns why no socket can be opened, or "". */
@@ -150,6 +157,7 @@ export class Client extends EventTarget {
     if (session.lastEvent) frame.last_event = session.lastEvent;
     try {
       await this._wait(frame, session, "session.resumed");
+      if (session.items.some((item) => item.type === null)) this.refresh(session);
     } catch (error) {
       if (error.code === "events_expired") {
         session.lastEvent = null;
@@ -173,13 +181,25 @@ export class Client extends EventTarget {
 
   _lose(session, error) {
     this.sessions.delete(session.id);
-    this._tell("notice", `A session is gone: ${error.message}`);
     if (this.current === session) this.show(this.sessions.values().next().value ?? null);
-    if (this.sessions.size === 0) this.fresh();
+    const last = this.sessions.size === 0;
+    if (last && error.code === "session_not_found") this._tell("gone", this.conversation.id);
+    else this._tell("notice", `A session is gone: ${error.message}`);
+    if (last) this.fresh();
   }
 
   /** Leave all sessions, and begin a new one. */
   fresh() {
+    return this._leave({});
+  }
+
+  /** Leave all sessions, and go on with a conversation of the list. */
+  open(id) {
+    return this._leave(conversation(id) ?? {});
+  }
+
+  _leave(next) {
+    this.save();
     const socket = this._socket;
     this._socket = null;
     socket?.close(1000);
@@ -187,9 +207,29 @@ export class Client extends EventTarget {
     this._sent.clear();
     this._pending = [];
     this._tries = 0;
-    this.show(null);
+    this._restore(next);
+    this.show(this.current);
+    this._tell("sessions");
     this.save();
     return this.connect();
+  }
+
+  /** Delete a conversation of the list: what the server has of it goes, too. Throws where the server does not. */
+  async erase(id) {
+    const { sessions } = conversation(id) ?? { sessions: [] };
+    if (this.conversation?.id === id) await this.fresh();
+    try {
+      if (sessions.length) await erase(this._opened(true), sessions[0].handle);
+    } catch (error) {
+      if (error.code !== "session_not_found") throw error;
+    }
+    this.forget(id);
+  }
+
+  /** Take a conversation off the list. */
+  forget(id) {
+    forgetConversation(id);
+    this._tell("conversations");
   }
 
   // --- sending ---
@@ -297,6 +337,7 @@ export class Client extends EventTarget {
     session.here = true;
     this._primary = session.id;
     this.sessions.set(session.id, session);
+    this.conversation = { id: session.id, name: "", used: Date.now() };
     this._watch(session);
     session.receive(event);
     this._tries = 0;
@@ -371,6 +412,7 @@ export class Client extends EventTarget {
 
   _watch(session) {
     session.addEventListener("change", (change) => {
+      if (change.detail.what === "ended" && this.conversation) this.conversation.used = Date.now();
       this._saveSoon();
       this.dispatchEvent(new CustomEvent("session", { detail: { session, ...change.detail } }));
     });
@@ -395,21 +437,30 @@ export class Client extends EventTarget {
   save() {
     clearTimeout(this._saving);
     this._saving = undefined;
-    const sessions = [...this.sessions.values()].map((session) => session.saved());
-    const current = this.current?.id ?? null;
-    const few = sessions.map((session) => ({ ...session, turns: session.turns.slice(-20), lastEvent: session.lastEvent }));
-    for (const kept of [sessions, few]) {
-      try {
-        return sessionStorage.setItem(STORE, JSON.stringify({ current, sessions: kept }));
-      } catch {
-        // there is no room for so much, or no storage at all
-      }
-    }
+    const all = [...this.sessions.values()];
+    const brief = this._brief(all);
+    const sessions = all.map((session) => session.saved());
+    const whole = keep(STORE, JSON.stringify({ ...brief, sessions }), tab);
+    if (!whole) keep(STORE, JSON.stringify(brief), tab); // there is no room for so much
+    const listed = JSON.stringify(brief);
+    if (!all.length || listed === this._listed) return;
+    this._listed = listed;
+    if (all.some((session) => session.items.length)) keepConversation(brief);
+    else forgetConversation(brief.id);
+    this._tell("conversations");
+  }
+
+  /** The conversation as the list has it. Its name is its first message, or what the first session was named. */
+  _brief(all) {
+    if (!this.conversation) return {};
+    const first = all[0]?.items.find((item) => item.role === "user");
+    this.conversation.name = all[0]?.name || first?.text.trim().slice(0, 120) || this.conversation.name;
+    return { ...this.conversation, current: this.current?.id ?? null, sessions: all.map((session) => session.brief()) };
   }
 
   _saved() {
     try {
-      return JSON.parse(sessionStorage.getItem(STORE)) ?? {};
+      return JSON.parse(kept(STORE, tab)) ?? {};
     } catch {
       return {};
     }

@@ -19,6 +19,8 @@ function textOf(item) {
   return (item.content ?? []).map((part) => part.text).join("");
 }
 
+const UNREAD = { type: null, role: null, name: null, callId: null, status: "completed", text: "" };
+
 /** An item of the wire as the page keeps it. */
 function kept(item) {
   return {
@@ -47,7 +49,8 @@ export class Session extends EventTarget {
     this.turns = []; // one for each response, the latest last
     this.running = null; // the id of the response that writes the conversation
     this.blocks = null;
-    this.moved = "";
+    this.moved = ""; // what the last stage or settle did
+    this.settled = false; // whether that was a settle, and nothing ran since
     this.here = false; // whether this page's socket has it
     this.settings = { streamed: true, format: "text", formats: {}, toolChoice: "auto" };
     this.asked = null; // the turn that waits for its response: when it was asked for, and how
@@ -59,12 +62,21 @@ export class Session extends EventTarget {
     return { id, handle, parent, name, label, lastEvent, config, items, turns, running, settings };
   }
 
+  /** What is kept for longer: without texts, for which the server is asked again. */
+  brief() {
+    const { id, handle, parent, name, label, settings } = this;
+    const items = this.items.filter((item) => item.status !== "in_progress").map(({ id: item, responseId }) => ({ id: item, responseId }));
+    const turns = this.turns.filter((turn) => turn.ended).slice(-50);
+    return { id, handle, parent, name, label, settings, items, turns: turns.map((turn) => ({ ...turn, reasoning: "" })) };
+  }
+
   static restored(saved) {
     const session = new Session(saved.id, saved.handle, saved.parent);
     for (const name of ["name", "label", "lastEvent", "config", "items", "turns", "running", "settings"]) {
       if (saved[name] !== undefined) session[name] = saved[name];
     }
     for (const turn of session.turns) turn.at = null; // another page's clock
+    session.items = session.items.map((item) => ({ ...UNREAD, ...item }));
     return session;
   }
 
@@ -157,6 +169,8 @@ const TAKES = {
     if (event.response.conversation_id === null) return;
     const asked = session.asked ?? { at: null, streamed: false, prefilled: null, left: null };
     session.asked = null;
+    session.moved = "";
+    session.settled = false;
     session.running = event.response.id;
     session.turns.push({ ...asked, id: event.response.id, ttft: null, reasoning: "", ended: false });
     session.changed("running");
@@ -208,10 +222,12 @@ const TAKES = {
   },
   "session.staged"(session, event) {
     session.moved = `${event.tokens} tokens are on the device, from ${event.from}, after ${event.ms.toFixed(1)} ms.`;
+    session.settled = false;
     session.changed("moved");
   },
   "session.settled"(session, event) {
     session.moved = `${event.tokens} tokens are kept; the lowest tier is ${event.tier}, after ${event.ms.toFixed(1)} ms.`;
+    session.settled = true;
     session.changed("moved");
   },
   "session.named"(session, event) {

@@ -116,11 +116,20 @@ export class Setup {
     this._offer();
   }
 
+  /** Have one of this page's tools on. */
+  async offer(name) {
+    const box = byId(`tool-${name}`);
+    if (box.checked) return;
+    box.checked = true;
+    byId("tools-card").open = true;
+    await this._offer();
+  }
+
   /** Tell the session which tools it has. */
   async _offer() {
     const chosen = [...byId("tools").querySelectorAll("input:checked")].map((box) => box.value);
     const tools = [...BUILT_IN.filter((tool) => chosen.includes(tool.name)).map(definition), ...this._own];
-    await this._update({ tools }, byId("own-tools-error"));
+    await this._update({ tools });
   }
 
   _showChoices(session, names) {
@@ -172,7 +181,7 @@ export class Setup {
       seed: config?.seed ?? "",
     };
     for (const [id, value] of Object.entries(values)) if (document.activeElement !== byId(id)) byId(id).value = value;
-    const facts = config ? [["Session", session.id], ["Model", config.model], ["Handle", `${session.handle?.slice(0, 10) ?? ""}…, kept in this tab`]] : [];
+    const facts = config ? [["Session", session.id], ["Model", config.model], ["Handle", `${session.handle?.slice(0, 10) ?? ""}…, kept in this browser`]] : [];
     fill(byId("facts"), ...facts.map(([name, value]) => make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }))));
   }
 
@@ -185,18 +194,16 @@ export class Setup {
       min_output_tokens: number("least-tokens"),
       seed: number("seed"),
     };
-    await this._update(fields, null);
+    await this._update(fields);
   }
 
-  async _update(fields, place) {
+  async _update(fields) {
     const session = this._client.current;
     if (!session) return;
     try {
       await this._client.request(session, { type: "session.update", session: fields }, "session.updated");
-      if (place) place.textContent = "";
     } catch (error) {
-      if (place) place.textContent = error.message;
-      else this._client.dispatchEvent(new CustomEvent("notice", { detail: error.message }));
+      this._client.dispatchEvent(new CustomEvent("notice", { detail: error.message }));
       this.show();
     }
   }

@@ -1,6 +1,7 @@
 // The conversation: one entry for each item, with what can be done at that place, and each response's receipt.
 
-import { button, byId, counted, eachFrame, fill, make, milliseconds } from "./dom.js";
+import { button, byId, counted, eachFrame, make, milliseconds } from "./dom.js";
+import { Markdown } from "./markdown.js";
 import { outputOf } from "./tools.js";
 
 const SPEAKERS = { user: "You", assistant: "Model", system: "System" };
@@ -23,19 +24,30 @@ function readable(text) {
   }
 }
 
-/** The parts of a turn's prompt by where their KV was. */
-export function receiptParts(kv) {
+/** The parts of a prompt of `input` tokens by where their KV was; together they are the prompt. */
+function promptParts(kv, input) {
+  const without = Math.max(0, input - kv.resident - kv.host - kv.disk);
+  const again = Math.min(kv.recomputed, without);
+  const first = Math.min(kv.prefilled, without - again);
   return [
     ["resident", kv.resident, "on the device"],
     ["host", kv.host, "from host memory"],
     ["disk", kv.disk, "from disk"],
-    ["recomputed", kv.recomputed, "computed again"],
-    ["prefilled", kv.prefilled, "computed"],
+    ["recomputed", again, "computed again"],
+    ["prefilled", first, "computed"],
+    ["none", without - again - first, "not computed"],
   ].filter(([, count]) => count > 0);
 }
 
+/** What was computed beyond the prompt, in words: nothing in most turns. */
+function besides(kv, input) {
+  const count = kv.prefilled + kv.recomputed - Math.max(0, input - kv.resident - kv.host - kv.disk);
+  if (count <= 0) return null;
+  return `${count} more computed, ${kv.miss_reason === "input_retracted" ? "for typed text that was changed" : "because KV was lost meanwhile"}`;
+}
+
 function reasoning(turn) {
-  return make("details", {}, make("summary", { textContent: "Its reasoning" }), make("p", { textContent: turn.reasoning }));
+  return make("details", {}, make("summary", { textContent: "Its reasoning" }), make("p", { dir: "auto", textContent: turn.reasoning }));
 }
 
 export class Transcript {
@@ -76,14 +88,16 @@ export class Transcript {
     const session = this._client.current;
     byId("empty").hidden = !session || session.items.length > 0 || session.running !== null;
     if (!session) return this._list.replaceChildren();
-    const wanted = session.items.map((item) => this._entry(session, item));
+    const items = session.items.filter((item) => item.type !== null); // the server is asked for the others
+    const open = new Set(session.running === null ? session.openCalls() : []);
+    const wanted = items.map((item) => this._entry(session, item, open.has(item)));
     const receipts = this._receipts(session);
-    const nodes = session.items.flatMap((item, at) => [wanted[at].element, ...(receipts.get(item.id) ?? [])]);
+    const nodes = items.flatMap((item, at) => [wanted[at].element, ...(receipts.get(item.id) ?? [])]);
     nodes.push(...(receipts.get(null) ?? []));
     const present = new Set(nodes);
     for (const child of [...this._list.children]) if (!present.has(child)) child.remove();
     nodes.forEach((node, at) => this._list.children[at] !== node && this._list.insertBefore(node, this._list.children[at] ?? null));
-    const ids = new Set(session.items.map((item) => item.id));
+    const ids = new Set(items.map((item) => item.id));
     for (const id of [...this._entries.keys()]) if (!ids.has(id)) this._entries.delete(id);
     this._toEnd();
   }
@@ -95,13 +109,14 @@ export class Transcript {
 
   // --- items ---
 
-  _entry(session, item) {
+  /** `open`: a call that waits for its output. */
+  _entry(session, item, open) {
     let entry = this._entries.get(item.id);
     if (!entry) {
       entry = this._made(item);
       this._entries.set(item.id, entry);
     }
-    this._update(session, item, entry);
+    this._update(session, item, entry, open);
     return entry;
   }
 
@@ -111,22 +126,18 @@ export class Transcript {
     const speaker = make("p", { className: "speaker" }, title);
     const name = item.name ? make("code", { textContent: item.name }) : null;
     if (name) speaker.append(" ", name);
-    const body = make("div", { className: "said" });
+    const body = make("div", { className: "said", dir: "auto" });
     const extra = make("div", { className: "extra" });
     const acts = make("div", { className: "actions small" });
     const element = make("li", { className: `item ${kind}`, data: { id: item.id } }, speaker, body, extra, acts);
-    return { element, body, extra, acts, text: null, state: "" };
+    return { element, body, extra, acts, text: null, live: false, markdown: null, state: "" };
   }
 
-  _update(session, item, entry) {
+  _update(session, item, entry, open) {
     const live = item.status === "in_progress";
-    if (entry.text !== item.text) {
-      const json = live || item.type === "message" && item.role === "user" ? null : readable(item.text);
-      entry.body.textContent = json ?? item.text;
-      entry.body.classList.toggle("code", json !== null || item.type !== "message");
-      entry.text = item.text;
+    if ((entry.text !== item.text || (entry.markdown && entry.live !== live)) && this._write(item, entry, live)) {
+      Object.assign(entry, { text: item.text, live });
     }
-    const open = session.openCalls().includes(item) && session.running === null;
     const state = [item.status, item.cut, open, session.running !== null, session.here].join();
     if (entry.state === state) return;
     entry.state = state;
@@ -134,6 +145,24 @@ export class Transcript {
     entry.element.classList.toggle("incomplete", item.status === "incomplete" || item.cut === true);
     entry.acts.replaceChildren(...this._buttons(session, item));
     entry.extra.replaceChildren(...(open ? [this._answerBox(session, item)] : []));
+  }
+
+  /** Show an item's text: of the model as Markdown, JSON with line breaks, other text as it is. Returns whether it did. */
+  _write(item, entry, live) {
+    const message = item.type === "message";
+    const json = live || (message && item.role === "user") ? null : readable(item.text);
+    const rich = message && item.role === "assistant" && json === null;
+    entry.body.classList.toggle("markdown", rich);
+    entry.body.classList.toggle("code", json !== null || !message);
+    if (!rich) {
+      entry.markdown = null;
+      entry.body.textContent = json ?? item.text;
+      return true;
+    }
+    entry.markdown ??= new Markdown(entry.body);
+    if (entry.markdown.show(item.text, !live)) return true;
+    this.show(); // in the next frame
+    return false;
   }
 
   _buttons(session, item) {
@@ -146,7 +175,7 @@ export class Transcript {
   }
 
   _answerBox(session, call) {
-    const box = make("textarea", { rows: 2, spellcheck: false, className: "code", id: `output-${call.id}` });
+    const box = make("textarea", { rows: 2, dir: "auto", spellcheck: false, className: "code", id: `output-${call.id}` });
     box.value = this._drafts.get(call.callId) ?? outputOf(call.name, call.text);
     box.addEventListener("input", () => this._drafts.set(call.callId, box.value));
     const send = button("Send output", () => this._answer(session, call, box.value), { className: "primary" });
@@ -185,7 +214,8 @@ export class Transcript {
     const signature = [turn.status, turn.ttft, turn.usage?.input].join();
     const known = this._receiptsMade.get(turn);
     if (known?.signature === signature) return known.element;
-    const parts = turn.kv ? receiptParts(turn.kv) : [];
+    const { kv, usage } = turn;
+    const parts = kv && usage ? promptParts(kv, usage.input) : [];
     const bar = make("span", { className: "receipt-bar", aria: { hidden: "true" } });
     for (const [kind, count] of parts) {
       const part = make("i", { data: { kind } });
@@ -195,8 +225,9 @@ export class Transcript {
     const said = parts.map(([, count, where]) => `${count} ${where}`).join(", ");
     const figures = [
       turn.ttft === null ? null : `first token after ${milliseconds(turn.ttft)}`,
-      turn.usage ? `${counted(turn.usage.input, "prompt token")}: ${said}` : null,
-      turn.usage ? `${turn.usage.output} written` : null,
+      usage ? `${counted(usage.input, "prompt token")}${said && `: ${said}`}` : null,
+      kv && usage ? besides(kv, usage.input) : null,
+      usage ? `${usage.output} written` : null,
     ].filter(Boolean);
     const { error, reason } = turn.details ?? {};
     const end = error?.message ?? REASONS[reason] ?? (turn.status === "completed" ? "" : `It is ${turn.status}.`);
@@ -204,7 +235,7 @@ export class Transcript {
       "li",
       { className: "receipt", data: { status: turn.status } },
       ...(end ? [make("p", { className: error ? "error" : "end", textContent: end })] : []),
-      ...(turn.usage ? [bar] : []),
+      ...(parts.length ? [bar] : []),
       make("p", { textContent: figures.join(" · ") }),
       ...(turn.reasoning ? [reasoning(turn)] : []),
     );

@@ -80,7 +80,7 @@ export class ForkTree {
     open.disabled = session === undefined;
     if (current) open.setAttribute("aria-current", "true");
     open.append(
-      make("span", { className: "name", textContent: node.name || session?.name || session?.label || `Session ${node.id.slice(-6)}` }),
+      make("span", { className: "name", dir: "auto", textContent: node.name || session?.name || session?.label || `Session ${node.id.slice(-6)}` }),
       make("span", { className: "about", textContent: about.join(" · ") }),
       tierBar(session?.blocks),
     );

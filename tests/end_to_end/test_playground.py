@@ -6,6 +6,7 @@ Screenshots of the playground and of the documents, in light, dark and on a phon
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.text.language import Language
 from holdfast.tests.gateway.chromium import Browser, Page, chromium
 from holdfast.tests.gateway.scripted_service import END, Scripted, spoken
-from holdfast.tests.sessions.text.chat_languages import ours
+from holdfast.tests.sessions.text.chat_languages import ids, ours
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -159,6 +160,37 @@ async def test_text_that_is_changed_while_it_is_typed_arrives_as_it_stands(page:
     assert "Marisol" in (await say(page, "What is my name?"))[-1]
 
 
+async def test_a_receipt_adds_up_where_typed_text_was_changed(page: Page) -> None:
+    await say(page, "My name is Marisol.")
+    before = int(await page.until("+document.querySelector('[data-count=device]').textContent"))
+    await page.click("#message")
+    await page.type("Count from 1 to 40, and then tell me all that you know of foxes and of owls.")
+    asked = "window.playground.client.askBlocks(window.playground.client.current)"
+    shown = f"+document.querySelector('[data-count=device]').textContent > {before}"
+    await page.until(f"({asked}, {shown})")  # so much was computed of what is typed
+    await page.evaluate("document.querySelector('#message').select()")
+    await page.type("What is my name?")
+    await page.press("Enter")
+    await page.until(f"document.querySelectorAll('.item').length === 4 && {IDLE}")
+    said = await page.text(".receipt:last-child")
+    whole, parts = re.findall(r"(\d+) prompt tokens: (.*?) · \d+ more computed, for typed text", said)[0]
+    assert sum(map(int, re.findall(r"\d+", parts))) == int(whole), said
+
+
+async def test_blocks_that_others_have_too_are_named_so_and_stay_on_the_device(page: Page) -> None:
+    await say(page, "My name is Petronella. " * 4)
+    await page.click("#fresh")
+    await page.until(f"{OPEN} && document.querySelectorAll('.item').length === 0")
+    await say(page, "My name is Petronella. " * 4)
+    await page.until("+document.querySelector('[data-count=shared]').textContent >= 2")
+    assert "also in other sessions" in await page.text("#legend")
+    await page.click("#to-disk")
+    await page.until("document.querySelector('#moved').textContent.includes('other sessions have them, too')")
+    assert (await blocks(page))["device"] >= 2 and (await blocks(page))["disk"] >= 1
+    await say(page, "What is my name?")
+    assert await page.text("#moved") == "", "it told of the past"
+
+
 async def test_blocks_move_after_settle_and_stage(page: Page) -> None:
     await say(page, "Count from 1 to 40.")
     await all_in(page, "device")
@@ -197,6 +229,7 @@ async def test_a_fork_has_what_came_before_and_shares_its_blocks(page: Page) -> 
     await page.press("Enter")
     await page.until("document.querySelector('#talk-title').textContent === 'with Marisol'")
     await page.click("#tree ul [data-act=prune]")
+    await page.click("#sure .primary")
     await page.until("document.querySelectorAll('#tree [data-session]').length === 1")
     await page.until("document.querySelectorAll('.item').length === 4 && document.title === 'Holdfast'")
 
@@ -253,6 +286,8 @@ async def test_rewind_edit_and_try_again(page: Page) -> None:
     await say(page, "My name is Marisol.")
     await say(page, "My name is Bella.")
     await page.click(".item.assistant .small button:nth-child(2)")  # rewind to the first reply
+    await page.until("document.querySelector('#sure-text').textContent.startsWith('2 items')")
+    await page.click("#sure .primary")
     await page.until("document.querySelectorAll('.item').length === 2")
     assert "Marisol" in (await say(page, "What is my name?"))[-1]
     await page.click("#retry")
@@ -260,6 +295,7 @@ async def test_rewind_edit_and_try_again(page: Page) -> None:
     assert len(await texts(page)) == 4
     assert "Marisol" in (await texts(page))[-1]
     await page.click(".item.user .small button:nth-child(3)")  # edit the first message
+    await page.click("#sure .primary")
     await page.until("document.querySelector('#message').value === 'My name is Marisol.'")
     await page.until("!document.querySelector('.item')")
     for _ in "Marisol.":
@@ -268,8 +304,94 @@ async def test_rewind_edit_and_try_again(page: Page) -> None:
     await page.press("Enter")
     await page.until(f"document.querySelectorAll('.item').length === 2 && {IDLE}")
     assert "Bella" in (await say(page, "What is my name?"))[-1]
+
+
+async def test_going_back_to_the_start_asks_first_and_can_keep_a_fork(page: Page) -> None:
+    await say(page, "My name is Marisol.")
     await page.click("#clear")
+    await page.until("document.querySelector('#sure').open")
+    await page.press("Escape")
+    await page.until("!document.querySelector('#sure').open")
+    assert "Marisol" in (await say(page, "What is my name?"))[-1], "nothing is gone"
+    await page.click("#clear")
+    await page.click("#sure button:nth-child(2)")
     await page.until("!document.querySelector('#empty').hidden")
+    await page.until("document.querySelectorAll('#tree [data-session]').length === 2")
+    await page.click("#tree ul .branch")
+    await page.until("document.querySelectorAll('.item').length === 4")
+
+
+async def test_a_message_that_was_sent_is_no_draft_and_one_that_was_written_is(page: Page) -> None:
+    await say(page, "My name is Marisol.")
+    await page.reload()
+    await page.until(f"{OPEN} && document.querySelectorAll('.item').length === 2")
+    assert await page.evaluate("document.querySelector('#message').value") == ""
+    await page.click(".item.user .small button:nth-child(3)")
+    await page.until("document.querySelector('#message').value === 'My name is Marisol.'")
+    await page.reload()
+    await page.until(OPEN)
+    assert await page.evaluate("document.querySelector('#message').value") == "My name is Marisol."
+
+
+async def test_the_sample_that_needs_a_tool_has_it(page: Page) -> None:
+    await page.click("#samples button:last-child")
+    await page.until("document.activeElement.id === 'message' && document.querySelector('#message').value")
+    await page.press("Enter")
+    await page.until("document.querySelector('.answer textarea')?.value.includes('temperature')")
+
+
+async def listed(page: Page) -> list[str]:
+    """The names of the conversations in the list."""
+    return list(
+        await page.evaluate(
+            "[...document.querySelectorAll('#conversations .name')].map((one) => one.textContent)"
+        )
+    )
+
+
+async def test_a_conversation_of_the_list_is_opened_again_and_deleted(page: Page, stored: Serving) -> None:
+    await page.evaluate("localStorage.clear()")  # of other tests
+    await say(page, "My name is Marisol.")
+    await page.click("#fork")
+    await page.until(FORKED)
+    await say(page, "What is my name?")
+    left = json.loads(await page.evaluate("JSON.stringify(window.playground.client.current.saved())"))
+    await page.click("#fresh")
+    await page.until(f"{OPEN} && document.querySelectorAll('.item').length === 0")
+    await long_replies(page)
+    await page.click("#message")
+    await page.type("Tell me the story of the fox.")
+    await page.press("Enter")
+    await page.until("document.querySelector('.item.assistant .said')?.textContent.length > 20")
+    await page.until("document.querySelectorAll('#conversations li').length === 2")
+    await page.click("#conversations li:not(:has(.current)) .branch")  # away from a reply that runs
+    await page.until(f"{OPEN} && document.querySelectorAll('.item').length === 4")
+    assert (await texts(page))[0] == "My name is Marisol." and "Marisol" in (await texts(page))[-1]
+    assert await page.text("#talk-title") == "Fork 1"
+    assert await page.evaluate("document.querySelectorAll('.receipt').length") == 2
+    assert "Marisol" in (await say(page, "And what is my name?"))[-1], "it goes on"
+    await page.reload()
+    await page.until(f"{OPEN} && document.querySelectorAll('.item').length === 6")
+    assert await listed(page) == ["My name is Marisol.", "Tell me the story of the fox."]
+    await page.click("#conversations li:last-child .branch")
+    await page.until(f"{OPEN} && document.querySelectorAll('.item').length === 2")
+    await page.until("document.querySelector('.item.assistant .said').textContent.length > 20")
+    if await page.evaluate(RUNNING):
+        await page.press("Escape")
+        await page.until(IDLE)
+    assert (await texts(page))[-1] == await kept(page, ".item.assistant"), "each character once"
+    await page.click("#conversations li:not(:has(.current)) .small button")
+    await page.until("document.querySelector('#sure-text').textContent.includes('Marisol')")
+    await page.click("#sure .primary")
+    await page.until("document.querySelectorAll('#conversations li').length === 1")
+    url = stored.url.replace("http", "ws", 1) + "/v1/realtime?resumable=true&resume=true"
+    async with connect(url, compression=None, proxy=None) as socket:
+        await socket.send(json.dumps({"type": "session.resume", "handle": left["handle"]}))
+        assert json.loads(await socket.recv())["error"]["code"] == "session_not_found", "the fork is deleted"
+    await page.click("#conversations .small button")  # the one that is open
+    await page.click("#sure .primary")
+    await page.until("!document.querySelector('#no-conversations').hidden")
+    await page.until(f"{OPEN} && document.querySelectorAll('.item').length === 0")
 
 
 async def test_a_tool_answers_in_the_page_and_its_output_can_be_edited(page: Page) -> None:
@@ -474,7 +596,23 @@ async def test_on_a_phone_every_part_fits_the_width(page: Page) -> None:
             one.getBoundingClientRect().right > innerWidth + 1 && !one.closest('#wire, .hidden, .skip')
         ).map((one) => one.id || one.className)"""
         assert await page.evaluate(wide) == [], part
+        small = """[...document.querySelectorAll('button, .button, summary, select, .switch')].filter((one) => {
+            const { width, height } = one.getBoundingClientRect();
+            return one.checkVisibility() && Math.min(width, height) < 40;
+        }).map((one) => one.outerHTML)"""
+        assert await page.evaluate(small) == [], part
     assert await page.evaluate("document.querySelector('#message').checkVisibility()")
+    await page.evaluate("""for (const detail of ['One.', 'Two.', 'Two.'])
+        window.playground.client.dispatchEvent(new CustomEvent('notice', { detail }))""")
+    for size in ((360, 740), (1280, 860)):
+        await page.resize(*size)
+        covered = """[...document.querySelectorAll('#composer :is(textarea, button), header button, .tabs *')]
+            .filter((one) => one.checkVisibility()).filter((one) => {
+                const { x, y, width, height } = one.getBoundingClientRect();
+                return !one.contains(document.elementFromPoint(x + width / 2, y + height / 2));
+            }).map((one) => one.id)"""
+        assert await page.evaluate(covered) == [], "a toast lies over it"
+    assert await page.evaluate("document.querySelectorAll('.toast').length") == 2, "the same is said once"
 
 
 async def test_the_documents_show_every_route_and_event(browser: Browser, stored: Serving) -> None:
@@ -527,6 +665,127 @@ async def test_a_server_with_keys_is_asked_with_the_key_that_the_user_gives(
         await page.go(f"{server.url}/holdfast/docs")
         await page.until("document.querySelector('.entry')")
         await page.close()
+
+
+USER, MODEL = (ids("chatml", f"<|im_start|>{role}\n") for role in ("user", "assistant"))
+
+
+def repeated(tokens: list[int]) -> int:
+    """The user's last message, word for word; then the end."""
+
+    def behind(marks: list[int]) -> int:
+        return max(at for at in range(len(tokens)) if tokens[at : at + len(marks)] == marks) + len(marks)
+
+    said = tokens[behind(USER) :]
+    return said[: said.index(END) + 1][len(tokens) - behind(MODEL)]
+
+
+WRITTEN = """# Title
+
+Some **bold** and *slanted* words, `code`, https://ok.example/a_b_c
+and a second line.
+
+7. one
+8. two
+
+> قال نعم
+
+| a | b |
+|---|--:|
+| 1 | 2 |
+
+שלום **world**
+
+```js
+let x = "<b>";
+```
+"""
+ATTACKS = """<script>hacked = 1</script> <img src=x onerror="hacked = 2"> <iframe src=//evil.example></iframe>
+![a](https://evil.example/a.png) ![b](x" onerror="hacked=3)
+
+[c](javascript:hacked=4) [d](JaVa&#115;cript:hacked=5) [e](data:text/html,hacked) [f](vbscript:x) [g](docs)
+<javascript:hacked=6> <a href="javascript:hacked=7">h</a> <div id="message" style="all:unset">i</div>
+
+[j]: javascript:hacked=8
+[j]
+
+```x"><img src=y onerror=hacked=9>
+</code></pre><script>hacked = 10</script>"""
+
+
+async def test_what_a_model_writes_is_shown_as_markdown_in_which_nothing_runs(browser: Browser) -> None:
+    settings, link = GatewaySettings(port=0), Scripted(repeated, END)
+    service = Service(settings, "scripted", link)
+    service.open(SessionRegistry(link, Language.of(ours("chatml"))))
+    with bound_socket(settings) as sock:
+        async with reachable(service, sock) as url:
+            page = await opened(browser, url)
+            for text in (WRITTEN, ATTACKS):
+                await page.evaluate(f"document.querySelector('#message').value = {json.dumps(text)}")
+                await page.evaluate("document.querySelector('#message').dispatchEvent(new Event('input'))")
+                await page.click("#send")
+                await page.until(f"window.playground.client.current.turns.at(-1)?.ended && {IDLE}")
+            written, attacks = (
+                "document.querySelector('.item.assistant .said')",
+                ".item.assistant:not(:has(h1))",
+            )
+            assert (await texts(page))[0] == WRITTEN, "of the user: as it was typed"
+            assert await page.evaluate(f"[...{written}.children].map((one) => one.tagName)") == [
+                *("H1", "P", "OL", "BLOCKQUOTE", "DIV", "P", "PRE")
+            ]
+            shown = await page.evaluate(
+                f"""[...{written}.querySelectorAll('strong, em, code, a, [start], [align], br')].map((one) =>
+                    one.outerHTML.replace(/<ol (.*?) [^]*/, '$1'))"""
+            )
+            assert shown == [
+                "<strong>bold</strong>",
+                "<em>slanted</em>",
+                "<code>code</code>",
+                '<a href="https://ok.example/a_b_c" target="_blank" rel="noopener noreferrer">'
+                "https://ok.example/a_b_c</a>",
+                "<br>",
+                'start="7"',
+                '<th align="right">b</th>',
+                '<td align="right">2</td>',
+                "<strong>world</strong>",
+                '<code>let x = "&lt;b&gt;";\n</code>',
+            ]
+            sides = f"[...{written}.children].map((one) => getComputedStyle(one).direction).join()"
+            assert await page.evaluate(sides) == "ltr,ltr,ltr,rtl,ltr,rtl,ltr"
+            for box in ("#message", ".item.user .said", "#instructions"):
+                assert await page.evaluate(f"document.querySelector('{box}').dir") == "auto"
+            hrefs = f"[...document.querySelectorAll('{attacks} a')].map((one) => one.getAttribute('href'))"
+            assert await page.evaluate(hrefs) == ["https://evil.example/a.png", None]
+            tags = (
+                f"[...new Set([...document.querySelectorAll('{attacks} .said *')].map((one) => one.tagName))]"
+            )
+            assert await page.evaluate(tags) == ["P", "BR", "A", "PRE", "CODE"]
+            assert "hacked = 10</script>" in (await texts(page))[-1]
+            assert await page.evaluate("'hacked' in window") is False
+            assert page.complaints == [] and not any("evil" in one for one in page.requests)
+            await page.close()
+            await service.close()
+
+
+async def test_markdown_that_grows_keeps_the_elements_of_what_is_done(page: Page) -> None:
+    """A long reply would else be made anew with each token. What it shows at the end is as of the whole."""
+    grown = """import(new URL('page/markdown.js', document.baseURI)).then(async ({ Markdown }) => {
+        const part = 'A paragraph.\\n\\n1. one\\n\\n2. two\\n\\n```\\ncode\\n\\n    more\\n```\\n\\n';
+        const text = part.repeat(40).slice(0, -8); // in a fence that is not closed
+        const [element, whole] = [document.createElement('div'), document.createElement('div')];
+        const growing = new Markdown(element), seen = new Set();
+        let shown = 0;
+        for (let end = 1; end <= text.length; end += 40) {
+            await new Promise(requestAnimationFrame);
+            shown += growing.show(text.slice(0, end), false);
+            for (const block of element.children) seen.add(block);
+        }
+        growing.show(text, true);
+        new Markdown(whole).show(text, true);
+        const made = seen.size - element.children.length; // of those that could still change
+        return [element.innerHTML === whole.innerHTML, element.children.length, made <= 2 * shown, shown > 3];
+    })"""
+    assert await page.evaluate(grown) == [True, 120, True, True]
 
 
 class Loads(Scripted):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from holdfast.tests.gateway.test_browsers import app_of, asked
 
 pytestmark = pytest.mark.anyio
 
-FILES = sorted(path.name for path in FOLDER.iterdir())
-SCRIPTS = [name for name in FILES if name.endswith(".js")]
+FILES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*") if path.suffix in KINDS)
+SCRIPTS = [name for name in FILES if name.endswith(".js")]  # ours: those of `vendor/` end in .mjs
 
 
 class Tags(HTMLParser):
@@ -96,6 +97,14 @@ def test_scripts_import_only_what_is_there_and_evaluate_no_text(name: str) -> No
         r"\beval\(|new Function|innerHTML|outerHTML|insertAdjacentHTML|document\.write", text
     )
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
+
+
+def test_the_libraries_are_those_of_their_packages_to_the_byte() -> None:
+    """By the sums that stand beside their versions."""
+    listed = re.findall(r"^\| `([\w.-]+)` .*\| (\w{64}) \|$", (FOLDER / "vendor/README.md").read_text(), re.M)
+    assert {f"vendor/{name}" for name, _ in listed} == {name for name in FILES if name.endswith(".mjs")}
+    for name, digest in listed:
+        assert sha256((FOLDER / "vendor" / name).read_bytes()).hexdigest() == digest, name
 
 
 @pytest.mark.parametrize("name", ["index.html", "docs.html"])

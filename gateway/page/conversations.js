@@ -1,0 +1,39 @@
+// The list of conversations that this browser keeps: each can be opened again, or deleted.
+
+import { button, byId, eachFrame, fill, make } from "./dom.js";
+import { conversations, onConversations } from "./storage.js";
+
+const WHEN = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
+
+export class ConversationList {
+  /** `acts`: what the page does: open, erase. */
+  constructor(client, acts) {
+    this._client = client;
+    this._acts = acts;
+    this.show = eachFrame(() => this._show());
+    client.addEventListener("conversations", this.show);
+    client.addEventListener("sessions", this.show);
+    onConversations(this.show);
+  }
+
+  _show() {
+    const all = conversations();
+    byId("no-conversations").hidden = all.length > 0;
+    fill(byId("conversations"), ...all.map((one) => this._entry(one)));
+  }
+
+  _entry(one) {
+    const current = one.id === this._client.conversation?.id;
+    const name = one.name || "Without a message";
+    const open = button("", () => this._acts.open(one.id), { className: "branch" });
+    if (current) open.setAttribute("aria-current", "true");
+    open.append(
+      make("span", { className: "name", dir: "auto", textContent: name }),
+      make("span", { className: "about", textContent: WHEN.format(one.used) }),
+    );
+    const erase = button("Delete", () => this._acts.erase(one), { className: "quiet" });
+    erase.setAttribute("aria-label", `Delete ${name}`);
+    const row = make("div", { className: current ? "node current" : "node" }, open, make("div", { className: "actions small" }, erase));
+    return make("li", { data: { conversation: one.id } }, row);
+  }
+}
