@@ -22,6 +22,7 @@ from .. import __version__
 from ..sdk.frames.exported import SESSIONS
 from ..sdk.frames.packed import PACKED
 from .access.admission import TURN_ROUTES, limit_headers
+from .access.attribution import OTHER
 from .access.auth import (
     KEY,
     KEY_PROTOCOL,
@@ -96,7 +97,14 @@ def build_app(service: Service) -> ASGIApp:
     settings, keys = service.settings, service.tenants.keys
     hosts, origins = Hosts.of(settings, keys=keys is not None), settings.network.allowed_origins
     limited = _TurnRoutes(app, service)
-    guard = Guard(limited, lambda: service.tenants.keys, hosts, origins)
+    served = [route for route in app.routes if isinstance(route, Route | WebSocketRoute)]
+    served = [route for route in served if route.path != ELSEWHERE]
+
+    def route_of(path: str) -> str:
+        return next((route.path_format for route in served if route.path_regex.match(path)), OTHER)
+
+    count = service.turns.metrics.request
+    guard = Guard(limited, lambda: service.tenants.keys, hosts, origins, route_of, count)
     readers = ("*",) if keys is not None else tuple(origin.lower() for origin in origins)
     return _SocketsLast(BehindProxy(_readable(guard, readers), settings.network))
 
@@ -302,4 +310,5 @@ def _identity(socket: WebSocket) -> ClientIdentity:
         resumable=asked.get("resumable") == "true",
         resume=asked.get("resume") == "true",
         model=asked.get("model"),
+        attribution=caller.attribution,
     )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from starlette.requests import Request
 
+from ..kvstore.log_lines import logging_with
 from ..kvstore.slices import sliced
 from ..runtime.errors import EngineGone
 from ..runtime.link.client import EngineLink
@@ -26,6 +27,7 @@ from ..sessions.journal.journal import Journal
 from ..sessions.registry import SessionRegistry
 from ..sessions.stored import StoredObjects
 from ..sessions.workers import Stopped
+from .access.attribution import TenantLabels
 from .access.auth import TENANT
 from .access.rate_limits import RateLimiter
 from .access.tenants import ALLOWED, Tenants
@@ -36,6 +38,7 @@ from .live.sessions import LiveSessions
 from .live.transcripts import Transcripts
 from .live.turns import Turns
 from .metrics.prometheus import MetricsSnapshot, TenantSnapshot
+from .metrics.turns import TurnMetrics
 from .net.bodies import CONVERSATION, BodyBound, BodyMemory, read_body, told_bytes
 from .net.channel import Channel
 from .net.outbox import Outbox
@@ -125,7 +128,8 @@ class Service:
         self._live: LiveSessions | None = None
         self._faces: dict[str | None, RealtimeFace] = {}  # by the name that clients ask for
         queue = TurnQueue(settings.max_queue_seconds, shared=shared)
-        self.turns = Turns(RateLimiter(self.tenants.rates()), queue, tracer)
+        metrics = TurnMetrics(labels=TenantLabels(self.tenants.names()))
+        self.turns = Turns(RateLimiter(self.tenants.rates()), queue, tracer, metrics)
         """Rate limits, queue, metrics and tracer, which the turns of all sessions share."""
         self._link = link
         self._sockets: dict[asyncio.Task[None], ServedSocket] = {}
@@ -357,14 +361,15 @@ class Service:
         assert task is not None, "a connection has a task of its own"
         self._sockets[task] = socket
         self._check_key(socket)  # it may have been removed since the request was let in
-        try:
-            await socket.run()
-        except SlowReader as slow:
-            log.warning("the client at %s was dropped: %s", socket.client.address or "?", slow.message)
-            self._slow_readers += 1
-            channel.drop()
-        finally:
-            del self._sockets[task]
+        with logging_with(**socket.client.attribution.facts()):
+            try:
+                await socket.run()
+            except SlowReader as slow:
+                log.warning("the client at %s was dropped: %s", socket.client.address or "?", slow.message)
+                self._slow_readers += 1
+                channel.drop()
+            finally:
+                del self._sockets[task]
 
     async def drain(self) -> None:
         """Prepare for the server's end: admit no new client and no new turn, and tell all clients. Wait at most
@@ -395,6 +400,7 @@ class Service:
         """
         self.tenants = tenants
         self.turns.rates.change(tenants.rates())
+        self.turns.metrics.labels.add(tenants.names())
         if self._registry is not None:
             self._registry.tenants.change(tenants.sessions())
         return sum([self._check_key(socket) for socket in self._sockets.values()])

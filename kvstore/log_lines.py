@@ -12,9 +12,11 @@ import logging
 import queue
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -40,15 +42,34 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     form: LogForm = "text"
 
 
+_BOUND: ContextVar[Mapping[str, object]] = ContextVar("facts of log lines", default=MappingProxyType({}))
+
+
+@contextmanager
+def logging_with(**facts: object) -> Iterator[None]:
+    """In the block, all log lines of this task, and of tasks that begin in it, have these facts, besides those
+    of the blocks around it. A line's own facts go before."""
+    token = _BOUND.set({**_BOUND.get(), **facts})
+    try:
+        yield
+    finally:
+        _BOUND.reset(token)
+
+
 def about(subject: str, **facts: object) -> dict[str, object]:
     """The argument ``extra`` of a log call. ``subject``: the id of a session or request that the line is
     about; ``facts``: names and values that follow the message."""
     return {"subject": subject, "facts": facts}
 
 
+def about_session(session_id: str, **facts: object) -> dict[str, object]:
+    """As `about`, for a line about a session."""
+    return about(session_id, session=session_id or None, **facts)
+
+
 class LineFormatter(logging.Formatter):
     """Formats a log record as one line of text, or as one JSON object with ``time``, ``level``, ``process``,
-    ``id``, ``message``, the facts of `about`, and ``traceback`` if there is one.
+    ``id``, ``message``, the facts of `about` and `logging_with`, and ``traceback`` if there is one.
 
     ``process``: the name of this process. In text form, all lines of a message or traceback but the first are
     indented.
@@ -63,7 +84,7 @@ class LineFormatter(logging.Formatter):
         """The text of one log record, as described at the class, without a newline at its end."""
         when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
         subject: str = getattr(record, "subject", "")
-        facts: dict[str, object] = getattr(record, "facts", {})
+        facts: dict[str, object] = {**_BOUND.get(), **getattr(record, "facts", {})}
         message = record.getMessage()
         traceback = self.formatException(record.exc_info) if record.exc_info and record.exc_info[0] else ""
         if self._json:
@@ -78,6 +99,8 @@ class LineFormatter(logging.Formatter):
             if traceback:
                 told["traceback"] = traceback
             return msgspec.json.encode(told, enc_hook=str).decode()
+        if facts.get("session") == subject:  # it stands before the message
+            facts.pop("session", None)
         words = [message, *(f"{name}={value}" for name, value in facts.items() if value is not None)]
         text = " ".join(words) + (f"\n{traceback}" if traceback else "")
         place = f"{self._process}[{subject}]" if subject else self._process

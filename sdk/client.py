@@ -28,7 +28,7 @@ from .params import SessionOptions
 from .tools.tool import ToolLike
 
 Dial: TypeAlias = Callable[[str | None], Awaitable[Transport]]
-Import: TypeAlias = Callable[[bytes], Awaitable[bytes]]
+Importing: TypeAlias = Callable[[bytes], Awaitable[bytes]]
 
 
 class Client:
@@ -47,7 +47,7 @@ class Client:
         redial: Dial | None = None,
         patience: Patience | None = None,
         address: str = "",
-        importing: Import | None = None,
+        importing: Importing | None = None,
     ) -> None:
         self._address = address
         self._importing = importing

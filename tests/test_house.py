@@ -126,7 +126,7 @@ INSIDE = {
     ],
     "gateway": [
         ["errors", "net.rates", "documents"],
-        ["settings", "metrics.turns", "metrics.vllm"],
+        ["settings", "access.attribution", "metrics.turns", "metrics.vllm"],
         [
             "net",
             "metrics.prometheus",

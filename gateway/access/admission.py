@@ -11,10 +11,12 @@ from collections.abc import Callable
 
 from starlette.datastructures import Headers
 
+from ...kvstore.log_lines import logging_with
 from ..errors import GatewayError
 from ..live.turns import Turns
 from ..net.heads import whole_answer
 from ..net.listener import Refused
+from .attribution import Attribution
 from .auth import MESSAGES, Keys, TurnCaller, key_of, refusal, salt_of
 from .rate_limits import RateLimiter
 from .turn_queue import Place
@@ -49,7 +51,8 @@ class Admission:
         head, end, body = data.partition(b"\r\n\r\n")
         first, *lines = head.split(b"\r\n")
         path = first[len(POST) :].partition(b" ")[0].partition(b"?")[0].decode("latin-1")
-        if not end or not first.endswith(VERSION) or path.removeprefix(self._root_path) not in TURN_ROUTES:
+        route = path.removeprefix(self._root_path)
+        if not end or not first.endswith(VERSION) or route not in TURN_ROUTES:
             return None
         if head.count(b"\n") != len(lines):  # the parser ends a line, and a head, by a line feed alone, too
             return None
@@ -58,7 +61,7 @@ class Admission:
         if not LEFT_ALONE.isdisjoint(named) or named.get(b"content-length") != b"%d" % len(body):
             return None
         headers = Headers(raw=raw)
-        caller = self._caller(headers)
+        caller = self._caller(headers, route)
         if caller is None:
             return None
         try:
@@ -66,18 +69,24 @@ class Admission:
         except GatewayError as error:
             close = close or headers.get("connection", "").lower() == "close"
             scope = {"path": path, "root_path": self._root_path, "headers": raw, "client": peer}
-            limits = limit_headers(self._turns.rates, caller, path.removeprefix(self._root_path))
-            return Refused(whole_answer(refusal(error, scope), limits, close=close), close)
+            limits = limit_headers(self._turns.rates, caller, caller.attribution.route)
+            with logging_with(**caller.attribution.facts()):
+                answer = refusal(error, scope)
+            self._turns.metrics.request(caller.attribution, str(answer.status_code))
+            return Refused(whole_answer(answer, limits, close=close), close)
         return Place(self._turns.queue, caller.salt) if self._turns.queue.seconds_per_start else None
 
-    def _caller(self, headers: Headers) -> TurnCaller | None:
-        """The client of a request; None if its key is not valid."""
+    def _caller(self, headers: Headers, route: str) -> TurnCaller | None:
+        """The client of a request on a route; None if its key is not valid."""
         keys = self._keys()
         if keys is None:
-            return TurnCaller()
+            return TurnCaller(attribution=Attribution.of("", route))
         key = key_of(headers)
         tenant = keys.tenant(key)
-        return None if tenant is None else TurnCaller(keys.digests_of(key)[0], salt_of(tenant))
+        if tenant is None:
+            return None
+        attribution = Attribution.of(tenant, route)
+        return TurnCaller(keys.digests_of(key)[0], salt_of(tenant), attribution=attribution)
 
 
 def limit_headers(rates: RateLimiter, caller: TurnCaller, path: str) -> dict[str, str]:

@@ -17,7 +17,7 @@ import logging
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -25,9 +25,9 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...kvstore.log_lines import about
+from ...kvstore.log_lines import about, logging_with
 from ...sessions.conversation.items import new_id
 from ..errors import (
     INTERNAL,
@@ -41,7 +41,9 @@ from ..errors import (
     messages_answer,
     wire_error,
 )
+from ..net.channel import SERVE
 from ..settings import GatewaySettings
+from .attribution import ATTRIBUTION, OTHER, Attribution
 from .turn_queue import PLACE, Place
 
 log = logging.getLogger(__name__)
@@ -90,19 +92,21 @@ HOST = re.compile(r"(\[(?P<address>[^\[\]]+)\]|(?P<name>[^:\[\]]+))(:\d*)?", re.
 class TurnCaller:
     """The client for which turns run. ``key``: the BLAKE2b of its API key, ``salt``: that of its tenant; both
     are empty without keys. ``trace``: its `TRACE_HEADERS`. ``place``: in the queue, for the turn of its
-    request; None if the turn gets one when it begins."""
+    request; None if the turn gets one when it begins. ``attribution``: for log lines and metrics."""
 
     key: bytes = b""
     salt: bytes = b""
     trace: Mapping[str, str] = field(default_factory=dict)
     place: Place | None = None
+    attribution: Attribution = Attribution()
 
 
 def caller_of(scope: Scope) -> TurnCaller:
     """The client of the request with this ASGI ``scope``, which the guard has let in."""
     headers = Headers(scope=scope)
     trace = {name: headers[name] for name in TRACE_HEADERS if name in headers}
-    return TurnCaller(scope.get(KEY, (b"",))[0], scope.get(TENANT, b""), trace, scope.get(PLACE))
+    key, salt = scope.get(KEY, (b"",))[0], scope.get(TENANT, b"")
+    return TurnCaller(key, salt, trace, scope.get(PLACE), scope.get(ATTRIBUTION, Attribution()))
 
 
 def owners_of(headers: Headers) -> tuple[bytes, ...]:
@@ -275,10 +279,12 @@ class Guard:
     """ASGI middleware that checks every request before ``app`` gets it. ``keys`` returns the keys that are
     valid now; None: the server has no keys, and every client on this machine is admitted. ``hosts``: allowed
     host names; None: those of a loopback server. ``origins``: without keys, the origins of other servers' web
-    pages that may connect; ``*``: all.
+    pages that may connect; ``*``: all. ``route_of``: the route of a path. ``count`` is called with each request
+    and the status of its answer: that of HTTP, 101 for a WebSocket, or ``refused`` for one that is refused.
 
     It puts into the request's scope the tenant's salt (`TENANT`), whether the client may see all tenants'
-    numbers (`OPERATOR`), and the digests of the client's key (`KEY`), if the server has keys.
+    numbers (`OPERATOR`), its `Attribution`, and the digests of the client's key (`KEY`), if the server has
+    keys. All log lines of the request have its attribution.
     """
 
     def __init__(
@@ -287,8 +293,12 @@ class Guard:
         keys: Callable[[], Keys | None],
         hosts: Hosts | None = None,
         origins: Iterable[str] = (),
+        route_of: Callable[[str], str] = lambda path: OTHER,
+        count: Callable[[Attribution, str], None] = lambda attribution, status: None,
     ) -> None:
         self._app = app
+        self._route_of = route_of
+        self._count = count
         self._keys = keys
         self._origins = frozenset(origin.lower() for origin in origins)
         self._hosts = hosts or Hosts.of(GatewaySettings(), keys=keys() is not None)
@@ -298,12 +308,26 @@ class Guard:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
+        route = self._route_of(_path(scope))
+        scope[ATTRIBUTION] = Attribution.of("", route)
+        refused = None
         try:
             self._admit(scope, Headers(scope=scope))
         except GatewayError as error:
-            await refusal(error, scope)(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
+            refused = error
+        attribution: Attribution = scope[ATTRIBUTION]
+
+        async def counting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._count(attribution, str(message["status"]))
+            await send(message)
+
+        http = scope["type"] == "http"
+        with logging_with(**attribution.facts()):
+            app = self._app if refused is None else refusal(refused, scope)
+            await app(scope, receive, counting if http else send)
+        if not http:
+            self._count(attribution, "101" if SERVE in scope else "refused")
 
     def _admit(self, scope: Scope, headers: Headers) -> None:
         """Check a request's host, origin and key, and put the tenant's salt, the operator's right and the key's
@@ -315,7 +339,7 @@ class Guard:
         host = headers.get("host")
         if host is not None and host not in self._hosts:
             raise HostRefused(f"this server does not answer to the host {host[:256]!r}: see --allowed-host")
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        path = _path(scope)
         operators = path.startswith(OPERATOR_PATH)
         if path in PROBES or path in PAGES or path.startswith(PAGE_FILES):
             return
@@ -334,6 +358,7 @@ class Guard:
                 f"{OPERATOR_PATH} is for operators: send the key of --operator-key or [operators]"
             )
         scope[TENANT], scope[OPERATOR] = salt_of(tenant or ""), operator
+        scope[ATTRIBUTION] = replace(scope[ATTRIBUTION], tenant=tenant or "")
         if tenant is not None:
             scope[KEY] = keys.digests_of(bearer)
 
@@ -365,7 +390,7 @@ def refusal(error: Exception, scope: Scope) -> Response:
 def speaks_messages(scope: Scope) -> bool:
     """Whether a request comes from a client of Anthropic's Messages: its path is of that API, or it has the
     header ``anthropic-version``."""
-    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    path = _path(scope)
     return path == MESSAGES or path.startswith(f"{MESSAGES}/") or "anthropic-version" in Headers(scope=scope)
 
 
@@ -398,6 +423,11 @@ def key_of(headers: Headers) -> str:
     offered = headers.get("sec-websocket-protocol", "").split(",")
     keys = (one.strip().removeprefix(KEY_PROTOCOL) for one in offered if one.strip().startswith(KEY_PROTOCOL))
     return next(keys, "")
+
+
+def _path(scope: Scope) -> str:
+    """The path of a request, without the prefix under which a proxy serves this server."""
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
 def _same_origin(headers: Headers) -> bool:

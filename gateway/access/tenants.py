@@ -119,6 +119,10 @@ class Tenants:
         except KeysUnusable as fault:
             raise KeysUnusable(f"{path}: {fault.message}") from None
 
+    def names(self) -> list[str]:
+        """The names of all tenants that have keys, in the order of the keys file."""
+        return list(dict.fromkeys(() if self.keys is None else self.keys.tenants.values()))
+
     def name(self, salt: bytes) -> str:
         """The name of the tenant with this salt; empty if no tenant has it."""
         return self.names().get(salt, "")

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
-from ...kvstore.log_lines import about
+from ...kvstore.log_lines import about_session, logging_with
 from ...sessions.errors import StorageUnavailable
 from ...sessions.session import Session
 from ...sessions.turn.events import (
@@ -160,7 +160,8 @@ class LiveSession:
         """Run a turn: start a task that reads the events of ``response`` to the end and passes them to the
         face."""
         turn = self.turns.begin(self.caller, self.id, response)
-        task = asyncio.create_task(self._read(response, turn), name=response.id)
+        with logging_with(session=self.id, **self.caller.attribution.facts()):
+            task = asyncio.create_task(self._read(response, turn), name=response.id)
         self._running[response.id] = response
         self._idle.clear()
         self._readers[response.id] = task
@@ -283,9 +284,9 @@ def report(session_id: str, response_id: str, error: Exception) -> None:
     this server."""
     wire = wire_error(error)
     if wire is INTERNAL:
-        log.error("response broke off", exc_info=error, extra=about(session_id, response=response_id))
+        log.error("response broke off", exc_info=error, extra=about_session(session_id, response=response_id))
     else:
-        log.info("response refused", extra=about(session_id, response=response_id, code=wire.code))
+        log.info("response refused", extra=about_session(session_id, response=response_id, code=wire.code))
 
 
 def log_refusal(session_id: str, error: Exception) -> None:
@@ -295,7 +296,7 @@ def log_refusal(session_id: str, error: Exception) -> None:
     wire = wire_error(error)
     if wire is not INTERNAL:  # a mistake of this server was logged with its traceback
         why = str(error) if log.isEnabledFor(logging.DEBUG) else None
-        log.info("event refused", extra=about(session_id, code=wire.code, why=why))
+        log.info("event refused", extra=about_session(session_id, code=wire.code, why=why))
 
 
 def _log_end(session_id: str, response_id: str, done: ReplyDone, times: TurnTimes) -> None:
@@ -306,7 +307,7 @@ def _log_end(session_id: str, response_id: str, done: ReplyDone, times: TurnTime
     level = logging.WARNING if code is not None and code.status >= 500 else logging.INFO
     if not log.isEnabledFor(level):
         return
-    facts = about(
+    facts = about_session(
         session_id,
         response=response_id,
         code=None if code is None else code.code,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any, Literal, Protocol, TypeVar
 
-from ...kvstore.log_lines import about
+from ...kvstore.log_lines import about_session
 from ...kvstore.slices import sliced
 from ...sessions.conversation.continuation import GivenConversation
 from ...sessions.conversation.items import Item, Preamble
@@ -148,7 +148,7 @@ class LiveSessions:
         except BaseException:
             self._discard(session)
             raise
-        log.info("session opened", extra=about(live.id))
+        log.info("session opened", extra=about_session(live.id))
         return self._attach(live, connection)
 
     def begin(
@@ -280,7 +280,7 @@ class LiveSessions:
         except BaseException:
             self._discard(session)
             raise
-        log.info("session branched off", extra=about(live.id))
+        log.info("session branched off", extra=about_session(live.id))
         return live
 
     async def resume(
@@ -312,7 +312,7 @@ class LiveSessions:
         if before is not None and before is not connection:
             before.moved()
         source = "journal" if isinstance(found, Reopened) else "memory"
-        log.info("session resumed", extra=about(live.id, source=source))
+        log.info("session resumed", extra=about_session(live.id, source=source))
         return self._attach(live, connection)
 
     # --- the fork tree --------------------------------------------------------------------------------------
@@ -348,8 +348,8 @@ class LiveSessions:
                 await self.registry.discard(session.id)
             raise
         for child in made:
-            child.resumable = True
-            log.info("session forked", extra=about(child.id, parent=live.id))
+            child.resumable, child.caller = True, live.caller
+            log.info("session forked", extra=about_session(child.id, parent=live.id))
             self._live[child.id] = child
             self._begin_lease(child)
             forks = self._unopened.setdefault(salt, OrderedDict())
@@ -400,7 +400,7 @@ class LiveSessions:
                 await self.registry.close(target, leave_readers=live.aclose, erase_kv=erase)
         finally:
             await self.forks.forget(target, number)
-        log.info("session pruned", extra=about(target))
+        log.info("session pruned", extra=about_session(target))
 
     # --- for the operator -----------------------------------------------------------------------------------
 
@@ -557,6 +557,7 @@ class LiveSessions:
         self._end_lease(live.id)
         gone = self._closing or live.id not in self._connections
         if gone and self._live.pop(live.id, None) is not None:
-            log.info("session closed", extra=about(live.id))
+            facts = live.caller.attribution.facts()  # another client may be asking for its place
+            log.info("session closed", extra=about_session(live.id, **facts))
             close = self.registry.close(live.id, leave_readers=live.aclose, interrupt=self._closing)
             spawn(close, self._leaving)

@@ -36,6 +36,7 @@ from ...sessions.turn.events import (
 from ...sessions.turn.request import RequestBounds, TurnRequest, token_ids
 from ...sessions.turn.response import TurnResponse
 from ...sessions.workers import Stopped
+from ..access.attribution import Attribution
 from ..access.auth import TurnCaller, caller_of, owners_of
 from ..access.turn_queue import Place
 from .session import LiveSession
@@ -49,24 +50,26 @@ QUEUED = 256
 class Requester:
     """The client of a request. ``owner``: the digest of its key. ``salt``: its tenant's. ``key``: the
     BLAKE2b of its API key; empty if the server has no keys. ``trace``: the span that its turns are part of.
-    ``place``: in the queue, if the request has one."""
+    ``place``: in the queue, if the request has one. ``attribution``: for log lines and metrics."""
 
     owner: bytes = b""
     salt: bytes = b""
     key: bytes = b""
     trace: Mapping[str, str] = field(default_factory=dict)
     place: Place | None = None
+    attribution: Attribution = Attribution()
 
     @property
     def caller(self) -> TurnCaller:
         """The same client, as rate limits, metrics and traces know it."""
-        return TurnCaller(self.key, self.salt, self.trace, self.place)
+        return TurnCaller(self.key, self.salt, self.trace, self.place, self.attribution)
 
 
 def requester_of(request: HTTPConnection) -> Requester:
     """The client of an HTTP request or a WebSocket that the guard has let in."""
     caller = caller_of(request.scope)
-    return Requester(owners_of(request.headers)[0], caller.salt, caller.key, caller.trace, caller.place)
+    owner = owners_of(request.headers)[0]
+    return Requester(owner, caller.salt, caller.key, caller.trace, caller.place, caller.attribution)
 
 
 @dataclass(frozen=True, slots=True)

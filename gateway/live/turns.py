@@ -31,11 +31,12 @@ class Turns:
         rates: RateLimiter | None = None,
         queue: TurnQueue | None = None,
         tracer: TurnTracer | None = None,
+        metrics: TurnMetrics | None = None,
     ) -> None:
         self.tracer = tracer
         self.rates = rates or RateLimiter()
         self.queue = TurnQueue() if queue is None else queue
-        self.metrics = TurnMetrics()
+        self.metrics = metrics or TurnMetrics()
         self.running = 0
         """The number of turns that run."""
 
@@ -49,7 +50,7 @@ class Turns:
                 self.queue.check(caller.salt)
             return self.rates.admit(caller.key, caller.salt)
         except GatewayError as error:
-            self.metrics.refuse(wire_error(error).code)
+            self.metrics.refuse(caller.attribution, wire_error(error).code)
             raise
 
     def foresee(self, caller: TurnCaller) -> None:
@@ -57,7 +58,7 @@ class Turns:
         try:
             self.check(caller)
         except GatewayError as error:
-            self.metrics.refuse(wire_error(error).code)
+            self.metrics.refuse(caller.attribution, wire_error(error).code)
             raise
 
     def check(self, caller: TurnCaller) -> None:
@@ -80,7 +81,7 @@ class CountedTurn:
     __slots__ = ("_caller", "_place", "_span", "_turns", "times")
 
     def __init__(self, turns: Turns, caller: TurnCaller, span: TurnSpan | None) -> None:
-        self.times = turns.metrics.begin()
+        self.times = turns.metrics.begin(caller.attribution)
         self._turns = turns
         self._caller = caller
         self._span = span
@@ -106,7 +107,7 @@ class CountedTurn:
 
     def fail(self, error: Exception) -> None:
         """Report that the turn raised ``error`` before its last event came."""
-        self._turns.metrics.fail(wire_error(error).code)
+        self._turns.metrics.fail(self.times, wire_error(error).code)
         if self._span is not None:
             self._span.fail(error)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import (
@@ -113,22 +114,25 @@ class _MetricsCollector(Collector):
 
 def _turns(turns: TurnMetrics) -> Iterator[Metric]:
     """The metric families of all turns: tokens, ends, refusals and the histograms of times."""
-    yield CounterMetricFamily("holdfast_prompt_tokens", "Tokens of prompts", turns.prompt)
-    yield CounterMetricFamily("holdfast_generation_tokens", "Tokens of replies", turns.generated)
-    cached = CounterMetricFamily("holdfast_prompt_cached_tokens", "Tokens with KV, by tier", labels=["tier"])
-    for tier, count in turns.cached.items():
-        cached.add_metric([tier], count)
-    yield cached
-    ended = CounterMetricFamily("holdfast_turns", "Turns that ended", labels=["status", "reason"])
-    for (status, reason), count in sorted(turns.ended.items()):
-        ended.add_metric([status, reason], count)
-    yield ended
-    refused = CounterMetricFamily("holdfast_turns_refused", "Turns that were not admitted", labels=["code"])
-    for code, count in sorted(turns.refused.items()):
-        refused.add_metric([code], count)
-    yield refused
+    counted: tuple[tuple[str, str, list[str], Mapping[Any, int]], ...] = (
+        ("requests", "Requests that were answered", ["route", "protocol", "status"], turns.requests),
+        ("prompt_tokens", "Tokens of prompts", [], turns.prompt),
+        ("generation_tokens", "Tokens of replies", [], turns.generated),
+        ("prompt_cached_tokens", "Tokens with KV, by tier", ["tier"], turns.cached),
+        ("turns", "Turns that ended", ["protocol", "status", "reason"], turns.ended),
+        ("turns_refused", "Turns that were not admitted", ["protocol", "code"], turns.refused),
+    )
+    for name, text, labels, counts in counted:
+        family = CounterMetricFamily(f"holdfast_{name}", text, labels=["tenant", *labels])
+        for values, count in sorted(counts.items()):
+            family.add_metric(values, count)
+        yield family
+    first = "From a turn's begin to its first output"
+    by_tenant = HistogramMetricFamily("holdfast_time_to_first_token_seconds", first, labels=["tenant"])
+    for tenant, histogram in sorted(turns.first_token_of.items()):
+        by_tenant.add_metric([tenant], histogram.buckets(), histogram.total)
+    yield by_tenant
     for name, text, histogram in (
-        ("time_to_first_token_seconds", "From a turn's begin to its first output", turns.first_token),
         ("inter_token_latency_seconds", "Between two pieces of a turn's output", turns.inter_token),
         ("time_per_output_token_seconds", "Mean of a turn, without its first token", turns.per_token),
         ("turn_duration_seconds", "From a turn's begin to its end", turns.whole),

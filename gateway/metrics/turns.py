@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 from ...sessions.turn.events import EndReason, ReplyDone
+from ..access.attribution import Attribution, TenantLabels
 
+NOTHING_KNOWN = Attribution()
 FIRST_TOKEN_SECONDS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
     *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -96,12 +98,17 @@ class Histogram:
 
 class TurnTimes:
     """The times of one turn, which begins when this is made. ``clock``: seconds, monotonic. ``metrics``: where
-    the time to the first output and the gaps between outputs are counted. ``began``, ``first``, ``last``: when
+    the time to the first output and the gaps between outputs are counted. ``tenant``, ``protocol``: the labels
+    under which the turn counts. ``began``, ``first``, ``last``: when
     it began, and when the first and the latest output came, on that clock."""
 
-    __slots__ = ("_clock", "_metrics", "began", "first", "last")
+    __slots__ = ("_clock", "_metrics", "began", "first", "last", "protocol", "tenant")
 
-    def __init__(self, metrics: TurnMetrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, metrics: TurnMetrics, clock: Callable[[], float], tenant: str = "", protocol: str = ""
+    ) -> None:
+        self.tenant = tenant
+        self.protocol = protocol
         self._metrics = metrics
         self._clock = clock
         self.began = clock()
@@ -126,60 +133,74 @@ class TurnTimes:
         if self.first is None:
             self.first = now
             self._metrics.first_token.observe(now - self.began)
+            self._metrics.first_token_of[self.tenant].observe(now - self.began)
         else:
             self._metrics.inter_token.observe(now - self.last)
         self.last = now
 
 
 class TurnMetrics:
-    """The counts and histograms (in seconds) of all turns of a server. ``clock``: seconds, monotonic.
+    """The counts and histograms (in seconds) of all turns of a server, and of its requests. ``clock``: seconds,
+    monotonic. ``labels``: which tenants have counts of their own; each count is kept by its tenant's label.
 
     ``prompt``: tokens of whole prompts, those with cached KV included. ``cached``: how many of them had cached
     KV, by the tier that held it: ``device``, ``host``, ``disk``. ``generated``: tokens of replies. ``ended``:
-    turns by status and reason; a turn that raised has the status ``failed`` and the error's wire code as its
-    reason. ``refused``: turns that were not admitted, by the error's wire code.
+    turns by protocol, status and reason; a turn that raised has the status ``failed`` and the error's wire code
+    as its reason. ``refused``: turns that were not admitted, by protocol and the error's wire code.
+    ``requests``: by route, protocol and status.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.perf_counter, labels: TenantLabels | None = None
+    ) -> None:
         self._clock = clock
+        self.labels = labels or TenantLabels()
         self.first_token = Histogram(FIRST_TOKEN_SECONDS)
+        self.first_token_of: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(FIRST_TOKEN_SECONDS))
+        """By tenant's label."""
         self.inter_token = Histogram(TOKEN_SECONDS)
         """Seconds between two successive output events of a turn."""
         self.per_token = Histogram(TOKEN_SECONDS)
         """For each turn, the seconds from its first to its last output divided by its tokens after the
         first."""
         self.whole = Histogram(TURN_SECONDS)
-        self.prompt = 0
-        self.generated = 0
-        self.cached: Counter[str] = Counter({"device": 0, "host": 0, "disk": 0})
-        self.ended: Counter[tuple[str, str]] = Counter()
-        self.refused: Counter[str] = Counter()
+        self.prompt: Counter[tuple[str]] = Counter()
+        self.generated: Counter[tuple[str]] = Counter()
+        self.cached: Counter[tuple[str, str]] = Counter()
+        self.ended: Counter[tuple[str, str, str, str]] = Counter()
+        self.refused: Counter[tuple[str, str, str]] = Counter()
+        self.requests: Counter[tuple[str, str, str, str]] = Counter()
 
-    def begin(self) -> TurnTimes:
+    def request(self, attribution: Attribution, status: str) -> None:
+        """Count a request. ``status``: of its answer."""
+        tenant = self.labels.of(attribution.tenant)
+        self.requests[tenant, attribution.route, attribution.protocol, status] += 1
+
+    def begin(self, attribution: Attribution = NOTHING_KNOWN) -> TurnTimes:
         """Note the begin of a turn, which is now. Returns its times; they are counted as they are taken."""
-        return TurnTimes(self, self._clock)
+        return TurnTimes(self, self._clock, self.labels.of(attribution.tenant), attribution.protocol)
 
     def end(self, times: TurnTimes, done: ReplyDone) -> None:
         """Count a turn that has ended with its last event ``done``: its whole time, tokens, status and
         reason."""
-        usage = done.usage
+        usage, tenant = done.usage, times.tenant
         self.whole.observe(times.seconds)
         if times.first is not None and usage.output_tokens > 1:
             self.per_token.observe((times.last - times.first) / (usage.output_tokens - 1))
-        self.prompt += usage.input_tokens
-        self.generated += usage.output_tokens
-        self.cached["device"] += usage.cached_tokens - usage.host_tokens - usage.disk_tokens
-        self.cached["host"] += usage.host_tokens
-        self.cached["disk"] += usage.disk_tokens
-        self.ended[done.status.value, done.reason.value] += 1
+        self.prompt[(tenant,)] += usage.input_tokens
+        self.generated[(tenant,)] += usage.output_tokens
+        self.cached[tenant, "device"] += usage.cached_tokens - usage.host_tokens - usage.disk_tokens
+        self.cached[tenant, "host"] += usage.host_tokens
+        self.cached[tenant, "disk"] += usage.disk_tokens
+        self.ended[tenant, times.protocol, done.status.value, done.reason.value] += 1
 
-    def fail(self, code: str) -> None:
+    def fail(self, times: TurnTimes, code: str) -> None:
         """Count a turn that raised an error before its last event came. ``code``: the error's wire code."""
-        self.ended["failed", code] += 1
+        self.ended[times.tenant, times.protocol, "failed", code] += 1
 
-    def refuse(self, code: str) -> None:
+    def refuse(self, attribution: Attribution, code: str) -> None:
         """Count a turn that was not admitted. ``code``: the wire code of the error that refused it."""
-        self.refused[code] += 1
+        self.refused[self.labels.of(attribution.tenant), attribution.protocol, code] += 1
 
 
 FINISHED: dict[str, str] = {

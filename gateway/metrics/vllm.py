@@ -46,10 +46,10 @@ def vllm_families(model: str, turns: TurnMetrics, engine: Mapping[str, float]) -
         yield gauge("kv_cache_usage_perc", "KV that running turns hold, 1 is all", usage)
         yield gauge("gpu_cache_usage_perc", "The same as vllm:kv_cache_usage_perc", usage)
         yield counter("num_preemptions", "Turns that were preempted", engine["preempted"])
-    yield counter("prompt_tokens", "Tokens of prompts", turns.prompt)
-    yield counter("generation_tokens", "Tokens of replies", turns.generated)
+    yield counter("prompt_tokens", "Tokens of prompts", turns.prompt.total())
+    yield counter("generation_tokens", "Tokens of replies", turns.generated.total())
     for prefix in ("", "gpu_"):
-        yield counter(f"{prefix}prefix_cache_queries", "Tokens of prompts", turns.prompt)
+        yield counter(f"{prefix}prefix_cache_queries", "Tokens of prompts", turns.prompt.total())
         yield counter(f"{prefix}prefix_cache_hits", "Those of them that had KV", turns.cached.total())
     yield _finished(labels, turns.ended)
     for name, text, histogram in (
@@ -64,11 +64,11 @@ def vllm_families(model: str, turns: TurnMetrics, engine: Mapping[str, float]) -
         yield family
 
 
-def _finished(labels: list[str], ended: Mapping[tuple[str, str], int]) -> Metric:
+def _finished(labels: list[str], ended: Mapping[tuple[str, str, str, str], int]) -> Metric:
     """The counter ``vllm:request_success``: turns by vLLM's word for how they ended. ``labels``: the values of
-    `LABELS`. ``ended``: counts of turns by their status and reason."""
+    `LABELS`. ``ended``: counts of turns by their tenant, protocol, status and reason."""
     counts: Counter[str] = Counter(dict.fromkeys(FINISHED.values(), 0))
-    for (_, reason), count in ended.items():
+    for (*_, reason), count in ended.items():
         counts[FINISHED.get(reason, "error")] += count
     family = CounterMetricFamily(
         "vllm:request_success", "Turns that ended", labels=[*LABELS, "finished_reason"]

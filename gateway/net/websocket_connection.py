@@ -26,6 +26,8 @@ from websockets.http11 import Request
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
+from ...kvstore.log_lines import about
+from ..access.attribution import ATTRIBUTION, Attribution
 from ..errors import GatewayError, SlowSender, TooManyControlFrames, TooManyFragments, wire_error
 from ..settings import ClientLimits
 from .deadlines import ConnectionStage, Deadline
@@ -355,7 +357,9 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         if not self.handshake_complete or self.close_sent:
             self.transport.abort()
             return
-        log.warning("the client at %s was closed: %s", get_client_addr(self.scope), reason)
+        facts = cast("Attribution", self.scope.get(ATTRIBUTION, Attribution())).facts()
+        client = get_client_addr(self.scope)
+        log.warning("the client at %s was closed: %s", client, reason, extra=about("", **facts))
         self._hold(Hold.BROKEN_OFF)
         self.stop_keepalive()
         self.conn.data_to_send()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from ...kvstore.log_lines import about
+from ...kvstore.log_lines import about_session
 from ...runtime.errors import RuntimeFault
 from ...runtime.link.client import EngineLink
 from ...sdk.frames import client, server
@@ -281,7 +281,7 @@ class RealtimeSession:
             await self._serve(event)
         except Exception as error:  # it ends this event and nothing else
             if wire_error(error) is INTERNAL:
-                log.exception("%s failed", type(event).__name__, extra=about(self.live.id))
+                log.exception("%s failed", type(event).__name__, extra=about_session(self.live.id))
             self.refuse(error, event.event_id)
 
     async def _serve(self, event: client.ClientEvent) -> None:

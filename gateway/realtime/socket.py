@@ -16,13 +16,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ...kvstore.log_lines import about
+from ...kvstore.log_lines import about, about_session
 from ...sdk.errors import FrameError
 from ...sdk.frames import codec
 from ...sdk.frames.client import ClientEvent, SessionAttach, SessionDetach, SessionResume
 from ...sdk.frames.server import ErrorEvent, SessionDetached
 from ...sessions.conversation.items import new_id
 from ...sessions.errors import SessionError, SessionUnknown, StorageUnavailable
+from ..access.attribution import Attribution
 from ..access.auth import TurnCaller
 from ..errors import (
     Draining,
@@ -55,6 +56,7 @@ class ClientIdentity:
     the digest that earlier versions made of its key, which serves as well. ``salt``: the salt of its tenant,
     which keeps cached KV apart. ``key``: the BLAKE2b of its API key; empty if the server has no keys.
     ``aliases``: other digests of that key. ``trace``: its trace headers, by name. ``address``: its IP address.
+    ``attribution``: of its requests, for log lines and metrics.
     ``resumable``: it can come back with a handle, so its replies continue without it. ``resume``: it comes back
     now, so the socket opens no new session. ``model``: the model name that it asked for.
     """
@@ -69,11 +71,12 @@ class ClientIdentity:
     model: str | None = None
     former_owner: bytes | None = None
     aliases: tuple[bytes, ...] = ()
+    attribution: Attribution = Attribution(protocol="realtime")
 
     @property
     def caller(self) -> TurnCaller:
         """The client for which turns on this connection run."""
-        return TurnCaller(self.key, self.salt, self.trace)
+        return TurnCaller(self.key, self.salt, self.trace, attribution=self.attribution)
 
 
 class AttachedSession:
@@ -260,7 +263,7 @@ class RealtimeSocket:
             except SessionError as error:
                 self._refuse(error, event.event_id)
             except Exception as error:  # a defect in opening one session ends no other on this socket
-                log.exception("%s failed", type(event).__name__, extra=about(event.session_id or ""))
+                log.exception("%s failed", type(event).__name__, extra=about_session(event.session_id or ""))
                 self._refuse(error, event.event_id)
         elif isinstance(event, SessionDetach):
             self._detach(event)

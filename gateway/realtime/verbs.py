@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from ...kvstore.log_lines import about
+from ...kvstore.log_lines import about_session
 from ...runtime.link.messages import BlockMap, KVTier, Moved, Receipt
 from ...sdk.errors import FieldMissing
 from ...sdk.frames import server
@@ -226,7 +226,7 @@ class SessionVerbs:
             answer = await self._moved(event)
         except Exception as error:  # it ends this event and nothing else
             if wire_error(error) is INTERNAL:
-                log.exception("%s failed", event.type, extra=about(self._live.id))
+                log.exception("%s failed", event.type, extra=about_session(self._live.id))
             log_refusal(self._live.id, error)
             answer = self._conversation.refusal(error, event.event_id)
         finally:

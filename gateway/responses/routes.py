@@ -240,7 +240,13 @@ class _Responses:
         address = "" if socket.client is None else socket.client.host
         aliases = scope.get(KEY, ())[1:]
         identity = ClientIdentity(
-            client.owner, client.salt, client.key, client.trace, address, aliases=aliases
+            client.owner,
+            client.salt,
+            client.key,
+            client.trace,
+            address,
+            aliases=aliases,
+            attribution=client.attribution,
         )
         channel = SocketChannel(socket)
         served = ResponsesSocket(channel, face, client, identity)

@@ -11,12 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from holdfast.gateway.access.attribution import Attribution
 from holdfast.gateway.metrics.tracing import TurnTracer
 from holdfast.gateway.net.channel import MemoryChannel, memory_pair
 from holdfast.gateway.realtime.socket import ClientIdentity
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.sessions.registry import SessionRegistry
+from holdfast.sessions.settings import SessionSettings
 from holdfast.sessions.text.language import Language
 from holdfast.tests.gateway.scripted_service import END, Scripted, spoken
 from holdfast.tests.sessions.text.chat_languages import ours
@@ -95,7 +97,13 @@ class KeyedService:
         assert keys is not None
         tenant = keys.tenant(key)
         assert tenant is not None
-        identity = ClientIdentity(owner=key.encode(), salt=_salt(tenant), key=digest(key), trace=trace or {})
+        identity = ClientIdentity(
+            owner=key.encode(),
+            salt=_salt(tenant),
+            key=digest(key),
+            trace=trace or {},
+            attribution=Attribution.of(tenant, "/v1/realtime"),
+        )
         ours, theirs = memory_pair(1024)
         serving = asyncio.ensure_future(self.service.converse(theirs, identity))
         opened = MemoryWire(ours)
@@ -110,15 +118,17 @@ class KeyedService:
 
 @asynccontextmanager
 async def keyed(
-    folder: Path, text: str = FILE, tracer: TurnTracer | None = None, **settings: Any
+    folder: Path, text: str = FILE, tracer: TurnTracer | None = None, places: int = 100, **settings: Any
 ) -> AsyncIterator[KeyedService]:
-    """A service with this keys file. ``settings``: further ones of the gateway."""
+    """A service with this keys file. ``places``: sessions that may be open. ``settings``: further ones of the
+    gateway."""
     path = folder / "keys.toml"
     path.write_text(text)
     link = Scripted(spoken, END, ahead=1)
     made = replace(GatewaySettings(keys=path), **settings)
     service = Service(made, "scripted", link, tracer=tracer)
-    service.open(SessionRegistry(link, Language.of(ours("chatml"))))
+    of_sessions = SessionSettings(max_sessions=places)
+    service.open(SessionRegistry(link, Language.of(ours("chatml")), of_sessions))
     try:
         yield KeyedService(service, link)
     finally:

@@ -15,7 +15,9 @@ from holdfast.kvstore.log_lines import (
     LineFormatter,
     LogSettings,
     about,
+    about_session,
     logging_lines,
+    logging_with,
 )
 
 log = logging.getLogger("holdfast.tests")
@@ -49,6 +51,20 @@ def test_json_is_an_object_for_each_line_with_its_traceback(capsys: pytest.Captu
         "output": 7,
     }
     assert (two["level"], two["id"]) == ("error", None) and "ZeroDivisionError: by chance" in two["traceback"]
+
+
+def test_lines_in_a_block_have_its_facts_and_their_own_go_before(capsys: pytest.CaptureFixture[str]) -> None:
+    with logging_lines("holdfast", LogSettings()), logging_with(tenant="acme", route="/a"):
+        with logging_with(session="sess_1", route="/b"):
+            log.info("one", extra=about_session("sess_1", tenant=None))
+            log.info("two", extra=about("req_1"))
+        log.info("three")
+    told = [line.split(" ", 2)[2] for line in capsys.readouterr().err.splitlines()]
+    assert told == [
+        "holdfast[sess_1]: one route=/b",
+        "holdfast[req_1]: two tenant=acme route=/b session=sess_1",
+        "holdfast: three tenant=acme route=/a",
+    ]
 
 
 def test_a_message_cannot_look_like_another_line_or_move_the_cursor() -> None:

@@ -20,7 +20,7 @@ MADE = {"Chat", "Turn", "Run", "Reply", "TextInput", "SyncChat", "SyncClient", "
 """Classes that the SDK makes: their constructors are not for users."""
 INSIDE = {"begin", "resume", "replace_create", "witness"}
 """Methods of `Chat` and `Reply` that other modules of the SDK call. (`Client.resume` is looked at as well.)"""
-ELSEWHERE = {"BlockingPortal", "Path", "SSLContext", "deque", "Detached"}
+ELSEWHERE = {"BlockingPortal", "Path", "PathLike", "SSLContext", "deque", "Detached"}
 """Names of the standard library, and what `Tool` keeps for itself."""
 
 

@@ -93,7 +93,10 @@ def test_a_refusal_is_the_faces_own(path: str, service: Service, admission: Admi
     assert set(headers) == {*usual.headers, "date", "connection"} - {"vary"}
     body.pop("request_id", None)
     assert body == {name: value for name, value in usual.json().items() if name != "request_id"}
-    assert service.turns.metrics.refused["engine_overloaded"] == 2
+    refused = service.turns.metrics.refused
+    assert [(key[0], key[2], count) for key, count in refused.items()] == [("free", "engine_overloaded", 2)]
+    (asked,) = service.turns.metrics.requests.items()
+    assert asked == (("free", path, next(iter(refused))[1], str(status)), 2)
     assert len(service.turns.queue) == 1
 
 

@@ -70,7 +70,7 @@ def test_a_copy_is_made_and_can_be_verified(root: Path, tmp_path: Path) -> None:
     code, told = invoke("backup", str(root), str(tmp_path / "copy"))
     assert code == 0 and "2 sessions" in told
     code, told = invoke("backup", str(root), str(tmp_path))
-    assert code == 2 and "no backup" in told
+    assert code == 2 and "holds no store" in told
     strike(root)
     code, told = invoke("backup", str(root), str(tmp_path / "another"))
     assert code == 1 and "damaged: session sess_1" in told

@@ -23,6 +23,8 @@ from holdfast.runtime.settings import EngineSettings
 pytestmark = pytest.mark.anyio
 DEPLOY = Path(room).parent / "deploy"
 NAME = re.compile(r"(?:holdfast_|vllm:)\w+")
+QUERY = re.compile(r"^\| [^|]+ \| `([^`]*holdfast_[^`]*)` \|$", re.MULTILINE)
+"""The queries of the operators' guide: each is alone in its cell of a table of two columns."""
 PROMETHEUS = {"up"}
 """Metrics of Prometheus itself."""
 
@@ -40,6 +42,7 @@ def expressions() -> Iterator[str]:
     for panel in dashboard()["panels"]:
         yield from (target["expr"] for target in panel.get("targets", []))
     yield from (rule["expr"] for rule in rules())
+    yield from QUERY.findall((DEPLOY.parent / "README.md").read_text())
 
 
 @pytest.fixture
@@ -70,7 +73,19 @@ async def test_every_metric_that_is_named_is_exposed(exposed: set[str]) -> None:
 
 
 def test_every_expression_names_a_metric_and_labels_that_exist() -> None:
-    labels = {"instance", "job", "le", "status", "reason", "code", "tier", "class"}
+    labels = {
+        "instance",
+        "job",
+        "le",
+        "status",
+        "reason",
+        "code",
+        "tier",
+        "class",
+        "tenant",
+        "protocol",
+        "route",
+    }
     for text in expressions():
         assert NAME.search(text) or text.split("{")[0] in PROMETHEUS, text
         selectors = re.findall(r"\{([^}]*)\}", text)

@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from holdfast.gateway.access.attribution import Attribution
 from holdfast.gateway.metrics.prometheus import MetricsSnapshot, exposition
 from holdfast.gateway.metrics.turns import FINISHED, Histogram, TurnMetrics
 from holdfast.sessions.turn.events import EndReason, ReplyDone, ReplyStatus, TurnUsage
@@ -64,8 +65,8 @@ def test_times_and_tokens_of_turns_are_told() -> None:
     clock = Clock()
     turns = TurnMetrics(clock)
     one_turn(turns, clock)
-    turns.fail("context_length_exceeded")
-    turns.refuse("rate_limit_exceeded")
+    turns.fail(turns.begin(), "context_length_exceeded")
+    turns.refuse(Attribution(), "rate_limit_exceeded")
     families = told(MetricsSnapshot(True, 1, {}, {}, turns=turns))
     for name, total, count in (
         ("time_to_first_token_seconds", 0.5, 1),
@@ -81,7 +82,8 @@ def test_times_and_tokens_of_turns_are_told() -> None:
     assert value(families, "holdfast_prompt_tokens_total") == 100
     assert value(families, "holdfast_generation_tokens_total") == 3
     cached = {
-        tier: value(families, "holdfast_prompt_cached_tokens_total", tier=tier) for tier in turns.cached
+        tier: value(families, "holdfast_prompt_cached_tokens_total", tier=tier)
+        for tier in ("device", "host", "disk")
     }
     assert cached == {"device": 65, "host": 20, "disk": 5}
     assert value(families, "holdfast_turns_total", status="completed", reason="stop") == 1
@@ -104,7 +106,7 @@ def test_vllms_names_have_the_same_numbers() -> None:
     turns = TurnMetrics(clock)
     one_turn(turns, clock)
     one_turn(turns, clock, EndReason.MAX_OUTPUT_TOKENS)
-    turns.fail("engine_unavailable")
+    turns.fail(turns.begin(), "engine_unavailable")
     labels = {"model_name": "pocket", "engine": "0"}
     families = told(MetricsSnapshot(True, 1, {}, ENGINE, turns=turns, vllm="pocket"))
     for name, number in (

@@ -315,7 +315,7 @@ async def test_what_was_written_stays_and_behind_it_what_went_wrong(how: str) ->
     assert finished.outcome == ("timed_out" if how == "hangs" else "failed")
     written, error = told(output)
     assert written == "half of it"
-    assert {"raises": "out of order", "hangs": "0.2 seconds", "yields a number": "int"}[how] in error
+    assert {"raises": "out of order", "hangs": "0.2 seconds", "yields a number": "not text"}[how] in error
 
 
 async def test_an_endless_output_is_refused_as_a_whole() -> None:
