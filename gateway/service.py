@@ -128,7 +128,7 @@ class Service:
         self._live: LiveSessions | None = None
         self._faces: dict[str | None, RealtimeFace] = {}  # by the name that clients ask for
         queue = TurnQueue(settings.max_queue_seconds, shared=shared)
-        metrics = TurnMetrics(labels=TenantLabels(self.tenants.names()))
+        metrics = TurnMetrics(labels=TenantLabels(self.tenants.names().values()))
         self.turns = Turns(RateLimiter(self.tenants.rates()), queue, tracer, metrics)
         """Rate limits, queue, metrics and tracer, which the turns of all sessions share."""
         self._link = link
@@ -400,7 +400,7 @@ class Service:
         """
         self.tenants = tenants
         self.turns.rates.change(tenants.rates())
-        self.turns.metrics.labels.add(tenants.names())
+        self.turns.metrics.labels.add(tenants.names().values())
         if self._registry is not None:
             self._registry.tenants.change(tenants.sessions())
         return sum([self._check_key(socket) for socket in self._sockets.values()])

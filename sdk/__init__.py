@@ -25,7 +25,7 @@ from .agent.events import (
 from .agent.run import Run, RunLimits
 from .agent.tracing import TraceFile, Tracer
 from .chat import Chat
-from .client import Client, Dial, connect
+from .client import Client, Dial, Importing, connect
 from .connection.reconnect import Patience, Retry
 from .connection.responses import Finished
 from .connection.transport import Transport
@@ -98,6 +98,7 @@ __all__ = [
     "FunctionCallItem",
     "FunctionCallOutputItem",
     "FunctionTool",
+    "Importing",
     "InputClosed",
     "Invoke",
     "KVReceipt",

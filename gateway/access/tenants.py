@@ -119,17 +119,13 @@ class Tenants:
         except KeysUnusable as fault:
             raise KeysUnusable(f"{path}: {fault.message}") from None
 
-    def names(self) -> list[str]:
-        """The names of all tenants that have keys, in the order of the keys file."""
-        return list(dict.fromkeys(() if self.keys is None else self.keys.tenants.values()))
-
     def name(self, salt: bytes) -> str:
         """The name of the tenant with this salt; empty if no tenant has it."""
         return self.names().get(salt, "")
 
     def names(self) -> dict[bytes, str]:
-        """The names of all tenants, by salt."""
-        known = {*self.limits, *(() if self.keys is None else self.keys.tenants.values())}
+        """The names of all tenants, by salt, in the order of the keys file."""
+        known = dict.fromkeys([*(() if self.keys is None else self.keys.tenants.values()), *self.limits])
         return {salt_of(name): name for name in known}
 
     def of_salt(self, salt: bytes) -> Allowance:

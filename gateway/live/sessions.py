@@ -164,7 +164,7 @@ class LiveSessions:
         except BaseException:
             self._discard(session)
             raise
-        log.info("session imported", extra=about(live.id))
+        log.info("session imported", extra=about_session(live.id))
         self._live[live.id] = live
         self._begin_lease(live)
         return live
