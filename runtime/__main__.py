@@ -25,9 +25,9 @@ from ..kvstore.log_lines import logging_lines
 from ..kvstore.system_limits import NAMED, errno_of, explained
 from .errors import EngineStarved, LinkClosed, RuntimeFault
 from .link.crash_report import CrashReport
-from .link.engine_end import LoadedEngine, LoadProgress, serve
+from .link.engine_end import LoadedEngine, LoadProgress, receive_settings, serve
 from .link.heartbeat import Liveness
-from .link.messages import Fatal, frame, receive_one
+from .link.messages import Fatal, frame
 from .settings import EngineSettings
 
 EXIT_FAULT = 1
@@ -64,9 +64,8 @@ def _serve(sock: socket.socket, liveness: Liveness) -> int:
     importing: Future[ModuleType] = Future()
     threading.Thread(target=_import, args=[importing], name="holdfast-import", daemon=True).start()
     try:
-        _, descriptors, _, _ = socket.recv_fds(sock, 1, 2)
-        settings = receive_one(sock, EngineSettings)
-    except (LinkClosed, ConnectionError):
+        settings, descriptors = receive_settings(sock)
+    except LinkClosed:
         os._exit(0)  # nothing is open yet, and modules may be half imported
     except RuntimeFault as fault:
         with contextlib.suppress(OSError):

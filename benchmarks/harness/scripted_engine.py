@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.runtime.errors import EpochStale, SequenceUnknown, VerbRefused
-from holdfast.runtime.link.engine_end import LoadedEngine, serve
+from holdfast.runtime.link.engine_end import LoadedEngine, receive_settings, serve
 from holdfast.runtime.link.messages import (
     AnyVerb,
     Close,
@@ -39,10 +39,8 @@ from holdfast.runtime.link.messages import (
     Truncate,
     VerbReply,
     Work,
-    receive_one,
 )
 from holdfast.runtime.model.folder import find_model
-from holdfast.runtime.settings import EngineSettings
 
 WORD = re.compile(r"Ġ[a-z]{2,}")
 """The form of a token that is a whole word, as the vocabulary writes it."""
@@ -187,7 +185,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the gateway decides when to end
         signal.signal(number, signal.SIG_IGN)
     sock = socket.socket(fileno=given.fd)
-    settings = receive_one(sock, EngineSettings)
+    settings, _ = receive_settings(sock)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as pace:
         pace.bind(str(given.pace))
         pace.settimeout(LOOK_SECONDS)

@@ -24,6 +24,7 @@ one by one: up to 50,000 page faults for a prompt of 2,048 tokens, and twice the
 DESCRIPTORS = b"d"
 """The first byte on an engine's socket. It carries descriptors: of the host tier's memory, if there is one, and
 of the control socket of the disk process, if there is one. The settings follow."""
+MOST_DESCRIPTORS = 2
 
 
 @dataclass(slots=True)

@@ -21,7 +21,9 @@ from typing import Protocol, TypeAlias
 import msgspec
 
 from ..errors import EngineDied, FrameInvalid, LinkClosed, RuntimeFault
+from ..settings import EngineSettings
 from . import messages
+from .child import MOST_DESCRIPTORS
 from .heartbeat import LOAD_STALL, STEP_FLOOR, Liveness
 
 OUTBOX_BYTES = 8 * 1024 * 1024  # beyond the kernel's own buffer
@@ -249,6 +251,16 @@ class LoadedEngine:
 Load: TypeAlias = Callable[[LoadProgress, Liveness], LoadedEngine]
 """Makes an engine. It reports the progress of loading to the first argument, and to the second how long a
 step may take."""
+
+
+def receive_settings(sock: socket.socket) -> tuple[EngineSettings, list[int]]:
+    """Wait for what an engine's process is sent first: its settings and, before them, the descriptors that
+    `child.DESCRIPTORS` lists. Raises ``LinkClosed`` if the gateway has gone, ``FrameInvalid``."""
+    try:
+        _, descriptors, _, _ = socket.recv_fds(sock, 1, MOST_DESCRIPTORS)
+    except ConnectionError:
+        raise LinkClosed("the link ended before the settings came") from None
+    return messages.receive_one(sock, EngineSettings), descriptors
 
 
 def serve(
