@@ -94,6 +94,7 @@ def flip_every_slot(memory: int) -> None:
             mapped[first + slot * stride + 7] ^= 16
 
 
+@pytest.mark.more
 async def test_an_engine_that_died_is_followed_by_one_that_has_its_slots_and_checks_them() -> None:
     async with serving(GatewaySettings(port=0), SMALL) as server, wire(server.url) as one:
         await one.say(LINES[0])
