@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,11 +32,10 @@ log = logging.getLogger(__name__)
 async def opened(
     service: Service, model: str, engine: AbstractAsyncContextManager[EngineLink]
 ) -> AsyncIterator[SessionRegistry]:
-    """Run ``service`` on an engine during the block: load the engine, and the model's tokenizer and templates,
-    at the same time; open the journal; let clients open sessions. Yields the session registry. After the block,
-    sessions, journal and engine are closed. ``model``: a folder, a file or a name. ``engine``: entering it
-    loads the engine. A fault of the tokenizer or of a template is raised as soon as it is found, and ends the
-    loading of the engine.
+    """Run ``service`` on an engine during the block: load the model's tokenizer and templates, then, if they
+    are sound, the engine; open the journal; let clients open sessions. Yields the session registry. After the
+    block, sessions, journal and engine are closed. ``model``: a folder, a file or a name. ``engine``: entering
+    it loads the engine.
 
     Raises ``ModelUnreadable``, ``SettingsInvalid``, ``TokenizerUnreadable``, ``TemplateFailed``,
     ``EngineDied``, and ``StoreUnusable`` (``StoreHeld`` already before loading).
@@ -62,15 +61,8 @@ async def _on_engine(
     load = partial(
         Language.load, folder, settings.calls, settings.reasoning, tool_fallback=settings.tool_fallback
     )
-    async with AsyncExitStack() as stack:
-        entering = asyncio.create_task(stack.enter_async_context(engine))
-        speaking = asyncio.create_task(asyncio.to_thread(load))
-        try:
-            link, language = await asyncio.gather(entering, speaking)
-        finally:  # if one fails, the other one is given up
-            entering.cancel()
-            speaking.cancel()
-            await asyncio.gather(entering, speaking, return_exceptions=True)
+    language = await asyncio.to_thread(load)
+    async with engine as link:
         for note in link.hello.notes:
             log.warning("%s", note)
         journal = await _journal(service, language, lock)
