@@ -226,7 +226,7 @@ def _around(vocabulary: Vocabulary) -> dict[str, Any] | None:
 
 def tokenizer_config_of(file: GGUFFile) -> dict[str, Any]:
     """The fields that the model's ``tokenizer_config.json`` would have: the chat templates, and special
-    tokens such as ``eos_token``. Raises ``ConfigInvalid``, also if there is no chat template."""
+    tokens such as ``eos_token``. Raises ``ConfigInvalid``."""
     vocabulary = Vocabulary.read(file)
     ids = {name: vocabulary.special(key) for name, key in _NAMED.items()}
     made: dict[str, Any] = {name: vocabulary.tokens[one] for name, one in ids.items() if one is not None}
