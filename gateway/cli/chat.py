@@ -1,9 +1,8 @@
 """``holdfast chat``: a conversation in a terminal with a running server.
 
-    what is read ─▶ a message, or a command ─▶ the session ─▶ pieces of the reply, wrapped at the edge
+    what is read ─▶ a message, or a command ─▶ the session ─▶ pieces of the reply
 
-On a terminal the prompt is `prompt_toolkit`'s. From a pipe or a file each line is a message or a command. One
-handler gets every Ctrl-C: at the prompt it is a key, else it cuts what runs.
+On a terminal one handler gets every Ctrl-C: at the prompt it is a key, else it cuts what runs.
 """
 
 from __future__ import annotations
@@ -87,17 +86,14 @@ def _kept(state: ChatState, wanted: str, url: str | None) -> KeptSession:
 async def _chat(
     url: str, api_key: str | None, kept: KeptSession | None, fields: UpdateOptions, state: ChatState
 ) -> int:
-    stack = AsyncExitStack()
     terminal: TerminalChat | None = None
 
     def retrying(retry: Retry | None) -> None:
         if terminal is not None:
             terminal.retrying(retry)
 
-    async with stack:
-        client = await stack.enter_async_context(
-            connect(url, api_key=api_key, patience=Patience(tell=retrying))
-        )
+    patience = Patience(tell=retrying)
+    async with connect(url, api_key=api_key, patience=patience) as client, AsyncExitStack() as stack:
         if kept is None:
             chat = await stack.enter_async_context(client.session())
             kept = KeptSession("", "", shown(realtime_url(url)), head="root")
@@ -165,7 +161,8 @@ class TerminalChat:
             self._tell(f"{branch.chat.session.model} · Ctrl-C cuts a reply short, Ctrl-D leaves, /help")
         await self._recall()
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, self._interrupted)
+        if self._reader.interactive:  # a pipe is left, as by any program
+            loop.add_signal_handler(signal.SIGINT, self._interrupted)
         struck = False
         try:
             while True:
@@ -174,7 +171,7 @@ class TerminalChat:
                 except EOFError:
                     break
                 except KeyboardInterrupt:
-                    if struck or not self._reader.interactive:
+                    if struck:
                         break
                     struck = True
                     self._tell("Ctrl-C again, or Ctrl-D, leaves")
@@ -203,7 +200,7 @@ class TerminalChat:
             self._reader.pause()
             await self._work
         except asyncio.CancelledError:
-            if not self._work.cancelled():
+            if (chat := asyncio.current_task()) is not None and chat.cancelling():
                 raise
             self._count_down("")
             self._tell("stopped waiting; the session stays")

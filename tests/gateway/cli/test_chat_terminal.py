@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -287,6 +288,28 @@ async def test_lines_of_a_pipe_are_messages_and_stdout_has_the_replies_alone(tmp
         ran = await asyncio.to_thread(piped, served.url, tmp_path, "one\\\ntwo\n\nthree")
     assert served.said == ["one\ntwo", "three"]
     assert (ran.returncode, ran.stdout) == (0, "A.\nB.\x07\n") and "first text after" in ran.stderr
+
+
+async def test_ctrl_c_ends_a_chat_that_reads_a_pipe(tmp_path: Path) -> None:
+    program = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        " from holdfast.gateway.cli.main import main; main()"
+    )
+    async with scripted(None) as served:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", program, "chat", served.url),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={"XDG_STATE_HOME": str(tmp_path), "PATH": ""},
+        )
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(b"go\nnever\n")
+        assert await process.stdout.readexactly(5) == b"Once "
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() != 0
+        process.stdin.close()
+    assert served.said == ["go"]
 
 
 async def test_a_reply_that_fails_from_a_pipe_is_exit_1(tmp_path: Path) -> None:
