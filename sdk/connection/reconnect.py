@@ -94,7 +94,7 @@ class Patience:
             except (ConnectionFailed, ConnectionLost) as failed:
                 if time.monotonic() > give_up:
                     raise
-                fault = failed
+                fault = failed.with_traceback(None)  # which would hold this frame, and it the error
             else:
                 if fault is not None:
                     self.tell(None)
