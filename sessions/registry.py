@@ -219,11 +219,17 @@ class SessionRegistry:
         session = self._by_number.get(number)
         return session if session is not None and self.is_open(session) else None
 
-    async def unkept(self) -> list[int]:
-        """The numbers of the open sessions that the journal does not keep, the latest first."""
+    async def unkept(self, before: int | None = None, salt: bytes | None = None) -> list[int]:
+        """The numbers of the open sessions that the journal does not keep, the latest first. ``before``: only
+        smaller ones. ``salt``: only those of this tenant."""
         found: list[int] = []
         for part in sliced(list(self._sessions.values())):
-            found += [session.log.number for session in part if not session.log.durable]
+            for session in part:
+                number, record = session.log.number, self._records.get(session.id)
+                if session.log.durable or record is None or (before is not None and number >= before):
+                    continue
+                if salt is None or record.salt == salt:
+                    found.append(number)
             await asyncio.sleep(0)
         return sorted(found, reverse=True)
 

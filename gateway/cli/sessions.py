@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol, TypeVar
 from urllib.parse import quote, urlencode
@@ -45,21 +45,31 @@ from ..settings import GatewaySettings
 
 T = TypeVar("T")
 REFUSED = 2
-WALK = 1024
+WALK = 128
+"""So many entries of the store are looked at before those found are read."""
 
 
 class SessionSource(Protocol):
     """Where sessions are: a server, or a store. Methods raise the errors that `run` tells."""
 
-    def page(self, limit: int, after: str | None, tenant: str | None) -> SessionPage: ...
+    def page(self, limit: int, after: str | None, tenant: str | None) -> SessionPage:
+        """At most ``limit`` of them, the latest made first. ``after``: `SessionPage.next` of the page before.
+        ``tenant``: only those of the tenant with this name."""
 
-    def shown(self, session_id: str, items: int) -> ShownSession: ...
+    def shown(self, session_id: str, items: int) -> ShownSession:
+        """One of them, with its latest ``items``."""
 
-    def exported(self, session_id: str) -> bytes: ...
+    def exported(self, session_id: str) -> bytes:
+        """One of them as JSON lines."""
 
-    def close(self, session_id: str) -> ListedSession: ...
+    def close(self, session_id: str) -> ListedSession:
+        """End the connection of one, and return it as it is then."""
 
-    def delete(self, session_id: str) -> None: ...
+    def delete(self, session_id: str) -> None:
+        """Delete one; nothing else is asked after that."""
+
+    def end(self) -> None:
+        """Let go of the server or the store."""
 
 
 class ServerSessions:
@@ -70,27 +80,25 @@ class ServerSessions:
         self._key = key
 
     def page(self, limit: int, after: str | None, tenant: str | None) -> SessionPage:
-        """A page of them."""
         asked = {"limit": str(min(limit, MOST)), "after": after, "tenant": tenant}
         query = urlencode({name: value for name, value in asked.items() if value is not None})
         return msgspec.json.decode(self._ask("GET", f"?{query}"), type=SessionPage)
 
     def shown(self, session_id: str, items: int) -> ShownSession:
-        """One of them, with its latest items."""
         answer = self._ask("GET", f"{_path(session_id)}?items={items}")
         return msgspec.json.decode(answer, type=ShownSession)
 
     def exported(self, session_id: str) -> bytes:
-        """One of them as JSON lines."""
         return self._ask("GET", f"{_path(session_id)}/export")
 
     def close(self, session_id: str) -> ListedSession:
-        """End the connection of one."""
         return msgspec.json.decode(self._ask("POST", f"{_path(session_id)}/close"), type=ListedSession)
 
     def delete(self, session_id: str) -> None:
-        """Delete one."""
         self._ask("DELETE", _path(session_id))
+
+    def end(self) -> None:
+        """Nothing is open between two requests."""
 
     def _ask(self, method: str, path: str) -> bytes:
         return anyio.run(requested, self._url, method, SESSIONS + path, self._key)
@@ -101,65 +109,66 @@ def _path(session_id: str) -> str:
 
 
 class StoredSessions:
-    """The sessions of the store in ``folder``, of all its models, while no server runs on it. ``tenants``:
-    those with names to show."""
+    """The sessions of the store in ``folder``, of all its models, while no server runs on it: it is locked
+    until `end`. ``tenants``: those with names to show. Raises ``SettingsInvalid``, ``StoreUnusable``."""
 
     def __init__(self, folder: Path, tenants: Tenants) -> None:
         if not admin.places(folder):
             raise SettingsInvalid(f"{folder}: " + ("no store" if folder.is_dir() else "no such folder"))
         self._folder = folder
         self._names = tenants.names()
+        self._opened = ExitStack()
+        try:
+            self._stores = self._opened.enter_context(admin.locked(folder))
+        except StoreHeld as held:
+            raise StoreHeld(f"{held.message}: ask that server, by --url in place of --store") from None
 
     def page(self, limit: int, after: str | None, tenant: str | None) -> SessionPage:
-        """A page of them, the latest made first, one model after the other."""
+        """One model after the other."""
         found: list[ListedSession] = []
         model, _, place = (after or "0").partition(".")
+        if not (f"{model}{place}".isascii() and f"{model}{place or 0}".isdecimal()):
+            raise SettingsInvalid("--after is not what a list with --limit ended with")
         salt = None if tenant is None else salt_of(tenant)
-        with self._opened() as stores:
-            for at, store in list(enumerate(stores))[int(model) :]:
-                walk = Walk((), int(place) if place else None)
-                while True:
-                    walk = store.walk(walk.place, WALK, salt)
-                    for spot, number, record in walk.found:
-                        if record is None or record.is_session:
-                            found.append(self._listed(store, number, record))
-                        if len(found) == limit:
-                            return SessionPage(data=found, next=f"{at}.{spot}" if spot else f"{at + 1}")
-                    if walk.place is None:
-                        break
-                place = ""
+        for at, store in list(enumerate(self._stores))[int(model) :]:
+            walk = Walk((), int(place) if place else None)
+            while True:
+                walk = store.walk(walk.place, WALK, salt)
+                for spot, number, record in walk.found:
+                    if record is None or record.is_session:
+                        found.append(self._listed(store, number, record))
+                    if len(found) == limit:
+                        return SessionPage(data=found, next=f"{at}.{spot}" if spot else f"{at + 1}")
+                if walk.place is None:
+                    break
+            place = ""
         return SessionPage(data=found)
 
     def shown(self, session_id: str, items: int) -> ShownSession:
-        """One of them, with its latest items."""
-        with self._opened() as stores:
-            store, number, record = _found(stores, session_id)
-            history = at_rest(_replayed(store, number))
-            forks = [one for _, one in store.fork_tree(number) if one.parent == session_id]
-            children = [ForkedSession(id=one.id, name=one.name) for one in forks]
-            return shown(self._listed(store, number, record), history, children, items)
+        store, number, record = self._found(session_id)
+        history = at_rest(_replayed(store, number))
+        forks = [one for _, one in store.fork_tree(number) if one.parent == session_id]
+        children = [ForkedSession(id=one.id, name=one.name) for one in forks]
+        return shown(self._listed(store, number, record), history, children, items)
 
     def exported(self, session_id: str) -> bytes:
-        """One of them as JSON lines."""
-        with self._opened() as stores:
-            store, number, record = _found(stores, session_id)
-            replayed = _replayed(store, number)
-            resource = resource_of(record, replayed.config)
-            return export_of(record, at_rest(replayed), resource, store.logs.header.model)
+        store, number, record = self._found(session_id)
+        replayed = _replayed(store, number)
+        resource = resource_of(record, replayed.config)
+        return export_of(record, at_rest(replayed), resource, store.logs.header.model)
 
     def close(self, session_id: str) -> ListedSession:
         """Raises ``SettingsInvalid``: none is open."""
         raise SettingsInvalid("no session of a store is open: close one at its server, by --url")
 
     def delete(self, session_id: str) -> None:
-        """Delete one from every file, and with it the KV of all, which is computed again."""
-        with self._opened() as stores:
-            _, number, _ = _found(stores, session_id)
+        """It leaves every file, and with it the KV of all, which is computed again."""
+        number = self._found(session_id)[1]
+        self.end()
 
         def chosen(store: JournalStore) -> list[int]:
-            states = store.sessions.states
-            there = number in states and states[number].kept
-            return [number] if there and store.name_of(number) == session_id else []
+            there = number in store.sessions.states and store.name_of(number) == session_id
+            return [number] if there else []
 
         for _ in admin.erase(self._folder, chosen):
             pass
@@ -167,13 +176,19 @@ class StoredSessions:
             for _ in tend("clear", self._folder):
                 pass
 
-    @contextmanager
-    def _opened(self) -> Iterator[list[JournalStore]]:
-        try:
-            with admin.locked(self._folder) as stores:
-                yield stores
-        except StoreHeld as held:
-            raise StoreHeld(f"{held.message}: ask that server, by --url in place of --store") from None
+    def end(self) -> None:
+        self._opened.close()
+
+    def _found(self, session_id: str) -> tuple[JournalStore, int, SessionRecord]:
+        for store in self._stores:
+            walk = Walk((), None)
+            while True:
+                walk = store.walk(walk.place, WALK)
+                if (found := walk.session(session_id)) is not None:
+                    return store, *found
+                if walk.place is None:
+                    break
+        raise SessionUnknown(f"the store has no session {session_id!r}")
 
     def _listed(self, store: JournalStore, number: int, record: SessionRecord | None) -> ListedSession:
         tenant = "" if record is None else self._names.get(record.salt) or record.salt.hex()
@@ -184,18 +199,6 @@ class StoredSessions:
         except RecordDamaged:
             return damaged(store.name_of(number), tenant)
         return listed(record, history, tenant, "offloaded", unused_seconds=store.unused_seconds(number))
-
-
-def _found(stores: list[JournalStore], session_id: str) -> tuple[JournalStore, int, SessionRecord]:
-    for store in stores:
-        walk = Walk((), None)
-        while True:
-            walk = store.walk(walk.place, WALK)
-            if (found := walk.session(session_id)) is not None:
-                return store, *found
-            if walk.place is None:
-                break
-    raise SessionUnknown(f"the store has no session {session_id!r}")
 
 
 def _replayed(store: JournalStore, number: int) -> Replayed:
@@ -216,8 +219,11 @@ def run(where: Callable[[], SessionSource], work: Callable[[SessionSource], Iter
     cause on stderr if it cannot be done."""
     logging.disable(logging.ERROR)  # the printed line says it
     try:
-        for line in work(where()):
-            print(line)
+        sessions = where()
+        with ExitStack() as stack:
+            stack.callback(sessions.end)
+            for line in work(sessions):
+                print(line)
     except (SDKError, SessionError, RuntimeFault, KeysUnusable) as fault:
         print(f"holdfast: {fault.message}", file=sys.stderr)
         return REFUSED

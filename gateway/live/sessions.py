@@ -123,6 +123,10 @@ class LiveSessions:
         """All live sessions."""
         return list(self._live.values())
 
+    def find(self, session_id: str) -> LiveSession | None:
+        """The live session with this id; None if it is not in memory."""
+        return self._live.get(session_id)
+
     # --- opening and resuming -------------------------------------------------------------------------------
 
     def open(

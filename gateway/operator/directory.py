@@ -36,6 +36,8 @@ from .frames import ForkedSession, KVPlaces, ListedSession, SessionPage, ShownSe
 
 WALK = 256
 """So many of the journal's entries are looked at without a pause."""
+LEAST = 16
+"""At least so many, where all sessions are wanted."""
 MOST_WALKS = 64
 """So many times that for one page."""
 REMEMBERED = 1 << 14
@@ -70,22 +72,19 @@ class SessionDirectory:
         memory, place = _place_of(after)
         found: list[_Found] = []
         if memory is not None or after is None:
-            for number in await live.registry.unkept():
-                session = live.registry.numbered(number)
-                if session is None or (memory is not None and number >= memory):
-                    continue
-                own = live.registry.record_of(session.id)
-                if salt is not None and own.salt != salt:
-                    continue
+            for number in await live.registry.unkept(memory, salt):
+                if (session := live.registry.numbered(number)) is None:
+                    continue  # it was closed meanwhile
                 if len(found) == limit:
                     return await self._told(live, found, f"m{found[-1].number - UNKEPT}")
-                found.append(_Found(number, own, session))
+                found.append(_Found(number, live.registry.record_of(session.id), session))
         journal = live.registry.journal
         more = journal is not None
         for _ in range(MOST_WALKS):
             if journal is None or not more:
                 break
-            walk: Walk = await journal.read(methodcaller("walk", place, WALK, salt))
+            most = WALK if salt is not None else max(LEAST, limit - len(found))
+            walk: Walk = await journal.read(methodcaller("walk", place, most, salt))
             for place, number, record in walk.found:
                 if record is None or record.is_session:
                     found.append(_Found(number, record, live.registry.numbered(number)))
@@ -118,10 +117,8 @@ class SessionDirectory:
         history, config = await self._history(live, found)
         record = _record(found)
         resource = resource_of(record, config)
-        if found.session is not None:
-            for one in live.live():
-                if one.id == record.id and isinstance(one.face, RealtimeSession):
-                    resource = one.face.conversation.session
+        if (one := live.find(record.id)) is not None and isinstance(one.face, RealtimeSession):
+            resource = one.face.conversation.session
         tokenizer, model = live.registry.language.digest(), self._service.model
         return await asyncio.to_thread(export_of, record, history, resource, tokenizer, model)
 
