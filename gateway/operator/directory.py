@@ -237,13 +237,10 @@ class SessionDirectory:
 
     async def _damaged(self, live: LiveSessions, found: _Found) -> ListedSession:
         journal, record = live.registry.journal, found.record
-        name, tenant = (
-            "" if record is None else record.id,
-            "" if record is None else self._tenant(record.salt),
-        )
-        if not name and journal is not None:
-            name = await journal.read(lambda store: store.name_of(found.number))
-        return damaged(name, tenant)
+        if record is not None:
+            return damaged(record.id, self._tenant(record.salt))
+        assert journal is not None, "the record was read there"
+        return damaged(await journal.read(lambda store: store.name_of(found.number)), "")
 
     def _tenant(self, salt: bytes) -> str:
         if self._service.tenants is not self._tenants:

@@ -19,7 +19,7 @@ SNIPPETS = [
     for page in ("README.md", "sdk/README.md")
     for snippet in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 ]
-FRAGMENTS = 2
+FRAGMENTS = 3
 """Blocks of the SDK's guide that show a part of a program, marked ``py``."""
 
 TOLD = (

@@ -132,6 +132,23 @@ async def test_only_an_operators_key_opens_the_routes(tmp_path: Path) -> None:
         assert b"hold_" not in json.dumps(await asked(stage, f"/{one['id']}", key="ops")).encode()
 
 
+async def test_a_damaged_session_is_listed_as_one_and_hides_no_other(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        client = in_memory(stage.service)
+        whole, _ = await left(client, "This one is whole.")
+        struck, _ = await left(client, "This <one> is struck.")
+    for log in sorted((tmp_path / "journal").iterdir()):
+        data = log.read_bytes()
+        await anyio.Path(log).write_bytes(data.replace(b"<one>", b"<two>"))
+    async with staged(tmp_path) as stage:
+        found = {one["id"]: one["state"] for one in await listed(stage)}
+        assert found == {whole: "offloaded", struck: "damaged"}
+        for path in (f"/{struck}", f"/{struck}/export"):
+            assert await stage.refused("GET", SESSIONS + path) == (500, "session_damaged", None)
+        assert (await asked(stage, f"/{struck}", "DELETE"))["deleted"]
+        assert [one["id"] for one in await listed(stage)] == [whole]
+
+
 async def test_one_session_is_shown_in_brief(tmp_path: Path) -> None:
     async with staged(tmp_path) as stage:
         client = in_memory(stage.service)
