@@ -243,7 +243,7 @@ async def test_an_operators_work_holds_for_stored_objects(tmp_path: Path) -> Non
     async with opened(copy) as (stored, _):
         found = await stored.find(ONE, "resp_2")
         assert found is not None and found.notes == (b"a note of the first", b"b")
-    list(admin.erase(root, ONE))
+    list(admin.erase(root, admin.of_tenant(ONE)))
     async with opened(root) as (stored, _):
         assert await stored.find(ONE, "resp_2") is None
         assert await stored.find(OTHER, "resp_3") is not None

@@ -193,8 +193,8 @@ def test_an_erase_that_cannot_remove_a_log_says_so() -> None:
         with pytest.MonkeyPatch.context() as patch:
             stubborn(patch, "00000001.log")
             with pytest.raises(StoreUnusable, match="cannot be removed"):
-                list(admin.erase(path, b"t"))
-        list(admin.erase(path, b"t"))
+                list(admin.erase(path, admin.of_tenant(b"t")))
+        list(admin.erase(path, admin.of_tenant(b"t")))
         assert b"secret" not in bytes_below(path / "journal")
 
 
