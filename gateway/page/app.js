@@ -304,7 +304,7 @@ client.addEventListener("state", ({ detail }) => {
 });
 client.addEventListener("notice", ({ detail }) => toast(detail));
 client.addEventListener("gone", ({ detail: id }) => {
-  toast("This server has that conversation no more.", button("Take it off the list", (event) => (client.forget(id), event.target.closest(".toast").remove())));
+  toast("This server no longer has that conversation.", button("Take it off the list", (event) => (client.forget(id), event.target.closest(".toast").remove())));
 });
 client.addEventListener("log", showLog);
 client.addEventListener("current", () => {

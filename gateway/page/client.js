@@ -63,7 +63,7 @@ export class Client extends EventTarget {
   }
 
   /** Take the sessions of a conversation that was saved. */
-  _restore({ id = null, name = "", used = 0, current = null, sessions = [] }) {
+  _restore({ sessions = [], id = sessions[0]?.id ?? null, name = "", used = 0, current = null }) {
     this.conversation = id === null ? null : { id, name, used };
     for (const saved of sessions) {
       const session = Session.restored(saved);
