@@ -105,7 +105,8 @@ async def all_in(page: Page, tier: str) -> int:
 
 
 async def kept(page: Page, selector: str) -> str:
-    """The text of the last item that ``selector`` finds, as the server has it."""
+    """The text of the last item that ``selector`` finds, as the server has it, without the white space around
+    it, which Markdown does not show: a reply may be cut behind a space."""
     text = f"""(async () => {{
         const {{ client }} = window.playground;
         const item_id = [...document.querySelectorAll({json.dumps(selector)})].at(-1).dataset.id;
@@ -113,7 +114,7 @@ async def kept(page: Page, selector: str) -> str:
         const answer = await client.request(client.current, event, "conversation.item.retrieved");
         return answer.item.content[0].text;
     }})()"""
-    return str(await page.evaluate(text))
+    return str(await page.evaluate(text)).strip()
 
 
 async def setting(page: Page, **fields: Any) -> None:
