@@ -68,6 +68,7 @@ INSIDE = {
         ["errors", "stats", "link.messages"],
         ["tokens", "model", "grammar.limits", "grammar.json_strings", "grammar.llguidance"],
         ["plan", "link.crash_report", "link.heartbeat"],
+        ["link.child"],
         ["settings", "sequence", "link.engine_end"],
         ["scheduler.queues", "scheduler.policy", "scheduler.idle_eviction"],
         ["kv_placement", "execution", "grammar.queue"],

@@ -90,6 +90,7 @@ async def test_what_was_told_outlives_a_killed_server_and_goes_on_in_its_session
         output = {"type": "function_call_output", "call_id": call["call_id"], "output": '{"temperature": 21}'}
         third = await create(url, [output], previous_response_id=second["id"], tools=[TOOL])
         assert "21" in text_of(third)
+        print("KV", third["kv"], second["kv"], third["usage"])
         assert third["kv"]["prefilled"] == third["kv"]["new"] < third["usage"]["input_tokens"]
         fourth = await create(url, "What is my name?", previous_response_id=third["id"], tools=[TOOL])
         assert "Marisol" in text_of(fourth)

@@ -11,6 +11,7 @@ import pytest
 
 from holdfast.runtime.__main__ import EXIT_ORPHANED, EXIT_UNSERVABLE
 from holdfast.runtime.errors import FrameInvalid, SettingsInvalid
+from holdfast.runtime.link.child import DESCRIPTORS
 from holdfast.runtime.link.messages import AnyReport, Fatal, Hello, frame, report_reader
 from holdfast.runtime.settings import EngineSettings
 
@@ -50,7 +51,7 @@ class Child:
                 stderr=subprocess.PIPE,
                 text=True,
             )
-        self.sock.sendall(first)
+        self.sock.sendall(DESCRIPTORS + first if first else first)
         self.reports: list[AnyReport] = []
 
     def __enter__(self) -> Child:

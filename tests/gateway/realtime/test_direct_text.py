@@ -137,7 +137,7 @@ async def test_text_that_left_so_is_counted_for_metrics_and_rates() -> None:
     assert stage.turns.metrics.inter_token.buckets()[-1][1] == 5
     stage.give(generation, END, Finish.STOP)
     await stage.settle()
-    assert stage.turns.metrics.generated == 7
+    assert stage.turns.metrics.generated.total() == 7
     usage = next(event.response.usage for event in stage.events if isinstance(event, server.ResponseDone))
     assert usage is not None and usage.output_tokens == 7
     limits = [event.rate_limits for event in stage.events if isinstance(event, server.RateLimitsUpdated)]

@@ -318,7 +318,7 @@ def test_a_tenant_that_is_erased_from_a_backup_leaves_it_a_backup() -> None:
         filled(path)
         target = other / "copy"
         backup(path, target)
-        list(admin.erase(target, b"nobody"))
+        list(admin.erase(target, admin.of_tenant(b"nobody")))
         changed(path)
         backup(path, target)
         assert restored(target) == (NEW, AFTER) and (target / IDENTITY).exists()
