@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeAlias
@@ -28,7 +29,7 @@ from .execution.watchdog import WatchedRunner
 from .grammar import llguidance
 from .kv_placement import sizing
 from .kv_placement.costs import CostBook, measure, this_machine
-from .kv_placement.tier_setup import costs_file, disk_tier, host_bytes, host_memory, host_tier
+from .kv_placement.tier_setup import asked_disk, costs_file, disk_tier, host_bytes, host_memory, host_tier
 from .link.engine_end import LoadedEngine, LoadProgress
 from .link.heartbeat import LOAD_STALL, Liveness
 from .link.messages import Hello, Phase
@@ -39,6 +40,10 @@ from .settings import SECRET_BYTES, EngineSettings, SchedulerSettings
 
 KVGroups: TypeAlias = tuple[KVGroup, ...]
 Arenas: TypeAlias = tuple[DeviceArena, ...]
+
+DISK_SECONDS = 1.0
+"""An engine that is loaded waits so long for the keys on its disk, so that the first turns find their KV there.
+Then it serves without them, until they come."""
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +65,7 @@ def load_engine(
     Raises `ModelUnreadable`: naming file and cause; `SettingsInvalid`: settings that contradict the model or
     the device's memory.
     """
+    control = None if disk_socket is None else asked_disk(disk_socket)
     model = load_model(
         settings.model, settings.device, settings.dtype, progress, settings.max_context, settings.kv_format
     )
@@ -72,7 +78,7 @@ def load_engine(
             model = replace(model, decoder=model.decoder.computing_by(backend.kernels))
             progress(1.0, "allocating the KV arena")
             arenas = zeroed.result()
-            engine, mover = _engine(settings, numbers, model, arenas, liveness, memory, disk_socket)
+            engine, mover = _engine(settings, numbers, model, arenas, liveness, memory, control)
     except GroupInvalid as error:
         raise SettingsInvalid(str(error)) from error
 
@@ -116,7 +122,7 @@ def _engine(
     arenas: Arenas,
     liveness: Liveness,
     memory: int | None,
-    disk_socket: int | None,
+    control: socket.socket | None,
 ) -> tuple[Engine, BlockMover | None]:
     device, groups = model.decoder.device, tuple(arena.group for arena in arenas)
     hasher = BlockHasher(settings.secret or os.urandom(SECRET_BYTES), settings.block_tokens)
@@ -125,8 +131,8 @@ def _engine(
     tier = _tier(settings, memory, hasher, namespace, _block_bytes(groups))
     mover = None if tier is None else BlockMover(arenas, tier.memory, model.decoder.kernels.copy_pieces)
     disk = None
-    if tier is not None and mover is not None and disk_socket is not None:
-        disk = disk_tier(disk_socket, tier, settings, hasher, namespace, mover.reach)
+    if tier is not None and mover is not None and control is not None:
+        disk = disk_tier(control, tier, settings, hasher, namespace, mover.reach)
     matchers = llguidance.Matchers()
     bare = TorchRunner(model.decoder, *arenas, mover=mover, grammars=matchers)
     runner = WatchedRunner(bare, liveness)
@@ -156,6 +162,8 @@ def _engine(
             arena.poison(range(numbers.blocks))
     compiler = _grammar_compiler(model)
     scheduler = Scheduler(numbers, pool, hasher, namespace, tier, disk, costs, compiler, matchers)
+    if disk is not None:
+        disk.wait_ready(DISK_SECONDS)
     return Engine(scheduler, runner, debug=settings.debug), mover
 
 

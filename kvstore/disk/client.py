@@ -14,6 +14,7 @@ import itertools
 import logging
 import math
 import os
+import select
 import socket
 import time
 from collections import deque
@@ -143,10 +144,17 @@ class PendingReads:
             self.give_up(Fetch(0, slots, keys))
 
 
+def ask(control: socket.socket) -> None:
+    """Ask the `process.DiskProcess` at the other end of ``control`` for a disk process."""
+    with contextlib.suppress(OSError):  # no process starts another: go on without a disk
+        control.send(b"?")
+
+
 class DiskTier:
     """The engine's side of the disk tier below ``host``: sends requests to a disk process and takes its
     answers. ``control``: the engine's end of a `process.DiskProcess`'s socket, over which a disk process is
-    asked for. ``begin``: the first message to each disk process.
+    asked for. ``begin``: the first message to each disk process. ``asked``: `ask` was called on the socket, so
+    that the first process starts meanwhile.
 
     ``blocks``: gives the bytes of a device block, if this process can write them: records in the page cache
     are then `read` into blocks directly. None: it cannot. ``reading_seconds``: what `read` has taken so far.
@@ -158,6 +166,8 @@ class DiskTier:
         control: socket.socket,
         begin: messages.Begin,
         blocks: Callable[[int], Parts] | None = None,
+        *,
+        asked: bool = False,
     ) -> None:
         self._host = host
         self._control = control
@@ -186,7 +196,8 @@ class DiskTier:
         self.reading_seconds = 0.0  # that `read` took so far
         control.setblocking(False)
         host.follow_leases()
-        self._ask()
+        if not asked:
+            ask(control)
 
     def __len__(self) -> int:
         """How many records are on disk and can be fetched: 0 before the disk process has sent all its keys."""
@@ -347,6 +358,13 @@ class DiskTier:
         records."""
         size = -(-(self._begin.block_bytes + 16) // PAGE) * PAGE
         return (len(self._keys) + STORES_IN_FLIGHT) * size >= self._budget
+
+    def wait_ready(self, seconds: float) -> None:
+        """Wait until the disk process has sent all its keys, or for so many seconds."""
+        deadline = time.monotonic() + seconds
+        while not self._ready and (now := time.monotonic()) < deadline:
+            self.poll(now)
+            select.select([self._sock or self._control], [], [], 0.01)
 
     def poll(self, now: float) -> None:
         """Take the answers of the disk process, ask it for the records that `fetch` has collected, and send
@@ -538,11 +556,7 @@ class DiskTier:
         self._reader.forget_all()
         self._told.clear()
         self._host.follow_leases()
-        self._ask()
-
-    def _ask(self) -> None:
-        with contextlib.suppress(OSError):  # no process starts another: go on without a disk
-            self._control.send(b"?")
+        ask(self._control)
 
     def _accept_process(self, now: float) -> None:
         try:
@@ -552,7 +566,7 @@ class DiskTier:
         if not fds:
             if told:  # the kernel drops a descriptor that this process has no number for
                 log.warning("%s", explained(OSError(errno.EMFILE, ""), "the socket to the disk process"))
-                self._ask()
+                ask(self._control)
             return
         for message, _ in self._requests.values():
             self._give_up(message)

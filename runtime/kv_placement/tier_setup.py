@@ -19,7 +19,7 @@ import msgspec
 
 from ...kvstore import reserve, system_limits
 from ...kvstore.disk import admin
-from ...kvstore.disk.client import DiskTier
+from ...kvstore.disk.client import DiskTier, ask
 from ...kvstore.disk.messages import Begin
 from ...kvstore.disk.store import clear
 from ...kvstore.errors import KVStoreError
@@ -170,24 +170,31 @@ def with_secret(settings: EngineSettings) -> EngineSettings:
     return msgspec.structs.replace(settings, secret=secret)
 
 
+def asked_disk(control: int) -> socket.socket:
+    """The socket of the descriptor ``control``, at whose other end a `DiskProcess` is: it is asked for a disk
+    process, which starts while the engine loads."""
+    sock = socket.socket(fileno=control)
+    sock.set_inheritable(False)
+    ask(sock)
+    return sock
+
+
 def disk_tier(
-    control: int,
+    control: socket.socket,
     host: HostTier,
     settings: EngineSettings,
     hasher: BlockHasher,
     namespace: bytes,
     blocks: Callable[[int], Sequence[memoryview]] | None = None,
 ) -> DiskTier | None:
-    """The disk tier below ``host``; None without a store. A `DiskProcess` is at the other end of the socket
-    ``control``, which is taken over or closed.
+    """The disk tier below ``host``; None without a store. A `DiskProcess` that was asked for a disk process
+    (`asked_disk`) is at the other end of the socket ``control``, which is taken over or closed.
 
     ``blocks``: gives the bytes of a device block, where they lie in this machine's memory; None: they do not.
     """
     folder = kv_folder(settings)
-    sock = socket.socket(fileno=control)
-    sock.set_inheritable(False)
     if folder is None:
-        sock.close()
+        control.close()
         return None
     space = hasher.space(namespace)
     budget = disk_bytes(settings, folder)
@@ -201,7 +208,7 @@ def disk_tier(
         *(str(folder / space.hex()), space, host.memory.block_bytes, budget, caps, floor),
         str(held_beside(folder)[1] or ""),
     )
-    return DiskTier(host, sock, begin, blocks)
+    return DiskTier(host, control, begin, blocks, asked=True)
 
 
 def costs_file(settings: EngineSettings, hasher: BlockHasher, namespace: bytes) -> Path | None:
