@@ -194,7 +194,7 @@ class Service:
         fault = self._journal.fault if self._journal is not None and self._registry is not None else None
         ready = link.ready and self._registry is not None and not self._draining and fault is None
         return ServiceState(
-            alive=link.overdue == 0.0,
+            alive=self._draining or link.overdue == 0.0,  # the engine ends before the server does
             ready=ready,
             phase=link.phase,
             detail="draining" if self._draining else fault.message if fault else beat.detail if beat else "",

@@ -352,7 +352,8 @@ class Guard:
         bearer = key_of(headers)
         tenant, operator = keys.tenant(bearer), keys.is_operator(bearer)
         if tenant is None and not (operator and (operators or path in OPERATORS_ROUTES)):
-            raise KeyInvalid(KEY_WANTED.format("This API key is not valid here" if bearer else "No API key"))
+            wrong = "An operator's key opens no sessions" if operator else "This API key is not valid here"
+            raise KeyInvalid(KEY_WANTED.format(wrong if bearer else "No API key"))
         if operators and not operator:
             raise OperatorWanted(
                 f"{OPERATOR_PATH} is for operators: send the key of --operator-key or [operators]"

@@ -52,9 +52,9 @@ class Face(Protocol):
     def begin(self, session: Session, config: bytes) -> LiveSession:
         """Make a live session of a new session. ``config``: what `config` returned."""
 
-    def reopen(self, reopened: Reopened) -> LiveSession:
+    def reopen(self, reopened: Reopened, caller: TurnCaller) -> LiveSession:
         """Make a live session of one that was read from the journal. A turn in it that was interrupted
-        continues."""
+        continues, for ``caller``."""
 
     def owns(self, live: LiveSession) -> bool:
         """Whether this live session was made by this face, so that its client speaks the same protocol."""
@@ -306,7 +306,7 @@ class LiveSessions:
         found = await self.registry.resume(handle, owner, self.make_room, former_owner)
         if isinstance(found, Reopened):
             try:
-                live = face.reopen(found)
+                live = face.reopen(found, connection.caller)
             except BaseException:  # its handle would open nothing while it stays in memory without a face
                 self._discard(found.session, interrupt=True)
                 raise

@@ -242,7 +242,7 @@ class Transcripts:
         another protocol."""
         return isinstance(live.face, _TranscriptSession)
 
-    def reopen(self, reopened: Reopened) -> LiveSession:
+    def reopen(self, reopened: Reopened, caller: TurnCaller) -> LiveSession:
         """Raises ``HandleUnknown``: no client has a handle of such a session, so none can be resumed."""
         raise HandleUnknown("No session can be resumed with this handle", param="handle")
 

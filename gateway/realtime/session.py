@@ -33,6 +33,7 @@ from ...sessions.session import Session
 from ...sessions.text.eager_prefill import PrefilledInput
 from ...sessions.turn.events import EndReason, ReplyDone, ReplyEvent, ReplyStarted, ReplyTextDelta
 from ...sessions.turn.response import TurnResponse
+from ..access.auth import TurnCaller
 from ..errors import INTERNAL, Draining, wire_error
 from ..live.session import LiveSession, log_refusal, report
 from ..live.sessions import LiveSessions, SessionConnection
@@ -170,13 +171,14 @@ class RealtimeFace:
         made.greet()
         return made.live
 
-    def reopen(self, reopened: Reopened) -> LiveSession:
+    def reopen(self, reopened: Reopened, caller: TurnCaller) -> LiveSession:
         """Make a live session of one that was read from the journal, with its latest configuration. The events
-        of its last reply are posted again; if that reply was interrupted, it continues."""
+        of its last reply are posted again; if that reply was interrupted, it continues, for ``caller``."""
         config = msgspec.msgpack.decode(reopened.record.config, type=RealtimeConfig)
         replayed = reopened.replayed
         replies = replayed.responses - (replayed.last is not None)
         made = RealtimeSession(self, reopened.session, config, replies)
+        made.live.caller = caller
         made.restore(reopened)
         return made.live
 

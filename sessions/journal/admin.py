@@ -411,9 +411,11 @@ def erase(root: Path, chosen: Callable[[JournalStore], list[int]]) -> Iterator[s
                 raise StoreUnusable(
                     f"{old} is a journal of an earlier version that is not migrated: migrate or remove it first"
                 )
+        found = 0
         for place in places(root):
             with closing(opened(place, write=True)) as store:
                 numbers = chosen(store)
+                found += len(numbers)
                 yield from (f"{place / FOLDER}: {line}" for line in _differs(_known(place), store))
                 try:
                     store.erase(numbers)
@@ -426,6 +428,8 @@ def erase(root: Path, chosen: Callable[[JournalStore], list[int]]) -> Iterator[s
             for path in sorted(path for path in older if path.exists()):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
                 yield f"{path}: removed"
+        if not found:
+            yield f"{root} has none of these sessions: is the name right? --keys FILE checks a tenant's"
 
 
 def _rewrite(store: JournalStore, place: Path) -> None:

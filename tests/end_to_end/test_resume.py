@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
@@ -384,6 +385,9 @@ async def test_a_killed_servers_sessions_go_on_in_the_next(
             handle = chat.handle
         assert handle is not None
         url = server.url
+        metrics = await asyncio.to_thread(lambda: urlopen(f"{url}/metrics").read().decode())
+        turns = [line for line in metrics.splitlines() if line.startswith("holdfast_turns_total{")]
+        assert turns and all('protocol="realtime"' in line for line in turns), "the one that went on, too"
         async with connect(url) as client, client.resume(handle) as chat:
             assert chat.session.temperature == fields.get("temperature", 0.0)
             assert "Marisol" in await chat.say("What is my name?", temperature=0.0).text()

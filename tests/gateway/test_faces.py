@@ -66,7 +66,7 @@ class PlainFace:
     def begin(self, session: Session, config: bytes) -> LiveSession:
         return PlainSession(session).live
 
-    def reopen(self, reopened: Reopened) -> LiveSession:
+    def reopen(self, reopened: Reopened, caller: TurnCaller) -> LiveSession:
         return PlainSession(reopened.session).live
 
 

@@ -91,6 +91,12 @@ async def test_no_client_is_admitted_before_the_engine_or_while_it_drains() -> N
         serving.admit("pocket")
 
 
+async def test_a_server_that_drains_is_alive_also_without_its_engine() -> None:
+    leaving = service(link(Phase.STEPPING, ready=False, overdue=1.0))
+    await leaving.drain()
+    assert leaving.state().told()["status"] == "not ready"
+
+
 async def test_closing_ends_all_sessions() -> None:
     made = service(link(Phase.IDLE, ready=True))
     book = made._registry
