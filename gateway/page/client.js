@@ -203,6 +203,7 @@ export class Client extends EventTarget {
     const socket = this._socket;
     this._socket = null;
     socket?.close(1000);
+    for (const session of this.sessions.values()) session.here = false; // its map may ask for it once more
     this.sessions.clear();
     this._sent.clear();
     this._pending = [];

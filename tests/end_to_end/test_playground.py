@@ -357,13 +357,16 @@ async def test_a_conversation_of_the_list_is_opened_again_and_deleted(page: Page
     await page.until(FORKED)
     await say(page, "What is my name?")
     left = json.loads(await page.evaluate("JSON.stringify(window.playground.client.current.saved())"))
+    await page.evaluate("void (window.left = window.playground.client.current)")
     await page.click("#fresh")
     await page.until(f"{OPEN} && document.querySelectorAll('.item').length === 0")
+    await page.evaluate("window.playground.client.askBlocks(window.left)")  # as its map does, a little later
     await long_replies(page)
     await page.click("#message")
     await page.type("Tell me the story of the fox.")
     await page.press("Enter")
     await page.until("document.querySelector('.item.assistant .said')?.textContent.length > 20")
+    assert await page.evaluate("document.querySelectorAll('.toast').length") == 0
     await page.until("document.querySelectorAll('#conversations li').length === 2")
     await page.click("#conversations li:not(:has(.current)) .branch")  # away from a reply that runs
     await page.until(f"{OPEN} && document.querySelectorAll('.item').length === 4")
