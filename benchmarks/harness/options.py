@@ -66,6 +66,6 @@ def run(name: str, measure: Callable[[], None]) -> int:
     try:
         measure()
     except (CannotMeasure, RuntimeFault, SDKError, OSError) as failed:
-        print(f"holdfast bench {name}: {failed}", file=sys.stderr)
+        print(f"holdfast bench {name}: {failed or type(failed).__name__}", file=sys.stderr)
         return 1
     return 0
