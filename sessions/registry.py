@@ -98,7 +98,6 @@ class SessionRegistry:
         self._by_number: dict[int, Session] = {}  # with those that are being closed
         self._closing: dict[str, asyncio.Event] = {}  # by id
         self._reopening = WeakValueDictionary[int, asyncio.Lock]()  # by number in the journal
-        self._replaying = asyncio.Lock()  # more threads than one would only take turns
         self._places = WeakValueDictionary[bytes, asyncio.Semaphore]()  # by owner
         self._opened = self._reopened = 0
         self._workers = Workers()
@@ -513,8 +512,7 @@ class SessionRegistry:
             self.tenants.enter(stored.record.salt)  # hold the place while the thread replays
             try:
                 limits = {"max_items": self.settings.max_items, "max_events": journal.settings.max_events}
-                async with self._replaying:
-                    replayed = await asyncio.to_thread(replay, stored.operations, **limits)
+                replayed = await asyncio.to_thread(replay, stored.operations, **limits)
             finally:
                 self.tenants.leave(stored.record.salt)
             log = JournaledLog(journal, number, stored.written, stored.record.salt)

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any, TypeVar
+
+import msgspec
 
 THREADS = 4
 Stopped = Callable[[], bool]
@@ -20,10 +23,25 @@ Stopped = Callable[[], bool]
 _T = TypeVar("_T")
 
 
+@cache
+def read_types() -> None:
+    """Let msgspec read the annotations of all struct types that are imported. By itself it reads them when it
+    first decodes a type, and two threads that do so at once can crash the process. Takes some 20 ms, once."""
+
+    def below(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
+        for one in kind.__subclasses__():
+            yield one
+            yield from below(one)
+
+    for kind in below(msgspec.Struct):
+        msgspec.msgpack.Decoder(kind)
+
+
 class Workers:
     """The pool of threads that all tenants share. The threads start with the first work."""
 
     def __init__(self, threads: int = THREADS) -> None:
+        read_types()
         self._threads = ThreadPoolExecutor(threads, "holdfast-text")
         self._running: set[asyncio.Future[Any]] = set()
 

@@ -490,11 +490,6 @@ def _sampling_types() -> dict[str, Any]:
     return {field.name: field.type for field in msgspec.structs.fields(Sampling)}
 
 
-msgspec.msgpack.Decoder(TurnRequest)
-"""msgspec reads a type's annotations when it first decodes one. Two threads that do so at once can crash the
-process, and sessions are replayed on several threads: so it is done here."""
-
-
 def request_from(form: dict[str, Any]) -> TurnRequest:
     """The turn's request of which `request_form` made the plain data ``form``. Raises ``RecordDamaged`` if it
     cannot be read."""
