@@ -40,7 +40,7 @@ log = logging.getLogger(f"{__package__}.process")  # `__name__` is `__main__` he
 
 def main() -> int:
     """Run an engine for the gateway at the other end of the socket ``--fd``. Returns the exit code."""
-    gc.disable()  # while it loads, a collection finds next to nothing, and they take a sixth of the time
+    gc.disable()  # importing leaves next to no garbage, and looking for it takes a sixth of the time
     parser = argparse.ArgumentParser(description="The engine's process; started by holdfast itself.")
     parser.add_argument("--fd", type=int, required=True, help="a connected stream socket")
     parser.add_argument("--crash-report", type=int, help="the crash report's descriptor")
@@ -100,6 +100,8 @@ def _serve_engine(
     def load(progress: LoadProgress, liveness: Liveness) -> LoadedEngine:
         try:
             build = importing.result()  # the link thread sends heartbeats meanwhile
+            gc.freeze()  # what was imported stays
+            gc.enable()
             loaded: LoadedEngine = build.load_engine(settings, progress, liveness, *descriptors)
         except (MemoryError, OSError, RuntimeError, ImportError) as error:
             if errno_of(error) in NAMED:
@@ -109,8 +111,8 @@ def _serve_engine(
             from ..kernels.cpu.cores import bind  # here, as this process is the engine's own
 
             bind()
+        gc.collect()
         gc.freeze()  # objects made while loading stay: no need to scan them during a step
-        gc.enable()
         return loaded
 
     serve(sock, load, _leave_soon, liveness)

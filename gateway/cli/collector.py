@@ -31,16 +31,14 @@ class Collector:
     """Decides when a full collection is made. ``busy``: whether a turn runs, or waits, now.
 
     Freezes the objects that are there, which are those of the loaded server: no collection visits them.
-    Switches the garbage collector on: while a server loads, it finds next to nothing, and takes a sixth of the
-    time.
     """
 
     def __init__(self, busy: Callable[[], bool]) -> None:
         self._busy = busy
         self._rest = 0  # how many looks in turn found no turn
+        gc.collect()
         gc.set_threshold(*YOUNG, NEVER)
         gc.freeze()
-        gc.enable()
 
     async def run(self) -> None:
         """Look every `LOOK_SECONDS`, for ever."""

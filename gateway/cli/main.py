@@ -162,13 +162,12 @@ def serve(
             print(line)
         return
     with begun() as first:  # it imports torch beside what follows
-        gc.disable()  # until the server runs (`Collector`)
+        gc.disable()  # importing leaves next to none, and looking for it takes a sixth of the time
         try:
             from .serve import run
-
-            code = run(settings, engine, first)
         finally:
             gc.enable()
+        code = run(settings, engine, first)
     raise typer.Exit(code)
 
 

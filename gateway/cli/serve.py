@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import os
 import signal
@@ -46,6 +47,7 @@ REFUSALS = (
 def run(settings: GatewaySettings, engine_settings: EngineSettings, first: Spawned | None = None) -> int:
     """Run a server until a signal ends it. ``first``: the engine's process, if it was started before. Returns
     the exit code: 0, or 2 if it could not start or run; then the last line on stderr says why."""
+    gc.freeze()  # what was imported stays
     repeats, cause = RepeatFilter(), ""
     sys.setswitchinterval(SWITCH_SECONDS)
     with logging_lines("holdfast", engine_settings.logs, repeats) as lines:
