@@ -3,7 +3,6 @@ of a server that does not run."""
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -15,11 +14,10 @@ import anyio
 import msgspec
 import typer
 
-from ...runtime.errors import RuntimeFault, SettingsInvalid
+from ...runtime.errors import SettingsInvalid
 from ...runtime.kv_placement.store_admin import tend
 from ...sdk.connection.requests import requested
-from ...sdk.errors import SDKError
-from ...sessions.errors import RecordDamaged, SessionError, SessionUnknown, StoreHeld
+from ...sessions.errors import RecordDamaged, SessionUnknown, StoreHeld
 from ...sessions.exports import at_rest
 from ...sessions.journal import admin
 from ...sessions.journal.records import SessionRecord
@@ -27,7 +25,6 @@ from ...sessions.journal.replay import MANY_ITEMS, Replayed, replay
 from ...sessions.journal.store import JournalStore, Walk
 from ..access.auth import salt_of
 from ..access.tenants import Tenants
-from ..errors import KeysUnusable
 from ..operator.frames import (
     MOST,
     ForkedSession,
@@ -42,9 +39,9 @@ from ..operator.routes import SESSIONS
 from ..realtime.config import resource_of
 from ..realtime.exports import export_of
 from ..settings import GatewaySettings
+from .store import code_of
 
 T = TypeVar("T")
-REFUSED = 2
 WALK = 128
 """So many entries of the store are looked at before those found are read."""
 
@@ -215,24 +212,17 @@ def open_store(folder: Path, keys: Path | None) -> SessionSource:
 
 
 def run(where: Callable[[], SessionSource], work: Callable[[SessionSource], Iterator[str]]) -> int:
-    """Print the lines of ``work`` on the sessions that ``where`` opens. Returns the exit code: 0, or 2 with the
-    cause on stderr if it cannot be done."""
-    logging.disable(logging.ERROR)  # the printed line says it
-    try:
+    """Print the lines of ``work`` on the sessions that ``where`` opens. Returns the exit code, as `code_of`."""
+
+    def printed() -> int:
         sessions = where()
         with ExitStack() as stack:
             stack.callback(sessions.end)
             for line in work(sessions):
                 print(line)
-    except (SDKError, SessionError, RuntimeFault, KeysUnusable) as fault:
-        print(f"holdfast: {fault.message}", file=sys.stderr)
-        return REFUSED
-    except OSError as fault:
-        print(f"holdfast: {fault}", file=sys.stderr)
-        return REFUSED
-    finally:
-        logging.disable(logging.NOTSET)
-    return 0
+        return 0
+
+    return code_of(printed)
 
 
 def list_(

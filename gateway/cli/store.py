@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ...runtime.errors import RuntimeFault, SettingsInvalid
 from ...runtime.kv_placement.store_admin import tend
+from ...sdk.errors import SDKError
 from ...sessions.errors import SessionError
 from ...sessions.journal import admin
 from ..access.auth import salt_of
@@ -25,12 +26,22 @@ def keep(act: str, folder: Path, target: Path | None, tenant: str | None, keys: 
     for ``backup``, the folder of the copy, new or with an earlier one. ``tenant``: for ``erase``, the tenant's
     name. ``keys``: for ``erase``, a keys file that must have that tenant; None: not checked. Returns the exit
     code: 0, 1 if something is damaged, 2 if it cannot be done."""
-    logging.disable(logging.ERROR)  # the printed lines say it
-    try:
+
+    def work() -> int:
         if tenant is not None:
             _check_tenant(tenant, keys)
         return _kept(act, folder, target, tenant)
-    except (RuntimeFault, SessionError, KeysUnusable) as fault:
+
+    return code_of(work)
+
+
+def code_of(work: Callable[[], int]) -> int:
+    """Run the ``work`` of a command that prints lines. Returns its exit code; 2 with the cause on stderr if it
+    cannot be done."""
+    logging.disable(logging.ERROR)  # the printed lines say it
+    try:
+        return work()
+    except (RuntimeFault, SDKError, SessionError, KeysUnusable) as fault:
         print(f"holdfast: {fault.message}", file=sys.stderr)
         return REFUSED
     except OSError as fault:
