@@ -147,13 +147,7 @@ class LiveSessions:
         self.make_room(salt)
         config = face.config()
         session = self.registry.create(owner=owner, salt=salt, config=config, kept=kept)
-        try:
-            live = face.begin(session, config)
-        except BaseException:
-            self._discard(session)
-            raise
-        log.info("session opened", extra=about_session(live.id))
-        return self._attach(live, connection)
+        return self._attach(self._begun(face, session, config, "opened"), connection)
 
     def begin(
         self, face: Face, owner: bytes, salt: bytes, config: bytes, imported: SessionStart
@@ -163,12 +157,7 @@ class LiveSessions:
         `Face.config`. ``owner``, ``salt``: as in `open`. Raises ``SessionLimit``, ``StorageUnavailable``."""
         self.make_room(salt)
         session = self.registry.create(owner=owner, salt=salt, config=config, imported=imported)
-        try:
-            live = face.begin(session, config)
-        except BaseException:
-            self._discard(session)
-            raise
-        log.info("session imported", extra=about_session(live.id))
+        live = self._begun(face, session, config, "imported")
         self._live[live.id] = live
         self._begin_lease(live)
         return live
@@ -256,7 +245,7 @@ class LiveSessions:
                     config = face.config()
                     stored = await self.forks.branch_off_stored(found, conversation, config, kept=kept)
                     if stored is not None:
-                        return self._begun(face, stored[0]), stored[1]
+                        return self._begun(face, stored[0], face.config(), "branched off"), stored[1]
                 continue
             session, shared = found
             live = self._live.get(session.id)
@@ -266,7 +255,7 @@ class LiveSessions:
             self.make_room(salt)
             if self.registry.is_open(session):  # it was not put away to make room
                 child = await self.forks.branch_off(session, shared, face.config(), kept=kept)
-                return self._begun(face, child), shared
+                return self._begun(face, child, face.config(), "branched off"), shared
         self.make_room(salt)
         return None, 0
 
@@ -276,15 +265,15 @@ class LiveSessions:
         free = live.at_rest and live.id not in self._connections and live.disposable
         return free and face.owns(live) and shared == len(live.session.history)
 
-    def _begun(self, face: Face, session: Session) -> LiveSession:
-        """Make a live session of one that was forked for a conversation; ``face`` makes it. If that fails, the
-        session is discarded."""
+    def _begun(self, face: Face, session: Session, config: bytes, how: str) -> LiveSession:
+        """Make a live session of a new one; ``face`` makes it. ``config``: as in `Face.config`. ``how`` it came
+        to be, for the log. If that fails, the session is discarded."""
         try:
-            live = face.begin(session, face.config())
+            live = face.begin(session, config)
         except BaseException:
             self._discard(session)
             raise
-        log.info("session branched off", extra=about_session(live.id))
+        log.info("session %s", how, extra=about_session(live.id))
         return live
 
     async def resume(
