@@ -125,7 +125,7 @@ def model(settings: EngineSettings, tenants: Tenants | None = None) -> Iterator[
     yield from _room(settings, per_token, parameters * width, config.max_context, tenants or Tenants())
     yield "sampling", _sampling(read_defaults(folder))
     yield "kernels", _kernels(settings, dtype, config.head_dim)
-    yield from _language(folder)
+    yield from language_facts(folder)
     for note in config.notes:
         yield "note", note
 
@@ -185,7 +185,9 @@ def _kernels(settings: EngineSettings, dtype: str, head_dim: int) -> str:
     return f"{name} ({note})" if note else name
 
 
-def _language(folder: Path) -> Iterator[Fact]:
+def language_facts(folder: Path) -> Iterator[Fact]:
+    """Facts about a model's chat template, and how it writes calls and reasoning. Raises
+    ``TokenizerUnreadable``, ``TemplateFailed``."""
     from ...sessions.text.language import Language
 
     language = Language.load(folder)

@@ -62,7 +62,7 @@ def test_it_tells_of_a_template_what_the_table_of_templates_has(name: str, tmp_p
     tokenizer_of(name).save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(found.named))
     (tmp_path / "chat_template.jinja").write_text(found.template)
-    facts = dict(doctor._language(tmp_path))
+    facts = dict(doctor.language_facts(tmp_path))
     told, results = facts["chat template"], found.results
     assert ("shows no tools" in told) == (results["tools"] == NOT_SHOWN)
     assert ("first user message" in told) == (results["system"] == FOLDED)
@@ -76,7 +76,7 @@ def test_it_refuses_a_template_that_needs_what_nothing_gives(tmp_path: Path) -> 
     tokenizer_of("firefunction-v2").save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "chat_template.jinja").write_text(PUBLISHED["firefunction-v2"].template)
     with pytest.raises(TemplateFailed, match=r"chat_template\.jinja: .* 'functions' is undefined"):
-        dict(doctor._language(tmp_path))
+        dict(doctor.language_facts(tmp_path))
 
 
 def test_the_makers_sampling_is_told() -> None:
@@ -115,7 +115,7 @@ def test_a_long_path_is_shown_whole(name: str, tmp_path: Path, capsys: pytest.Ca
 def test_a_model_without_a_chat_template_is_said_to_complete_prompts(tmp_path: Path) -> None:
     tokenizer_of("qwen3").save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text("{}")
-    assert dict(doctor._language(tmp_path))["chat template"].startswith("none: it completes prompts")
+    assert dict(doctor.language_facts(tmp_path))["chat template"].startswith("none: it completes prompts")
 
 
 def test_a_folder_that_is_none_is_one_line_and_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
