@@ -171,8 +171,8 @@ def with_secret(settings: EngineSettings) -> EngineSettings:
 
 
 def asked_disk(control: int) -> socket.socket:
-    """The socket of the descriptor ``control``, at whose other end a `DiskProcess` is: it is asked for a disk
-    process, which starts while the engine loads."""
+    """Ask the `DiskProcess` behind the descriptor ``control`` for a disk process, which starts while the engine
+    loads. Returns the descriptor's socket."""
     sock = socket.socket(fileno=control)
     sock.set_inheritable(False)
     ask(sock)
