@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from ..runtime.kv_placement.sizing import refusal
 from ..runtime.kv_placement.tier_setup import clipped
-from ..runtime.link.child import Spawned
+from ..runtime.link.child import SpawnedEngine
 from ..runtime.link.messages import Heartbeat
 from ..runtime.link.process import ChildEngine
 from ..runtime.model.folder import model_name
@@ -67,7 +67,7 @@ async def serving(
     heard: Callable[[Heartbeat], None] = lambda beat: None,
     engine: ChildEngine | None = None,
     listening: Callable[[str], None] = lambda url: None,
-    first: Spawned | None = None,
+    first: SpawnedEngine | None = None,
 ) -> AsyncIterator[Serving]:
     """Run a server during an ``async with`` block. The block is entered when a turn could run. When it is left,
     the sockets, the sessions and the engine are closed.

@@ -104,7 +104,7 @@ def serve(
 ) -> None:
     """Serve MODEL over the Realtime WebSocket protocol, its engine in a supervised process of its own."""
     from ...kvstore.log_lines import LogSettings
-    from ...runtime.link.child import begun
+    from ...runtime.link.child import spawned_early
 
     folder = None if no_store else (store or options.default_store(model)).expanduser()
     try:
@@ -161,7 +161,7 @@ def serve(
         for line in configuration.printed(context, store=folder):
             print(line)
         return
-    with begun() as first:  # it imports torch beside what follows
+    with spawned_early() as first:  # it imports torch beside what follows
         gc.disable()  # importing leaves next to none, and looking for it takes a sixth of the time
         try:
             from .serve import run

@@ -16,7 +16,7 @@ import termios
 from ...kvstore.log_lines import LineWriter, logging_lines
 from ...runtime.errors import RuntimeFault
 from ...runtime.kv_placement.sizing import memory_line, refusal
-from ...runtime.link.child import Spawned
+from ...runtime.link.child import SpawnedEngine
 from ...runtime.link.messages import Hello
 from ...runtime.settings import DTYPE_BYTES, EngineSettings
 from ...sessions.errors import SessionError
@@ -44,7 +44,9 @@ REFUSALS = (
 """Errors because of which a server does not start: exit code 2 and one line."""
 
 
-def run(settings: GatewaySettings, engine_settings: EngineSettings, first: Spawned | None = None) -> int:
+def run(
+    settings: GatewaySettings, engine_settings: EngineSettings, first: SpawnedEngine | None = None
+) -> int:
     """Run a server until a signal ends it. ``first``: the engine's process, if it was started before. Returns
     the exit code: 0, or 2 if it could not start or run; then the last line on stderr says why."""
     gc.freeze()  # what was imported stays
@@ -71,7 +73,7 @@ def run(settings: GatewaySettings, engine_settings: EngineSettings, first: Spawn
 
 
 async def _until_signal(
-    settings: GatewaySettings, engine_settings: EngineSettings, lines: LineWriter, first: Spawned | None
+    settings: GatewaySettings, engine_settings: EngineSettings, lines: LineWriter, first: SpawnedEngine | None
 ) -> None:
     """Run the server until a signal. The first one drains a server that runs, and ends one that still loads. A
     second one ends the process at once.
@@ -154,7 +156,7 @@ async def _reload(running: Serving, asked: asyncio.Event) -> None:
 async def _serve(
     settings: GatewaySettings,
     engine_settings: EngineSettings,
-    first: Spawned | None,
+    first: SpawnedEngine | None,
     up: asyncio.Event,
     leave: asyncio.Event,
     reload: asyncio.Event,

@@ -28,7 +28,7 @@ MOST_DESCRIPTORS = 2
 
 
 @dataclass(slots=True)
-class Spawned:
+class SpawnedEngine:
     """An engine's ``process`` that waits for its settings; ``sock``: this end of its socket; ``report``: its
     crash report. ``taken``: it was sent something; its process ends with the socket."""
 
@@ -38,7 +38,7 @@ class Spawned:
     taken: bool = False
 
     @classmethod
-    def of(cls, program: Sequence[str] = PROGRAM) -> Spawned:
+    def of(cls, program: Sequence[str] = PROGRAM) -> SpawnedEngine:
         """Start a process. ``program``: its command line, to which the descriptors are added. Raises
         ``OSError`` if the machine is short of something."""
         with ExitStack() as undone:
@@ -69,11 +69,11 @@ class Spawned:
 
 
 @contextmanager
-def begun() -> Iterator[Spawned | None]:
+def spawned_early() -> Iterator[SpawnedEngine | None]:
     """Start an engine's process before its settings are known: it imports meanwhile. If it is not used in the
     block, it is ended. None if the machine is short of something, which the next start of one tells."""
     try:
-        spawned = Spawned.of()
+        spawned = SpawnedEngine.of()
     except OSError:
         yield None
         return

@@ -34,7 +34,7 @@ from ...kvstore.system_limits import explained
 from ..errors import EngineDied, EngineGone, LinkClosed, RuntimeFault
 from ..kv_placement.tier_setup import host_memory, make_room, with_secret
 from ..settings import EngineSettings
-from .child import DESCRIPTORS, PROGRAM, Spawned
+from .child import DESCRIPTORS, PROGRAM, SpawnedEngine
 from .client import EngineLink
 from .crash_report import ASK, CrashReport, EngineDeath
 from .gateway_end import GatewayEnd
@@ -223,7 +223,7 @@ class ChildEngine:
         backoff: Backoff | None = None,
         on_heartbeat: Callable[[Heartbeat], None] = lambda beat: None,
         program: Sequence[str] = PROGRAM,
-        first: Spawned | None = None,
+        first: SpawnedEngine | None = None,
     ) -> None:
         self.link = EngineLink()
         self._settings = settings
@@ -287,7 +287,7 @@ class ChildEngine:
         """Spawn a child, send it the settings, and wait until its engine is loaded; then the link uses it.
         Raises the fault that the child reported, or ``EngineDied``."""
         end = GatewayEnd(self._on_heartbeat)
-        spawned, self._first = self._first or Spawned.of(self._program), None
+        spawned, self._first = self._first or SpawnedEngine.of(self._program), None
         with ExitStack() as undone:
             undone.callback(spawned.close)
             undone.callback(self._stop_disk)

@@ -29,7 +29,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What `serve` would have run with."""
     calls: list[Any] = []
     monkeypatch.setattr("holdfast.gateway.cli.serve.run", lambda *given: calls.append(given[:2]) or 0)
-    monkeypatch.setattr("holdfast.runtime.link.child.begun", nullcontext)
+    monkeypatch.setattr("holdfast.runtime.link.child.spawned_early", nullcontext)
     for name in SETTINGS:
         monkeypatch.delenv(f"HOLDFAST_{name.upper()}", raising=False)
     return calls

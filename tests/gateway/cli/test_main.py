@@ -27,7 +27,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What `server` would have run with."""
     calls: list[Any] = []
     monkeypatch.setattr("holdfast.gateway.cli.serve.run", lambda *given: calls.append(given[:2]) or 0)
-    monkeypatch.setattr("holdfast.runtime.link.child.begun", nullcontext)
+    monkeypatch.setattr("holdfast.runtime.link.child.spawned_early", nullcontext)
     monkeypatch.delenv("HOLDFAST_API_KEY", raising=False)
     monkeypatch.delenv("HOLDFAST_PORT", raising=False)
     return calls

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from holdfast.runtime.errors import EngineDied, ModelUnreadable, PoolTooSmall, SequenceUnknown
-from holdfast.runtime.link.child import Spawned
+from holdfast.runtime.link.child import SpawnedEngine
 from holdfast.runtime.link.messages import Heartbeat, Phase, Sampling, TokenLimits
 from holdfast.runtime.link.process import Backoff, ChildEngine
 from holdfast.runtime.settings import EngineSettings
@@ -105,14 +105,14 @@ async def test_an_engine_without_free_descriptors_is_started_later(
     """A full file table passes: the server must not be without an engine for good."""
     form, failures = ChildEngine(settings_for(tiny), backoff=AT_ONCE), [1, 2]
     async with form as link:
-        spawned = Spawned.of
+        spawned = SpawnedEngine.of
 
-        def starved(*program: Any) -> Spawned:
+        def starved(*program: Any) -> SpawnedEngine:
             if failures:
                 raise OSError(errno.EMFILE, f"Too many open files, {failures.pop()}")
             return spawned(*program)
 
-        monkeypatch.setattr(Spawned, "of", starved)
+        monkeypatch.setattr(SpawnedEngine, "of", starved)
         before = len(os.listdir("/proc/self/fd"))
         seq = (await link.open([1])).seq
         form.kill()
@@ -318,7 +318,7 @@ def test_a_killed_parent_leaves_no_orphan(tiny: Path, when: str) -> None:
 
 
 def test_a_process_that_waits_for_its_settings_imports_meanwhile_and_ends_with_its_socket() -> None:
-    waiting = Spawned.of()
+    waiting = SpawnedEngine.of()
     maps = Path(f"/proc/{waiting.process.pid}/maps")
     while "libtorch" not in maps.read_text():
         assert waiting.process.poll() is None
