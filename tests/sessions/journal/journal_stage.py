@@ -13,6 +13,7 @@ from pathlib import Path
 from msgspec.structs import replace as replaced
 
 from holdfast.sessions.journal.journal import Journal
+from holdfast.sessions.journal.model_store import open_for
 from holdfast.sessions.journal.records import Keyring, Origin, SessionRecord, put
 from holdfast.sessions.journal.segment import Fresh
 from holdfast.sessions.journal.store import JournalStore
@@ -32,6 +33,16 @@ def folder() -> Iterator[Path]:
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as name:
         yield Path(name)
+
+
+@contextmanager
+def started(path: Path, model: bytes = MODEL, settings: JournalSettings = SMALL) -> Iterator[JournalStore]:
+    """A server has the store."""
+    store = open_for(path, model, settings)
+    try:
+        yield store
+    finally:
+        store.close()
 
 
 @contextmanager

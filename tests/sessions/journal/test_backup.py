@@ -8,8 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,12 +18,11 @@ from holdfast.sessions.errors import StoreHeld, StoreUnusable
 from holdfast.sessions.journal import admin
 from holdfast.sessions.journal.folder import IDENTITY
 from holdfast.sessions.journal.lock import StoreLock
-from holdfast.sessions.journal.model_store import open_for
 from holdfast.sessions.journal.store import JournalStore
 from holdfast.tests.stored_files import bytes_below
 
 from .bad_disks import BadDisk, Crash
-from .journal_stage import MODEL, SMALL, folder
+from .journal_stage import MODEL, SMALL, folder, started
 from .test_admin import begun, events, whole
 
 PARTS = replace(SMALL, segment_bytes=1 << 14)
@@ -36,13 +34,8 @@ BESIDE, AFTER = {101}, {101, 102}
 """The sessions of the other model, before and after."""
 
 
-@contextmanager
-def serving(path: Path, model: bytes = MODEL) -> Iterator[JournalStore]:
-    store = open_for(path, model, PARTS)
-    try:
-        yield store
-    finally:
-        store.close()
+def serving(path: Path, model: bytes = MODEL) -> AbstractContextManager[JournalStore]:
+    return started(path, model, PARTS)
 
 
 def filled(path: Path) -> None:

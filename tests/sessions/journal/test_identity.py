@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,17 +17,7 @@ from holdfast.sessions.journal.records import EventReceived, append, drop
 from holdfast.sessions.journal.store import JournalStore
 
 from ..session_stage import run
-from .journal_stage import MODEL, SMALL, birth, folder, unused
-
-
-@contextmanager
-def started(path: Path, model: bytes = MODEL) -> Iterator[JournalStore]:
-    """A server has the store."""
-    store = open_for(path, model, SMALL)
-    try:
-        yield store
-    finally:
-        store.close()
+from .journal_stage import MODEL, SMALL, birth, folder, started, unused
 
 
 def lived(path: Path, starts: int = 2) -> None:
