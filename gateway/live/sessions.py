@@ -550,6 +550,7 @@ class LiveSessions:
         self._end_lease(live.id)
         gone = self._closing or live.id not in self._connections
         if gone and self._live.pop(live.id, None) is not None:
+            self._connections.pop(live.id, None)  # what it is left by later finds nothing to do
             facts = live.caller.attribution.facts()  # another client may be asking for its place
             log.info("session closed", extra=about_session(live.id, **facts))
             close = self.registry.close(live.id, leave_readers=live.aclose, interrupt=self._closing)

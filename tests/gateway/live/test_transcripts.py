@@ -380,6 +380,15 @@ async def test_a_turn_that_is_left_is_cancelled_and_its_session_goes_on() -> Non
         assert done.status is not ReplyStatus.FAILED
 
 
+async def test_a_turn_may_be_left_after_the_server_has_closed_its_session(tmp_path: Path) -> None:
+    async with (
+        stage(tmp_path) as (transcripts, sessions),
+        transcripts.turn(ALICE, asked(message("user", "Hello!"))),
+    ):
+        await sessions.aclose()
+    assert not sessions.live()
+
+
 async def test_a_refused_turn_leaves_no_session(tmp_path: Path) -> None:
     async with stage(tmp_path) as (transcripts, sessions):
         with pytest.raises(PromptTooLong) as refused:
