@@ -14,6 +14,7 @@ truncation lower them; streamed input raises `total`. Knows no pool, no queue an
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
@@ -89,6 +90,26 @@ class TurnPlace(NamedTuple):
     step: int = 0
 
 
+class Status(Enum):
+    """What a sequence does now. `Queues` alone changes it, and knows which moves there are."""
+
+    NEW = "new"
+    """It is not open yet."""
+    IDLE = "idle"
+    """It is open, without a turn."""
+    STAGED = "staged"
+    """It is idle, and its KV comes up from disk."""
+    COMPILING = "compiling"
+    """Its turn waits for its grammar to be compiled. It keeps its blocks unless other turns need them."""
+    RESTORING = "restoring"
+    """Its turn waits for KV from disk."""
+    WAITING = "waiting"
+    """Its turn waits to be admitted."""
+    RUNNING = "running"
+    """Its turn runs: it gets rows of steps."""
+    CLOSED = "closed"
+
+
 @dataclass(frozen=True, slots=True)
 class Flight:
     """What a step in flight does for a sequence: in step ``step``, row number ``row`` computes the positions
@@ -154,7 +175,7 @@ class Sequence:
     and ``total``.
 
     Each of its fields, and of those of its records, is written by one module: most by this one, ``table`` and
-    ``tail`` by the block manager, ``lease`` by the leases, ``place`` and ``used`` by the queues.
+    ``tail`` by the block manager, ``lease`` by the leases, ``status``, ``place`` and ``used`` by the queues.
 
     ``root``: the block key before the first; ``tenant``: the number of the tenant that it belongs to by it.
     ``keys``: of the leading full blocks, at least the sealed ones.
@@ -172,6 +193,7 @@ class Sequence:
     id: int
     root: bytes
     tokens: TokenList
+    status: Status = Status.NEW
     epoch: int = 0
     pending_samples: int = 0
     computed: int = 0
@@ -310,10 +332,13 @@ class Sequence:
         or it is sealed."""
         self.shared_tail = shared
 
-    def look_up(self, needed: bool = True) -> None:
-        """Note whether the prefix cache and the host tier are to be asked before the next step: by default,
-        yes; with ``needed`` False: they were asked."""
-        self.needs_lookup = needed
+    def look_up(self) -> None:
+        """Have the prefix cache and the host tier asked before the next step."""
+        self.needs_lookup = True
+
+    def looked_up(self) -> None:
+        """Note that the prefix cache and the host tier were asked."""
+        self.needs_lookup = False
 
     def expect_return(self, returns: float | None) -> None:
         """Set when the sequence is expected back: ``returns``, seconds by the engine's clock; None: that is

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..errors import GrammarFault, GrammarInvalid, GrammarUnavailable
 from ..link.messages import Grammar
 from ..scheduler.queues import Queues
-from ..sequence import Sequence, Turn
+from ..sequence import Sequence, Status, Turn
 from .llguidance import Compiler, Matcher
 
 COMPILE_SECONDS = 0.75
@@ -63,8 +63,7 @@ class GrammarQueue:
         returns it with its matcher, or with a fault. Call `check` before."""
         turn = sequence.turn
         assert turn is not None
-        self._queues.taken(sequence)
-        self._queues.compiling[sequence.id] = sequence
+        self._queues.compile(sequence)
         said = sequence.tokens.view(turn.prompt)[turn.output_from :].copy()
         awaited = _Awaited(sequence, turn, grammar, said, now)
         size = len(grammar.text.encode())
@@ -130,7 +129,7 @@ class GrammarQueue:
         """Whether the turn of ``awaited`` is still open and waits for its grammar. If not, the compilation is
         cancelled."""
         sequence = awaited.sequence
-        if sequence.turn is awaited.turn and self._queues.compiling.get(sequence.id) is sequence:
+        if sequence.turn is awaited.turn and sequence.status is Status.COMPILING:
             return True
         if awaited.job is not None:
             awaited.job.cancel()

@@ -169,8 +169,8 @@ class Leases:
             self._restore.stage(sequence, now)
 
     def _rank(self, sequence: Sequence) -> None:
-        if sequence.id in self._queues.idle_eviction or sequence.id in self._queues.leased:
-            self._queues.rank(sequence)
+        if sequence.id in self._queues.idle:
+            self._queues.idle.put(sequence)
 
     def _room(self, sequence: Sequence) -> tuple[int, int]:
         """How many blocks and host slots the sequence's lease may cover: what the other leases leave of the

@@ -1,6 +1,6 @@
 """Restores KV from disk: for turns that wait for it, and for idle sequences that are expected back.
 
-A turn with KV on disk waits in `Queues.restoring` while others run. Its records come up in pieces, and those
+A turn with KV on disk waits (`Status.RESTORING`) while others run. Its records come up in pieces, and those
 that have come go to the device while the rest comes. There are two ways for the bytes. Through host slots: the
 disk process fills them, and a plan loads them to the device; so a long sequence needs few slots. *Directly*,
 where the device is this machine's memory: the disk process brings records into the page cache only, and one
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from ...kvstore.disk.client import DiskTier
 from ...kvstore.host.tier import HostTier
 from ..scheduler.queues import Queues
-from ..sequence import Sequence
+from ..sequence import Sequence, Status
 from .block_manager import BlockManager
 from .costs import CostBook, blocks_to_compute
 
@@ -129,11 +129,9 @@ class Restore:
     def line_up(self, sequence: Sequence, now: float) -> None:
         """Put a sequence with a new turn into the queue for admission; or among the restoring ones, if it has
         to wait for KV on disk."""
-        self._queues.taken(sequence)
-        self._queues.restoring[sequence.id] = sequence
+        self._queues.restore(sequence)
         scores = sequence.turn is not None and sequence.turn.to_score  # all of its prompt is computed
         if scores or not self.fetch(sequence, now):
-            del self._queues.restoring[sequence.id]
             self._queues.enqueue(sequence)
 
     def _meeting(self, sequence: Sequence) -> tuple[int, int]:
@@ -155,11 +153,10 @@ class Restore:
         return (first + count) * size if count else 0, sum(on_disk[:count])
 
     def stage(self, sequence: Sequence, now: float) -> None:
-        """Restore an idle sequence that is expected back. If its records are on disk, it waits for them in
-        ``Queues.staged``."""
+        """Restore an idle sequence that is expected back. If its records are on disk, it is
+        ``Status.STAGED`` meanwhile."""
         if self.fetch(sequence, now):
-            self._queues.prefill.pop(sequence.id, None)
-            self._queues.staged[sequence.id] = sequence
+            self._queues.stage(sequence)
 
     def due(self) -> float | None:
         """Seconds until `tick` may have something to do; None: never."""
@@ -261,7 +258,7 @@ class Restore:
                 break
             went.update(read)
         if sequence.turn is None:
-            self._queues.rank(sequence)
+            self._queues.idle.put(sequence)
         self._pass_moved(pending, went)
         return pending.moved == pending.arrived
 
@@ -302,11 +299,9 @@ class Restore:
 
         It waits no more once it is stopped or closed, or its KV is taken for another.
         """
-        queues = self._queues
-        if queues.restoring.get(sequence.id) is sequence or queues.staged.get(sequence.id) is sequence:
+        if sequence.status in (Status.RESTORING, Status.STAGED):
             return True
-        met_later = sequence.from_tiers.compute_until is not None
-        return met_later and queues.sequences.get(sequence.id) is sequence
+        return sequence.status is not Status.CLOSED and sequence.from_tiers.compute_until is not None
 
     def _arrived(self, pending: _PendingRestore, tier: HostTier, now: float) -> None:
         sequence = pending.sequence
@@ -317,7 +312,7 @@ class Restore:
             self.costs.fetched(
                 len(pending.keys) * tier.memory.block_bytes, pending.last_arrival - pending.since
             )
-        if self._queues.sequences.get(sequence.id) is sequence:
+        if sequence.status is not Status.CLOSED:
             sequence.from_tiers.seconds += now - pending.since
             self._finish(sequence, now)
 
@@ -325,8 +320,7 @@ class Restore:
         """End the sequence's wait for the disk: put its turn into the queue for admission, or an idle one
         back among the idle sequences. What has come up is looked up before its next step."""
         sequence.look_up()
-        if self._queues.restoring.pop(sequence.id, None) is not None:
+        if sequence.status is Status.RESTORING:
             self._queues.enqueue(sequence)
         elif sequence.turn is None:
-            self._queues.staged.pop(sequence.id, None)
-            self._queues.touch(sequence, now)
+            self._queues.arrived(sequence, now)

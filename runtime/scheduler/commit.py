@@ -115,10 +115,10 @@ class Committer:
         if sequence.turn is None:
             sequence.recall()
             self._block_manager.trim(sequence)
-            self._queues.prefill.pop(sequence.id, None)
+            self._queues.defer(sequence)
             return None
         work = self.end(sequence, now)
-        self._queues.prefill.pop(sequence.id, None)
+        self._queues.defer(sequence)
         length = len(sequence.tokens)
         return Row(
             sequence.id, sequence.epoch, [], length, Finish.ERROR, work, fault.message, code=fault.code

@@ -10,6 +10,7 @@ those with a lease the latest expected return goes first. Changes take O(log seq
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from ...kvstore.priorities import Priorities
 from ..sequence import Sequence
@@ -20,38 +21,47 @@ to 123 in the traces we know."""
 
 
 class IdleEviction:
-    """The order in which idle sequences lose their KV: the one that is likely to stay away longest goes
-    first. One that has said when it returns is away until then, or, t seconds late, for another t; any other
-    for `USUAL_ABSENCE`, and as long again as it has been away. All times are seconds by the clock of
-    ``Sequence.used`` and ``Sequence.returns``."""
+    """The order in which sequences without a turn lose their KV. All times are seconds by the clock of
+    ``Sequence.used`` and ``Sequence.returns``.
+
+    ``unleased``: those without a lease, by id.
+    """
 
     def __init__(self) -> None:
-        self._sequences: dict[int, Sequence] = {}
+        self.unleased: dict[int, Sequence] = {}
         self._unknown = Priorities[int]()  # ids by time of last use, the longest unused first
         self._soonest = Priorities[int]()  # ids by time of return
         self._latest = Priorities[int]()  # the same ones, the other way round
+        self._leased: dict[int, Sequence] = {}
+        self._leased_latest = Priorities[int]()  # ids by time of return, the latest first
+        self._beyond = Priorities[int]()  # those of them that may hold more than their leases cover
 
     def __len__(self) -> int:
-        return len(self._sequences)
+        return len(self.unleased) + len(self._leased)
 
     def __contains__(self, seq: int) -> bool:
-        return seq in self._sequences
+        return seq in self.unleased or seq in self._leased
 
     def __iter__(self) -> Iterator[Sequence]:
         """All sequences here, in no particular order. None may be put in or taken out meanwhile."""
-        return iter(self._sequences.values())
+        return chain(self.unleased.values(), self._leased.values())
 
     @property
     def expected(self) -> int:
-        """How many of the sequences here have said when they return."""
+        """How many of the sequences without a lease have said when they return."""
         return len(self._soonest)
 
     def put(self, sequence: Sequence) -> None:
-        """Insert an idle sequence. Its place follows from the time at which it is expected back (``returns``),
-        or if that is not known, from its last use (``used``). If it is here already, it moves to its new
-        place."""
+        """Insert a sequence without a turn, which may hold blocks. Its place follows from its lease, if it has
+        one; else from the time at which it is expected back (``returns``), or if that is not known, from its
+        last use (``used``). If it is here already, it moves to its new place."""
         self.discard(sequence.id)
-        self._sequences[sequence.id] = sequence
+        if sequence.lease is not None:
+            self._leased[sequence.id] = sequence
+            for order in (self._leased_latest, self._beyond):
+                order.put(sequence.id, -sequence.lease.returns)
+            return
+        self.unleased[sequence.id] = sequence
         if sequence.returns is None:
             self._unknown.put(sequence.id, sequence.used)
         else:
@@ -59,63 +69,33 @@ class IdleEviction:
             self._latest.put(sequence.id, -sequence.returns)
 
     def discard(self, seq: int) -> None:
-        """Remove the sequence with the id ``seq``, if it is here: it holds no blocks, is not idle, or has a
-        lease."""
-        if self._sequences.pop(seq, None) is not None:
+        """Remove the sequence with the id ``seq``, if it is here: it holds no blocks, or has a turn."""
+        if self.unleased.pop(seq, None) is not None:
             for order in (self._unknown, self._soonest, self._latest):
                 order.discard(seq)
+        elif self._leased.pop(seq, None) is not None:
+            self._leased_latest.discard(seq)
+            self._beyond.discard(seq)
 
     def longest(self, now: float) -> Sequence:
-        """The sequence that is likely to stay away longest from ``now`` on; there must be one."""
+        """The sequence without a lease that is likely to stay away longest from ``now`` on; there must be
+        one."""
         unused, soon, late = self._unknown.first, self._soonest.first, self._latest.first
         away = [] if unused is None else [(USUAL_ABSENCE + now - self._unknown[unused], unused)]
         away += [(abs(self._soonest[seq] - now), seq) for seq in (soon, late) if seq is not None]
-        return self._sequences[max(away)[1]]
-
-
-class LeasedIdle:
-    """Idle sequences with a lease that may hold blocks, in the order in which they lose them: the one with the
-    latest expected return first."""
-
-    def __init__(self) -> None:
-        self._sequences: dict[int, Sequence] = {}
-        self._latest = Priorities[int]()  # ids by time of return, the latest first
-        self._beyond = Priorities[int]()  # those of them that may hold more than their leases cover
-
-    def __len__(self) -> int:
-        return len(self._sequences)
-
-    def __contains__(self, seq: int) -> bool:
-        return seq in self._sequences
-
-    def __iter__(self) -> Iterator[Sequence]:
-        """All sequences here, in no particular order. None may be put in or taken out meanwhile."""
-        return iter(self._sequences.values())
-
-    def put(self, sequence: Sequence) -> None:
-        """Insert an idle sequence with a lease. If it is here already, it moves to its new place."""
-        assert sequence.lease is not None
-        self._sequences[sequence.id] = sequence
-        for order in (self._latest, self._beyond):
-            order.put(sequence.id, -sequence.lease.returns)
-
-    def discard(self, seq: int) -> None:
-        """Remove the sequence with the id ``seq``, if it is here."""
-        if self._sequences.pop(seq, None) is not None:
-            self._latest.discard(seq)
-            self._beyond.discard(seq)
+        return self.unleased[max(away)[1]]
 
     def take_beyond(self) -> Sequence | None:
-        """The sequence with the latest return of those that may hold blocks beyond what their leases cover;
-        None if there is none. It does not count as one of these before it is put here again."""
+        """The leased sequence with the latest return of those that may hold blocks beyond what their leases
+        cover; None if there is none. It does not count as one of these before it is put here again."""
         seq = self._beyond.first
         if seq is None:
             return None
         self._beyond.discard(seq)
-        return self._sequences[seq]
+        return self._leased[seq]
 
     @property
-    def latest(self) -> Sequence | None:
-        """The sequence with the latest expected return; None if there is none."""
-        seq = self._latest.first
-        return None if seq is None else self._sequences[seq]
+    def latest_leased(self) -> Sequence | None:
+        """The leased sequence with the latest expected return; None if there is none."""
+        seq = self._leased_latest.first
+        return None if seq is None else self._leased[seq]

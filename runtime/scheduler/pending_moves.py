@@ -16,7 +16,7 @@ from ..kv_placement.block_manager import BlockManager
 from ..kv_placement.restore import Restore
 from ..link.messages import Moved, VerbReply
 from ..sequence import Sequence
-from .queues import Queues
+from .queues import AT_REST, Queues
 
 PATIENCE_SECONDS = 10.0  # then the answer is how far it came
 AGAIN_SECONDS = 0.25  # between two tries to have the disk take what it has not: it may be full
@@ -121,11 +121,7 @@ class PendingMoves:
 
     def _is_down(self, move: PendingMove, now: float, looks: int) -> bool:
         sequence = move.sequence
-        if (
-            self._used(sequence)
-            or sequence.id in self._queues.idle_eviction
-            or sequence.id in self._queues.leased
-        ):
+        if self._used(sequence) or sequence.id in self._queues.idle:
             return True
         while looks and move.left and self._gone_down(move.left[0], move):
             move.left.popleft()
@@ -178,4 +174,4 @@ class PendingMoves:
 
     def _used(self, sequence: Sequence) -> bool:
         """Whether the sequence is no longer idle: it was closed, or has a turn. Then its move ends."""
-        return sequence.turn is not None or self._queues.sequences.get(sequence.id) is not sequence
+        return sequence.status not in AT_REST

@@ -18,7 +18,7 @@ import numpy as np
 from ...kvstore.pool import BlockPool
 from ..kv_placement.block_manager import BlockManager
 from ..plan import BlockCopy, Plan, PlanRow
-from ..sequence import Flight, Sequence
+from ..sequence import Flight, Sequence, Status
 from ..settings import SchedulerSettings
 from ..stats import Counters
 from .idle_prefill import IdlePrefill
@@ -77,7 +77,7 @@ class Planner:
         draft.limits = self._limits(running, to_do, ready, draft.chunk)
         for sequence, tokens in zip(running, to_do, strict=True):
             # Skipped: a turn that was just preempted for an earlier one, or waits for blocks to restore into.
-            if sequence.id in queues.running and sequence.id in ready:
+            if sequence.status is Status.RUNNING and sequence.id in ready:
                 self._add(draft, sequence, tokens, now, reserved=tokens == 1)
         draft.limits = {}
         # Otherwise idle sequences would take, a little in each step, the blocks that a turn waits for.
@@ -123,7 +123,7 @@ class Planner:
         """
         if not sequence.needs_lookup or sequence.planned != sequence.computed:
             return True
-        sequence.look_up(False)
+        sequence.looked_up()
         if sequence.turn is not None and sequence.turn.to_score:
             return True  # its whole prompt is computed
         sequence.count_found(self._block_manager.adopt(sequence))
@@ -165,7 +165,7 @@ class Planner:
             if sequence.needs_lookup:
                 self._adopt(sequence, now)
                 if sequence.turn is None:
-                    self._queues.rank(sequence)
+                    self._queues.idle.put(sequence)
 
     def _add_idle(self, draft: _Draft, now: float) -> None:
         waiting = list(islice(self._queues.prefill.values(), self._settings.max_sequences))
@@ -187,7 +187,7 @@ class Planner:
                     continue
                 self._add(draft, sequence, sequence.to_do, now, reserved=False)
                 if not sequence.to_do:
-                    del self._queues.prefill[sequence.id]
+                    self._queues.defer(sequence)
 
     def _add(self, draft: _Draft, sequence: Sequence, to_do: int, now: float, *, reserved: bool) -> None:
         """Give the sequence a row in the step, within the budgets of tokens and blocks; none if these are

@@ -30,7 +30,7 @@ from typing import TypeAlias
 
 from ...kvstore.pool import BlockPool
 from ..kv_placement.block_manager import BlockManager
-from ..sequence import Sequence
+from ..sequence import Sequence, Status
 from ..settings import SchedulerSettings
 from ..stats import Counters
 from .policy import Policy
@@ -92,7 +92,7 @@ class Preemption:
         lead = self._policy.lead(queues.waiting.heads, running)
         if lead is None:
             return
-        if lead.id not in queues.running:
+        if lead.status is not Status.RUNNING:
             if len(running) >= self._settings.max_sequences:
                 self._displace(running[-1])
             self._run(lead)
@@ -150,7 +150,7 @@ class Preemption:
         if sequence.turn is None:
             return self._take(blocks, self._before(blocks, sequence, now))
         coming_up = reversed(self._queues.restoring.values())
-        if sequence.id in self._queues.restoring:
+        if sequence.status is Status.RESTORING:
             behind = takewhile(lambda other: other is not sequence, coming_up)
             return self._take(blocks, chain(self._ends(blocks, behind), self._idle(blocks, now)))
         return self._take(
@@ -178,9 +178,9 @@ class Preemption:
             if self._block_manager.surrender(holder, kept):
                 self._counters.taken += 1
             if kept:
-                self._queues.prefill.pop(holder.id, None)
+                self._queues.defer(holder)
             elif holder.turn is None:
-                self._queues.taken(holder)
+                self._queues.lost(holder)
 
     def _ends(self, blocks: int, sequences: Iterator[Sequence]) -> Iterator[_Victim]:
         """Yield two victims for each of ``sequences``: its last blocks, as many as are missing of ``blocks``;
@@ -192,14 +192,14 @@ class Preemption:
     def _idle(self, blocks: int, now: float) -> Iterator[_Victim]:
         """Yield idle sequences as victims, in the order in which they give up blocks, until ``blocks`` blocks
         can be had. The next is chosen only when it is needed."""
-        idle = self._queues.idle_eviction
-        while idle:
-            yield from self._ends(blocks, iter([self._policy.idle_victim(idle, idle.longest(now), now)]))
-        leased, size = self._queues.leased, self._block_manager.block_tokens
-        while (held := leased.take_beyond()) is not None:
+        idle, size = self._queues.idle, self._block_manager.block_tokens
+        while idle.unleased:
+            victim = self._policy.idle_victim(idle.unleased.values(), idle.longest(now), now)
+            yield from self._ends(blocks, iter([victim]))
+        while (held := idle.take_beyond()) is not None:
             if held.lease is not None and held.computed > held.lease.blocks * size:
                 yield held, held.lease.blocks  # a block behind `computed` goes with the rest
-        while (held := leased.latest) is not None:
+        while (held := idle.latest_leased) is not None:
             yield from self._ends(blocks, iter([held]))
 
     def _whole(self) -> Iterator[_Victim]:
@@ -209,7 +209,7 @@ class Preemption:
         while waiting:
             last = waiting.last
             yield last, 0
-            self._queues.holds_nothing(last)
+            waiting.discard(last)
 
     def _before(self, blocks: int, sequence: Sequence, now: float) -> Iterator[_Victim]:
         """Yield, as victims, the idle sequences that give up blocks before ``sequence``, an idle one itself,

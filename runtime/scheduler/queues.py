@@ -1,12 +1,12 @@
-"""The queues of open sequences. Decides nothing.
+"""The open sequences by what they do (`Status`), and the orders over them. Decides nothing.
 
 ::
 
-              generate                 admit
-     idle ───────────────▶ waiting ───────────▶ running
-      ▲                       ▲   preempt          │
-      │                       └────────────────────┤
-      └────────────────────────────────────────────┘ end, stop, truncate
+                 ┌▶ compiling ─┐
+     idle ───────┴─────────────┴▶ restoring ──▶ waiting ──▶ running
+      ▲ ▲         generate                        ▲           │
+      │ └▶ staged                                 └───────────┤ preempt, displace
+      └───────────────────────────────────────────────────────┘ end, stop, truncate: from each of them
 
 The order of turns is `running` followed by `waiting`, each in the policy's order; waiting turns stand in one
 or more lines (queues), as the policy says. A running turn that is *displaced* waits again and keeps its KV;
@@ -23,13 +23,27 @@ from collections.abc import Iterator
 from itertools import chain
 
 from ..errors import SequenceUnknown
-from ..sequence import Sequence, Turn, TurnPlace
+from ..sequence import Sequence, Status, Turn, TurnPlace
 from ..stats import Counters
-from .idle_eviction import IdleEviction, LeasedIdle
+from .idle_eviction import IdleEviction
 from .policy import FirstComeFirstServed, Policy
 
 HEAD_START = 32
 """How many earlier turns a turn overtakes for each point of priority that it has more."""
+
+AT_REST = frozenset({Status.IDLE, Status.STAGED})
+IN_TURN = frozenset({Status.COMPILING, Status.RESTORING, Status.WAITING, Status.RUNNING})
+MOVES = {
+    Status.NEW: {Status.IDLE},
+    Status.IDLE: {Status.STAGED, Status.COMPILING, Status.RESTORING, Status.CLOSED},
+    Status.STAGED: {Status.IDLE, Status.COMPILING, Status.RESTORING, Status.CLOSED},
+    Status.COMPILING: {Status.RESTORING, Status.IDLE},
+    Status.RESTORING: {Status.WAITING, Status.IDLE},
+    Status.WAITING: {Status.RUNNING, Status.IDLE},
+    Status.RUNNING: {Status.WAITING, Status.IDLE},
+    Status.CLOSED: set[Status](),
+}
+"""The statuses that may follow each one."""
 
 
 class WaitingTurns:
@@ -39,10 +53,10 @@ class WaitingTurns:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._lines: dict[int, list[Sequence]] = {}
-        self._length = 0
+        self._ids: set[int] = set()
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._ids)
 
     def __iter__(self) -> Iterator[Sequence]:
         return chain.from_iterable(self._lines.values())
@@ -61,7 +75,7 @@ class WaitingTurns:
         """Add a turn to its line, at its place in the policy's order. ``step``: how many steps were planned
         so far."""
         there = self._lines.setdefault(self._policy.line(sequence), [])
-        self._length += 1
+        self._ids.add(sequence.id)
 
         def goes_before(other: Sequence) -> bool:
             return self._policy.order([other, sequence], step)[0] is sequence
@@ -71,12 +85,14 @@ class WaitingTurns:
         else:
             there[:] = self._policy.order([*there, sequence], step)
 
-    def remove(self, sequence: Sequence) -> None:
-        """Remove a turn from its line. Raises ``ValueError`` if it does not wait."""
+    def discard(self, sequence: Sequence) -> None:
+        """Remove a turn from its line, if it is there."""
+        if sequence.id not in self._ids:
+            return
+        self._ids.remove(sequence.id)
         line = self._policy.line(sequence)
-        there = self._lines.get(line, [])
+        there = self._lines[line]
         there.remove(sequence)
-        self._length -= 1
         if not there:
             del self._lines[line]
 
@@ -88,17 +104,14 @@ class WaitingTurns:
 
 
 class Queues:
-    """All open sequences, each idle, waiting or running. ``policy``: orders turns. ``counters``: tell how
-    many steps were planned.
+    """All open sequences, and the orders over them. ``policy``: orders turns. ``counters``: tell how many
+    steps were planned.
 
-    ``sequences``: all, by id; ``running``: those with a running turn, by id, in the policy's order;
-    ``waiting``: the waiting turns; ``waiting_holders``: those of them that may hold blocks.
-    ``idle_eviction``: idle sequences without a lease that may hold blocks; ``leased``: idle sequences with a
-    lease. ``prefill``: idle sequences with tokens to compute, in the order of their verbs, but leased ones
-    and those with a turn expected first. ``restoring``: turns with KV that is being restored from disk, in
-    the order in which they began; they are not waiting or running yet. ``staged``: idle sequences with KV
-    that is being restored from disk. ``compiling``: turns with a grammar that is being compiled; they are not
-    waiting or running yet, and keep their blocks unless other turns need them.
+    ``sequences``: all, by id. ``running``, ``restoring``, ``compiling``, ``staged``: those of a status, by id;
+    the running ones in the policy's order, the others in the order in which they began. ``waiting``: the
+    waiting turns; ``waiting_holders``: those of them that may hold blocks. ``idle``: sequences without a turn
+    that may hold blocks, in the order in which they lose them. ``prefill``: sequences without a turn that have
+    tokens to compute, in the order of their verbs, but leased ones and those with a turn expected first.
     """
 
     def __init__(self, policy: Policy | None = None, counters: Counters | None = None) -> None:
@@ -108,13 +121,11 @@ class Queues:
         self.running: dict[int, Sequence] = {}
         self.waiting = WaitingTurns(self._policy)
         self.waiting_holders = WaitingTurns(self._policy)
-        self._holders: set[int] = set()  # their ids
-        self.idle_eviction = IdleEviction()
-        self.leased = LeasedIdle()
-        self.prefill: OrderedDict[int, Sequence] = OrderedDict()
         self.restoring: dict[int, Sequence] = {}
-        self.staged: dict[int, Sequence] = {}
         self.compiling: dict[int, Sequence] = {}
+        self.staged: dict[int, Sequence] = {}
+        self.idle = IdleEviction()
+        self.prefill: OrderedDict[int, Sequence] = OrderedDict()
         self._turns = 0
         self._leader: Sequence | None = None  # the sequence with the first place, and its turn
         self._leads: Turn | None = None
@@ -126,12 +137,49 @@ class Queues:
         except KeyError:
             raise SequenceUnknown(f"no sequence {seq}") from None
 
+    def _move(self, sequence: Sequence, to: Status) -> None:
+        """Change what the sequence does, if that may follow what it did: it leaves the orders over its old
+        status, and stands in the queue of the new one."""
+        before = sequence.status
+        if to not in MOVES[before]:
+            raise AssertionError(f"sequence {sequence.id} is {before.value}; it cannot be {to.value} next")
+        sequence.status = to
+        if before is Status.WAITING:
+            self.waiting.discard(sequence)
+            self.waiting_holders.discard(sequence)
+        elif before in AT_REST and to not in AT_REST:
+            self.lost(sequence)
+        if (old := self._queue(before)) is not None:
+            del old[sequence.id]
+        if (new := self._queue(to)) is not None:
+            new[sequence.id] = sequence
+        elif to is Status.WAITING:
+            self.waiting.add(sequence, self._counters.steps)
+            if len(sequence.table):
+                self.waiting_holders.add(sequence, self._counters.steps)
+
+    def _queue(self, status: Status) -> dict[int, Sequence] | None:
+        match status:
+            case Status.RUNNING:
+                return self.running
+            case Status.RESTORING:
+                return self.restoring
+            case Status.COMPILING:
+                return self.compiling
+            case Status.STAGED:
+                return self.staged
+        return None
+
+    # --- without a turn -------------------------------------------------------------------------------------
+
     def touch(self, sequence: Sequence, now: float) -> None:
-        """Note that an idle sequence was used ``now`` (it may be new): give it its place in idle eviction,
-        and queue its prefill."""
-        self.sequences[sequence.id] = sequence
+        """Note that a sequence without a turn was used ``now`` (it may be new): give it its place in the order
+        of eviction, and queue its prefill."""
+        if sequence.status is Status.NEW:
+            self.sequences[sequence.id] = sequence
+            self._move(sequence, Status.IDLE)
         sequence.used = now
-        self.rank(sequence)
+        self.idle.put(sequence)
         if sequence.to_do:
             self.prefill[sequence.id] = sequence
             if sequence.lease is not None or sequence.turn_expected:
@@ -139,36 +187,90 @@ class Queues:
         else:
             self.prefill.pop(sequence.id, None)
 
-    def rank(self, sequence: Sequence) -> None:
-        """Put an idle sequence, which may hold blocks, at its place in the order of eviction: into `leased`
-        if it has a lease, else into `idle_eviction`."""
-        leased = sequence.lease is not None
-        (self.idle_eviction if leased else self.leased).discard(sequence.id)
-        (self.leased if leased else self.idle_eviction).put(sequence)
+    def stage(self, sequence: Sequence) -> None:
+        """Let a sequence without a turn wait for its KV from disk; nothing of it is computed meanwhile."""
+        self.defer(sequence)
+        if sequence.status is not Status.STAGED:
+            self._move(sequence, Status.STAGED)
 
-    def taken(self, sequence: Sequence) -> None:
-        """Note that an idle sequence has lost its KV: it is not in the order of eviction any more, and is
-        neither prefilled nor restored before it is used again."""
-        self.idle_eviction.discard(sequence.id)
-        self.leased.discard(sequence.id)
+    def arrived(self, sequence: Sequence, now: float) -> None:
+        """Note that the KV of a staged sequence has come."""
+        if sequence.status is Status.STAGED:
+            self._move(sequence, Status.IDLE)
+        self.touch(sequence, now)
+
+    def defer(self, sequence: Sequence) -> None:
+        """Take a sequence out of the prefill queue: no more of it is computed until it is used again.
+
+        At the end of a turn only a few tokens have no KV yet. Computing them now costs a pass over all its
+        KV, and a turn that follows at once would wait for it.
+        """
         self.prefill.pop(sequence.id, None)
-        self.staged.pop(sequence.id, None)
+
+    def lost(self, sequence: Sequence) -> None:
+        """Note that a sequence without a turn has lost its KV: it is not in the order of eviction any more,
+        and is neither prefilled nor restored before it is used again."""
+        self.idle.discard(sequence.id)
+        self.defer(sequence)
+        if sequence.status is Status.STAGED:
+            self._move(sequence, Status.IDLE)
+
+    def close(self, sequence: Sequence, now: float) -> None:
+        """Remove a sequence, idle or with a turn. Its id is unknown from now on."""
+        if sequence.status in IN_TURN:
+            self._move(sequence, Status.IDLE)
+        self._move(sequence, Status.CLOSED)
+        del self.sequences[sequence.id]
+
+    # --- turns ----------------------------------------------------------------------------------------------
+
+    def compile(self, sequence: Sequence) -> None:
+        """Let a sequence with a new turn wait for the turn's grammar."""
+        self._move(sequence, Status.COMPILING)
+
+    def restore(self, sequence: Sequence) -> None:
+        """Let a sequence with a new turn wait for KV from disk, or find out whether it has to."""
+        self._move(sequence, Status.RESTORING)
 
     def enqueue(self, sequence: Sequence) -> None:
-        """Give a sequence with a new turn its `TurnPlace`, and put it among the waiting turns; it is not idle
-        any more."""
-        self.taken(sequence)
+        """Give a sequence with a new turn its `TurnPlace`, and put it among the waiting turns."""
         self._turns += 1
         rank = self._turns - HEAD_START * sequence.priority
         sequence.place = TurnPlace(rank, self._turns, self._counters.steps)
-        self._await(sequence)
+        self._move(sequence, Status.WAITING)
+
+    def admit(self, sequence: Sequence) -> None:
+        """Move a waiting turn to the running ones, to its place in their order."""
+        self._move(sequence, Status.RUNNING)
+        self._arrange_running()
+
+    def displace(self, sequence: Sequence) -> None:
+        """Move a running turn to the waiting ones; it keeps its KV."""
+        self._move(sequence, Status.WAITING)
+
+    def preempt(self) -> Sequence:
+        """Move the last running turn to the waiting ones, and return it."""
+        sequence = next(reversed(self.running.values()))
+        self._move(sequence, Status.WAITING)
+        return sequence
+
+    def rest(self, sequence: Sequence, now: float) -> None:
+        """Move a sequence with a turn that is over to the idle ones."""
+        self._move(sequence, Status.IDLE)
+        self.touch(sequence, now)
+
+    def turns(self) -> Iterator[Sequence]:
+        """All sequences with a turn that runs or waits: the running ones first, each part in the policy's
+        order."""
+        yield from self.running.values()
+        yield from self.waiting
 
     @property
     def leaderless(self) -> bool:
         """Whether the first place, in which a turn is never preempted, is free: the turn that had it is
         over."""
         leader = self._leader
-        return leader is None or self.running.get(leader.id) is not leader or leader.turn is not self._leads
+        return leader is None or leader.status is not Status.RUNNING or leader.turn is not self._leads
 
     def arrange(self) -> None:
         """Sort all turns by the policy's order, before a step is planned."""
@@ -182,39 +284,6 @@ class Queues:
         self._leader, self._leads = sequence, sequence.turn
         self._arrange_running()
 
-    def admit(self, sequence: Sequence) -> None:
-        """Move a waiting turn to the running ones, to its place in their order."""
-        self._wait_no_longer(sequence)
-        self.running[sequence.id] = sequence
-        self._arrange_running()
-
-    def displace(self, sequence: Sequence) -> None:
-        """Move a running turn to the waiting ones; it keeps its KV."""
-        del self.running[sequence.id]
-        self._await(sequence)
-
-    def preempt(self) -> Sequence:
-        """Move the last running turn to the waiting ones, and return it."""
-        _, sequence = self.running.popitem()
-        self._await(sequence)
-        return sequence
-
-    def _await(self, sequence: Sequence) -> None:
-        self.waiting.add(sequence, self._counters.steps)
-        if len(sequence.table):
-            self.waiting_holders.add(sequence, self._counters.steps)
-            self._holders.add(sequence.id)
-
-    def _wait_no_longer(self, sequence: Sequence) -> None:
-        self.waiting.remove(sequence)
-        self.holds_nothing(sequence)
-
-    def holds_nothing(self, sequence: Sequence) -> None:
-        """Note that a sequence, if it is a waiting turn, holds no blocks any more."""
-        if sequence.id in self._holders:
-            self._holders.remove(sequence.id)
-            self.waiting_holders.remove(sequence)
-
     def _arrange_running(self) -> None:
         if len(self.running) < 2:
             return
@@ -222,33 +291,3 @@ class Queues:
         first = running[0] if self.leaderless or self._leader is None else self._leader
         ordered = self._policy.rows(running, self._counters.steps)
         self.running = {first.id: first, **{sequence.id: sequence for sequence in ordered}}
-
-    def rest(self, sequence: Sequence, now: float) -> None:
-        """Move a sequence with a turn that is over to the idle ones."""
-        for away in (self.restoring, self.compiling, self.running):
-            if away.pop(sequence.id, None) is not None:
-                break
-        else:
-            self._wait_no_longer(sequence)
-        self.touch(sequence, now)
-
-    def defer(self, sequence: Sequence) -> None:
-        """Take an idle sequence out of the prefill queue: no more of it is computed until it is used again.
-
-        At the end of a turn only a few tokens have no KV yet. Computing them now costs a pass over all its
-        KV, and a turn that follows at once would wait for it.
-        """
-        self.prefill.pop(sequence.id, None)
-
-    def close(self, sequence: Sequence, now: float) -> None:
-        """Remove a sequence, idle or with a turn, from all queues. Its id is unknown from now on."""
-        if sequence.turn is not None:
-            self.rest(sequence, now)
-        self.taken(sequence)
-        del self.sequences[sequence.id]
-
-    def turns(self) -> Iterator[Sequence]:
-        """All sequences with a turn that runs or waits: the running ones first, each part in the policy's
-        order."""
-        yield from self.running.values()
-        yield from self.waiting

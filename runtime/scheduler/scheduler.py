@@ -293,7 +293,7 @@ class Scheduler:
         if not verb.disk:
             self._block_manager.lower(sequence)
         self._block_manager.surrender(sequence)
-        self._queues.taken(sequence)
+        self._queues.lost(sequence)
         if verb.disk:
             self.offload.leave(sequence)
         if not verb.wait:
@@ -368,7 +368,7 @@ class Scheduler:
         sequence = self._queues[seq]
         blocks = self._block_manager.surrender(sequence)
         if sequence.turn is None:
-            self._queues.taken(sequence)
+            self._queues.lost(sequence)
         return blocks
 
     def prepare(self) -> bool:
@@ -397,8 +397,8 @@ class Scheduler:
             "running": len(queues.running),
             "waiting": len(queues.waiting),
             "running_blocks": self._block_manager.count_held(queues.running.values()),
-            "idle_holding": len(queues.idle_eviction) + len(queues.leased),
-            "idle_expected": queues.idle_eviction.expected,
+            "idle_holding": len(queues.idle),
+            "idle_expected": queues.idle.expected,
             "idle_prefill": len(queues.prefill),
         }
         pool = {f"pool_{name}": value for name, value in self.pool.statistics().items()}
@@ -448,7 +448,7 @@ class Scheduler:
         self._block_manager.fork(parent, children)
         for child in children:
             self._queues.touch(child, now)
-            self._queues.prefill.pop(child.id, None)  # the parent already computes these tokens
+            self._queues.defer(child)  # the parent already computes these tokens
         return children
 
     def _shorten(self, sequence: Sequence, length: int, now: float) -> None:
@@ -482,7 +482,6 @@ class Scheduler:
             if row is not None:
                 self._rows.append(row)
             if sequence.turn is not None:
-                del self._queues.compiling[sequence.id]
                 self._restore.line_up(sequence, now)
         self._rest(now)
 

@@ -430,7 +430,7 @@ class World:
 
     def _check_victims(self) -> None:
         """A running turn gives way only when nothing that does not run holds a block."""
-        assert not self._queues.idle_eviction, "an idle sequence holds blocks while a running turn gives way"
+        assert not self._queues.idle.unleased, "an idle sequence holds blocks while a running turn gives way"
         assert not any(len(waiting.table) for waiting in self._queues.waiting), "and a turn that waits"
         assert not any(len(other.table) for other in self._queues.restoring.values()), "and one that comes up"
 
@@ -559,10 +559,12 @@ class World:
 
     def _idle_holders(self) -> tuple[dict[int, int], dict[int, tuple[int, float]]]:
         """Blocks of idle holders without a lease; of others those that it covers, and when they return."""
-        free = {held.id: len(held.table) for held in self._queues.idle_eviction}
+        idle = list(self._queues.idle)
+        free = {held.id: len(held.table) for held in idle if held.lease is None}
         leased = {
             held.id: (min(len(held.table), held.lease.blocks), held.lease.returns)
-            for held in self._queues.leased
+            for held in idle
+            if held.lease is not None
         }
         return free, leased
 
