@@ -20,10 +20,10 @@ from typing import Any
 import anyio
 
 from holdfast.runtime.link.client import EngineLink
-from holdfast.runtime.link.messages import Finish, Grammar, GrammarKind, Row, Sampling, TokenLimits
 from holdfast.runtime.link.process import ChildEngine
 from holdfast.runtime.model.folder import find_model
 from holdfast.runtime.settings import EngineSettings
+from holdfast.runtime.verbs import Finish, Grammar, GrammarKind, Row, Sampling, TokenLimits
 
 from .harness.options import CannotMeasure, Options, options_of, parser_of, run
 from .report import Goal, percentile, show, summary, table

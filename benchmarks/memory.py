@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.runtime.link.messages import Sampling, TokenLimits
 from holdfast.runtime.link.process import ChildEngine
 from holdfast.runtime.settings import EngineSettings
+from holdfast.runtime.verbs import Sampling, TokenLimits
 
 from .harness.options import CannotMeasure, Options, options_of, parser_of, run
 from .harness.rounds import prompt, vocabulary

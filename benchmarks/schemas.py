@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from holdfast.runtime.link.messages import Grammar, GrammarKind
+from holdfast.runtime.verbs import Grammar, GrammarKind
 
 _ADDRESS = {
     "type": "object",

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from ..kvstore.errors import LeakFound
 from .errors import EngineDied, VerbRefused
 from .kv_placement.offload import POLL_SECONDS
-from .link.messages import AnyVerb, Refusal, Row, Statistics, Step, VerbReply
 from .plan import Handle, Outcome, Plan, RowFault, Runner
 from .scheduler.scheduler import Scheduler
 from .stats import StepLog, Timing
+from .verbs import AnyVerb, Refusal, Row, Statistics, Step, VerbReply
 
 MOST_LOST_STEPS = 16
 """How many steps in a row may fail, with no sequence that can be computed alone, before the device counts as

@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from .link.messages import Sampling, TokenLogprob
+from .verbs import Sampling, TokenLogprob
 
 NO_SEQUENCE = -1
 """The sequence number of a row that warms up kernels: it belongs to no sequence."""

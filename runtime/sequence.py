@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from ..kvstore.block_table import BlockTable
 from ..kvstore.keys import KeyChain
 from ..kvstore.quotas import tenant_of
-from .link.messages import Finish, Sampling, SequenceState, TokenLimits, TokenLogprob, Work
 from .tokens import TokenList
+from .verbs import Finish, Sampling, SequenceState, TokenLimits, TokenLogprob, Work
 
 
 @dataclass(slots=True)

@@ -38,16 +38,7 @@ from ..runtime.errors import EngineDied, EngineGone, EpochStale, SequenceBusy, S
 from ..runtime.link.client import EngineLink
 from ..runtime.link.crash_report import EngineDeath
 from ..runtime.link.generation import Generation
-from ..runtime.link.messages import (
-    BlockMap,
-    Moved,
-    Opening,
-    Receipt,
-    Sampling,
-    SequenceState,
-    TokenLimits,
-    VerbReply,
-)
+from ..runtime.verbs import BlockMap, Moved, Opening, Receipt, Sampling, SequenceState, TokenLimits, VerbReply
 from .poison import CrashCount
 from .token_ids import NONE, Ids, common_prefix
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from ..runtime.errors import EngineGone, SequenceBusy, SequenceUnknown, VerbRefused
 from ..runtime.link.client import EngineLink
-from ..runtime.link.messages import BlockMap, Moved, Receipt
+from ..runtime.verbs import BlockMap, Moved, Receipt
 from .conversation.history import History
 from .conversation.items import FunctionCall
 from .engine_copy import EngineCopy

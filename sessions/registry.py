@@ -24,7 +24,7 @@ import numpy as np
 from ..kvstore.slices import sliced
 from ..runtime.errors import EngineGone, VerbRefused
 from ..runtime.link.client import EngineLink
-from ..runtime.link.messages import BlockMap
+from ..runtime.verbs import BlockMap
 from .conversation.continuation import Digest, GivenConversation, OpenConversations, name_digest
 from .conversation.history import History
 from .conversation.items import Item, Preamble, new_id, size_of

@@ -65,8 +65,8 @@ INSIDE = {
         ["block_mover", "disk"],
     ],
     "runtime": [
-        ["errors", "stats", "link.messages"],
-        ["tokens", "model", "grammar.limits", "grammar.json_strings", "grammar.llguidance"],
+        ["errors", "stats", "verbs"],
+        ["link.messages", "tokens", "model", "grammar.limits", "grammar.json_strings", "grammar.llguidance"],
         ["plan", "link.crash_report", "link.heartbeat"],
         ["link.child"],
         ["settings", "sequence", "link.engine_end"],

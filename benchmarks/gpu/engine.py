@@ -18,16 +18,16 @@ from ...kernels.backends import Needs, choose
 from ...kvstore.arena import DeviceArena
 from ...kvstore.keys import BlockHasher
 from ...kvstore.pool import BlockPool
+from ...runtime import verbs
 from ...runtime.engine import Engine
 from ...runtime.execution.runner import TorchRunner
-from ...runtime.link import messages
 from ...runtime.model.load import LoadedModel, load_model
 from ...runtime.scheduler.scheduler import Scheduler
 from ...runtime.settings import SchedulerSettings
 from .measure import Bench, Figure, figure, note
 
 ROOT = Path(__file__).resolve().parents[2]
-GREEDY = messages.Sampling()
+GREEDY = verbs.Sampling()
 CUDA_BIN = "/usr/local/cuda/bin"
 PYTEST_S = 240.0
 
@@ -109,7 +109,7 @@ def generate(
     prompts: list[list[int]],
     new: int,
     step_tokens: int = 512,
-    sampling: messages.Sampling = GREEDY,
+    sampling: verbs.Sampling = GREEDY,
     scored: bool = False,
 ) -> tuple[list[list[Any]], float]:
     """Generate ``new`` tokens after each prompt, all in one batch. Returns the ids for each prompt, and the
@@ -118,8 +118,8 @@ def generate(
     made = engine_of(model, step_tokens)
     said: list[list[Any]] = [[] for _ in prompts]
     for seq, prompt in enumerate(prompts):
-        made.apply(messages.Open(0, seq, b"", prompt))
-        made.apply(messages.Generate(0, seq, sampling, messages.TokenLimits(new)))
+        made.apply(verbs.Open(0, seq, b"", prompt))
+        made.apply(verbs.Generate(0, seq, sampling, verbs.TokenLimits(new)))
     start = time.perf_counter()
     for row in rows_of(made):
         scores = [one.logprob for one in row.logprobs or ()]
@@ -127,11 +127,11 @@ def generate(
     return said, time.perf_counter() - start
 
 
-def rows_of(engine: Engine) -> Iterator[messages.Row]:
+def rows_of(engine: Engine) -> Iterator[verbs.Row]:
     """Run steps until all sequences end, and yield their rows. Raises ``SequenceFailed``."""
     while (step := engine.step()) is not None:
         for row in step.rows:
-            if row.finish is messages.Finish.ERROR:
+            if row.finish is verbs.Finish.ERROR:
                 raise SequenceFailed(row.error)
             yield row
 

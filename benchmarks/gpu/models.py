@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ...kernels.backends import Needs, choose
-from ...runtime.link import messages
+from ...runtime import verbs
 from ...runtime.model.config import ModelConfig, read_config
 from ...runtime.model.decoder import Decoder
 from ...runtime.model.load import LoadedModel
@@ -114,8 +114,8 @@ def _run(model: LoadedModel, prompts: list[list[int]], new: int) -> float:
     blocks = sum(math.ceil((len(prompt) + new + 1) / 16) + 1 for prompt in prompts)
     made = engine_of(model, step_tokens=2048, blocks=max(blocks, 320), context=4400)
     for seq, prompt in enumerate(prompts):
-        made.apply(messages.Open(0, seq, b"", prompt))
-        made.apply(messages.Generate(0, seq, messages.Sampling(), messages.TokenLimits(new, min_tokens=new)))
+        made.apply(verbs.Open(0, seq, b"", prompt))
+        made.apply(verbs.Generate(0, seq, verbs.Sampling(), verbs.TokenLimits(new, min_tokens=new)))
     if model.decoder.device.type == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()

@@ -19,17 +19,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from holdfast.kernels.cpu.cores import bind
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.link.messages import (
-    Close,
-    Extend,
-    Finish,
-    Generate,
-    Open,
-    Row,
-    Sampling,
-    TokenLimits,
-)
 from holdfast.runtime.settings import EngineSettings
+from holdfast.runtime.verbs import Close, Extend, Finish, Generate, Open, Row, Sampling, TokenLimits
 
 from ..peers.worker import answer_all
 from .talker import apply, loaded, rest, spoken

@@ -22,13 +22,14 @@ from pathlib import Path
 
 from holdfast.runtime.errors import EpochStale, SequenceUnknown, VerbRefused
 from holdfast.runtime.link.engine_end import LoadedEngine, receive_settings, serve
-from holdfast.runtime.link.messages import (
+from holdfast.runtime.link.messages import Hello
+from holdfast.runtime.model.folder import find_model
+from holdfast.runtime.verbs import (
     AnyVerb,
     Close,
     Extend,
     Finish,
     Generate,
-    Hello,
     Open,
     Refusal,
     Row,
@@ -40,7 +41,6 @@ from holdfast.runtime.link.messages import (
     VerbReply,
     Work,
 )
-from holdfast.runtime.model.folder import find_model
 
 WORD = re.compile(r"Ġ[a-z]{2,}")
 """The form of a token that is a whole word, as the vocabulary writes it."""

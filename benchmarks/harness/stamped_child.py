@@ -25,7 +25,7 @@ def main(token: int, file: Path) -> int:
     ``token``."""
     from holdfast.runtime import __main__, build
     from holdfast.runtime.link.engine_end import LoadedEngine
-    from holdfast.runtime.link.messages import AnyVerb, Step
+    from holdfast.runtime.verbs import AnyVerb, Step
 
     load_engine = build.load_engine
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from holdfast.runtime.build import load_engine
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.link.heartbeat import Liveness
-from holdfast.runtime.link.messages import (
+from holdfast.runtime.settings import EngineSettings
+from holdfast.runtime.verbs import (
     AnyVerb,
     Close,
     Extend,
@@ -24,7 +25,6 @@ from holdfast.runtime.link.messages import (
     TokenLimits,
     Work,
 )
-from holdfast.runtime.settings import EngineSettings
 
 from .agents import Scale, TraceTurn
 

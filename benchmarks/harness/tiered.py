@@ -27,8 +27,8 @@ from holdfast.kvstore.disk.process import DiskProcess
 from holdfast.kvstore.host.tier import HostTier
 from holdfast.runtime.kv_placement.costs import CostBook
 from holdfast.runtime.kv_placement.tier_setup import host_memory, with_secret
-from holdfast.runtime.link.messages import Extend, Settle, Truncate
 from holdfast.runtime.settings import EngineSettings
+from holdfast.runtime.verbs import Extend, Settle, Truncate
 
 from ..peers.worker import answer_all
 from .ours import Ours

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from ...runtime.link.client import EngineLink
-from ...runtime.link.messages import TokenLimits
+from ...runtime.verbs import TokenLimits
 from ...sessions.conversation.items import Tool, new_id
 from ...sessions.engine_copy import EngineCopy
 from ...sessions.errors import EngineUnavailable, TurnFailed

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ...runtime.link.messages import MAX_LOGPROBS, Grammar, GrammarKind, SamplingDefaults
+from ...runtime.link.messages import SamplingDefaults
+from ...runtime.verbs import MAX_LOGPROBS, Grammar, GrammarKind
 from ...sessions.conversation.items import Tool
 from ...sessions.errors import GrammarInvalid, SamplingInvalid
 from ...sessions.tools.grammar import checked_grammar, json_format

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...runtime.link.messages import Grammar, GrammarKind
+from ...runtime.verbs import Grammar, GrammarKind
 from ...sdk.errors import FieldInvalid, FieldMissing
 from ...sdk.frames.formats import ChatJsonSchema, JsonObject
 from ...sessions.conversation.items import (

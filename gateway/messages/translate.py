@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ...runtime.link.messages import Grammar
+from ...runtime.verbs import Grammar
 from ...sdk.errors import FieldInvalid, FieldUnsupported
 from ...sdk.frames.formats import MAX_DEPTH, too_deep
 from ...sessions.conversation.items import (

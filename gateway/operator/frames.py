@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from ...runtime.link.messages import BlockMap, KVTier
+from ...runtime.verbs import BlockMap, KVTier
 from ...sessions.conversation.history import History
 from ...sessions.conversation.items import FunctionCall, FunctionCallOutput, Item, Message
 from ...sessions.journal.records import SessionRecord

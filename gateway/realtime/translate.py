@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ...runtime.link.messages import Grammar, GrammarKind
+from ...runtime.verbs import Grammar, GrammarKind
 from ...sdk.errors import FieldInvalid
 from ...sdk.frames import formats
 from ...sdk.frames import items as frames

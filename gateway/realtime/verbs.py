@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from ...kvstore.log_lines import about_session
-from ...runtime.link.messages import BlockMap, KVTier, Moved, Receipt
+from ...runtime.verbs import BlockMap, KVTier, Moved, Receipt
 from ...sdk.errors import FieldMissing
 from ...sdk.frames import server
 from ...sdk.frames.client import (

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from ...runtime.link.messages import Grammar
+from ...runtime.verbs import Grammar
 from ...sdk.errors import FieldInvalid, FieldMissing
 from ...sdk.frames.formats import AllowedTools, AnyText, JsonObject, JsonSchema, NamedFunction
 from ...sdk.frames.sampling import SamplingFields

@@ -18,9 +18,9 @@ from ...kernels.device import Device, device_of
 from ...kvstore.arena import DeviceArena
 from ...kvstore.block_mover import BlockMover, Saving
 from ..grammar.llguidance import Matchers
-from ..link.messages import TokenLogprob
 from ..model.decoder import Decoder
 from ..plan import Outcome, Plan, PlanRow, RowFault, Scored
+from ..verbs import TokenLogprob
 from .device import device_watched
 from .sampler import draw, outcome, prompt_scores, score
 

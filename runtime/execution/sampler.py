@@ -25,8 +25,8 @@ from ...kernels.reference.penalties import NO_TOKEN, NOTHING, Said
 from ...kernels.reference.seeded_sampling import Typical
 from ..errors import GrammarInvalid, GrammarStuck
 from ..grammar.llguidance import Matchers
-from ..link.messages import Sampling, TokenLogprob
 from ..plan import Outcome, PlanRow, RowFault, Scored
+from ..verbs import Sampling, TokenLogprob
 
 _WORD64 = 2**64 - 1
 _SOUND, _INFINITE, _FORBIDDEN = 1, 0, 2

@@ -14,8 +14,8 @@ import numpy as np
 
 from ..errors import EngineDied
 from ..grammar.llguidance import ANY_TOKEN
-from ..link.messages import Sampling
 from ..plan import NO_SEQUENCE, BlockCopy, Plan, PlanRow, Runner
+from ..verbs import Sampling
 
 FIRST_STEP = -1000
 """The number of the first warm-up step: a scheduler's numbers are higher."""

@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import Any
 
 from ..errors import GrammarInvalid
-from ..link.messages import Grammar, GrammarKind
+from ..verbs import Grammar, GrammarKind
 
 MAX_DEPTH = 64
 MAX_PROPERTIES = 1000

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from ...kvstore.system_limits import roam
 from ..errors import GrammarInvalid
-from ..link.messages import Grammar, GrammarKind
 from ..model.files import files_of
+from ..verbs import Grammar, GrammarKind
 from .json_strings import JsonString, close
 from .limits import check
 

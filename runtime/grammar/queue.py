@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import GrammarFault, GrammarInvalid, GrammarUnavailable
-from ..link.messages import Grammar
 from ..scheduler.queues import Queues
 from ..sequence import Sequence, Status, Turn
+from ..verbs import Grammar
 from .llguidance import Compiler, Matcher
 
 COMPILE_SECONDS = 0.75

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from ..link.messages import BlockMap, KVTier, TierRun
 from ..sequence import Sequence
+from ..verbs import BlockMap, KVTier, TierRun
 from .block_manager import BlockManager
 from .residency import DEVICE, DISK, HOST
 

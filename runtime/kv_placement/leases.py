@@ -15,10 +15,10 @@ from dataclasses import replace
 
 from ...kvstore.priorities import Priorities
 from ...kvstore.quotas import tenant_of
-from ..link.messages import Grant, Lease, Receipt
 from ..scheduler.queues import Queues
 from ..sequence import GrantedLease, Sequence
 from ..settings import SchedulerSettings
+from ..verbs import Grant, Lease, Receipt
 from .block_manager import BlockManager
 from .restore import Restore
 

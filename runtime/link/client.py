@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from .. import verbs
 from ..errors import EngineDied, EngineGone, FrameInvalid, SequenceUnknown
 from . import messages
 from .crash_report import EngineDeath
@@ -105,7 +106,7 @@ class EngineLink:
 
     async def open(
         self, tokens: Sequence[int], salt: bytes = b"", isolated: bool = False
-    ) -> messages.SequenceState:
+    ) -> verbs.SequenceState:
         """Begin a sequence with ``tokens``; returns its state, which has its id. ``salt`` separates the
         tenants' cached blocks.
 
@@ -113,11 +114,11 @@ class EngineLink:
         """
         end = self._end_for()
         seq = self._new_id()
-        return _state(await end.call(messages.Open(end.next_request(), seq, salt, list(tokens), isolated)))
+        return _state(await end.call(verbs.Open(end.next_request(), seq, salt, list(tokens), isolated)))
 
     def extend(
         self, seq: int, tokens: Sequence[int], turn_expected: bool = False, expect_length: int | None = None
-    ) -> asyncio.Future[messages.VerbReply]:
+    ) -> asyncio.Future[verbs.VerbReply]:
         """Append tokens to a sequence; refused while it generates. ``turn_expected``: a turn on them begins
         soon, so compute them like a turn's.
 
@@ -126,19 +127,19 @@ class EngineLink:
         builds on a refused one is refused, too. Raises at once if the verb cannot be sent.
         """
         end = self._end_for(seq)
-        return end.ask(messages.Extend(end.next_request(), seq, list(tokens), turn_expected, expect_length))
+        return end.ask(verbs.Extend(end.next_request(), seq, list(tokens), turn_expected, expect_length))
 
-    async def truncate(self, seq: int, length: int, expect_epoch: int) -> messages.SequenceState:
+    async def truncate(self, seq: int, length: int, expect_epoch: int) -> verbs.SequenceState:
         """End a running generation and keep the sequence's first ``length`` tokens; refused if its epoch is
         not ``expect_epoch``. Returns the new state."""
         end = self._end_for(seq)
-        return _state(await end.call(messages.Truncate(end.next_request(), seq, length, expect_epoch)))
+        return _state(await end.call(verbs.Truncate(end.next_request(), seq, length, expect_epoch)))
 
     async def generate(
         self,
         seq: int,
-        sampling: messages.Sampling,
-        limits: messages.TokenLimits,
+        sampling: verbs.Sampling,
+        limits: verbs.TokenLimits,
         generated_from: int = 0,
         tokens: Sequence[int] = (),
         expect_length: int | None = None,
@@ -150,7 +151,7 @@ class EngineLink:
         refused if the sequence has not so many tokens before; None: any number.
         """
         end = self._end_for(seq)
-        verb = messages.Generate(
+        verb = verbs.Generate(
             end.next_request(),
             seq,
             sampling,
@@ -163,9 +164,9 @@ class EngineLink:
 
     async def begin(
         self,
-        opening: messages.Opening,
-        sampling: messages.Sampling,
-        limits: messages.TokenLimits,
+        opening: verbs.Opening,
+        sampling: verbs.Sampling,
+        limits: verbs.TokenLimits,
         generated_from: int = 0,
         tokens: Sequence[int] = (),
     ) -> Generation:
@@ -177,29 +178,29 @@ class EngineLink:
         """
         end = self._end_for(opening.parent)
         request, seq = end.next_request(), self._new_id()
-        verb = messages.Generate(request, seq, sampling, limits, generated_from, list(tokens), opening)
+        verb = verbs.Generate(request, seq, sampling, limits, generated_from, list(tokens), opening)
         return await self._generated(end, verb)
 
-    async def _generated(self, end: GatewayEnd, verb: messages.Generate) -> Generation:
+    async def _generated(self, end: GatewayEnd, verb: verbs.Generate) -> Generation:
         generation = Generation(self.stop)
         await end.call(verb, generation)
         return generation
 
-    async def stop(self, seq: int, keep: int | None = None) -> messages.SequenceState:
+    async def stop(self, seq: int, keep: int | None = None) -> verbs.SequenceState:
         """End the generation of the sequence, if one runs; its iterator ends without an error. Returns the
         state, with the true length.
 
         ``keep``: also cut the sequence to this many tokens, if it has more; None: keep all.
         """
         end = self._end_for(seq)
-        return _state(await end.call(messages.Stop(end.next_request(), seq, keep)))
+        return _state(await end.call(verbs.Stop(end.next_request(), seq, keep)))
 
     async def fork(self, seq: int, children: int, at: int | None = None) -> list[int]:
         """Make ``children`` new sequences that share the first ``at`` tokens of sequence ``seq`` (None: all
         committed ones); returns their ids."""
         end = self._end_for(seq)
         ids = [self._new_id() for _ in range(children)]
-        await end.call(messages.Fork(end.next_request(), seq, ids, at))
+        await end.call(verbs.Fork(end.next_request(), seq, ids, at))
         return ids
 
     async def lease(
@@ -208,7 +209,7 @@ class EngineLink:
         priority: int | None = None,
         ttl: float | None = None,
         returns_in: float | None = None,
-    ) -> messages.Receipt:
+    ) -> verbs.Receipt:
         """Ask for a lease of the KV of sequence ``seq``: it is evicted last and restored first, within the
         budget. The receipt says what is promised.
 
@@ -216,30 +217,28 @@ class EngineLink:
         ends it. ``returns_in``: seconds until the next turn is expected. None: the engine's default.
         """
         end = self._end_for(seq)
-        reply = await end.call(messages.Lease(end.next_request(), seq, priority, ttl, returns_in))
+        reply = await end.call(verbs.Lease(end.next_request(), seq, priority, ttl, returns_in))
         if reply.receipt is None:
             raise FrameInvalid("the reply to a lease has no receipt")
         return reply.receipt
 
-    async def stage(self, seq: int) -> messages.Moved:
+    async def stage(self, seq: int) -> verbs.Moved:
         """Restore an idle sequence's KV to the device and wait until that is done; returns where it came
         from."""
         end = self._end_for(seq)
-        return _moved(await end.call(messages.Stage(end.next_request(), seq, wait=True)))
+        return _moved(await end.call(verbs.Stage(end.next_request(), seq, wait=True)))
 
-    async def settle(self, seq: int, disk: bool = False) -> messages.Moved:
+    async def settle(self, seq: int, disk: bool = False) -> verbs.Moved:
         """Offload an idle sequence's KV from the device to the host tier, or to ``disk``, and wait until that
         is done; returns where it is now."""
         end = self._end_for(seq)
-        return _moved(await end.call(messages.Settle(end.next_request(), seq, disk, wait=True)))
+        return _moved(await end.call(verbs.Settle(end.next_request(), seq, disk, wait=True)))
 
-    async def locate(
-        self, seq: int | None, tokens: Sequence[int] = (), salt: bytes = b""
-    ) -> messages.BlockMap:
+    async def locate(self, seq: int | None, tokens: Sequence[int] = (), salt: bytes = b"") -> verbs.BlockMap:
         """Which tier each block of the sequence ``seq`` lies in; with None, those of ``tokens`` under
         ``salt``. Moves nothing."""
         end = self._end_for(seq)
-        reply = await end.call(messages.Locate(end.next_request(), seq, salt, list(tokens)))
+        reply = await end.call(verbs.Locate(end.next_request(), seq, salt, list(tokens)))
         if reply.blocks is None:
             raise FrameInvalid("the reply to a locate has no blocks")
         return reply.blocks
@@ -247,13 +246,13 @@ class EngineLink:
     async def close(self, seq: int, keep_kv: bool = True) -> None:
         """Remove a sequence; with ``keep_kv`` its sealed blocks stay cached until they are evicted."""
         end = self._end_for(seq)
-        await end.call(messages.Close(end.next_request(), seq, keep_kv))
+        await end.call(verbs.Close(end.next_request(), seq, keep_kv))
 
     async def statistics(self) -> dict[str, float]:
         """The engine's counters, the lengths of both ends' queues (``link_*``), and the number of the
         engine."""
         end = self._end_for()
-        reply = await end.call(messages.Statistics(end.next_request()))
+        reply = await end.call(verbs.Statistics(end.next_request()))
         return {**(reply.statistics or {}), **end.lengths(), "link_incarnation": self.engine_number}
 
     # --- for the two forms ----------------------------------------------------------------------------------
@@ -311,13 +310,13 @@ class EngineLink:
         return self._next_id - 1
 
 
-def _state(reply: messages.VerbReply) -> messages.SequenceState:
+def _state(reply: verbs.VerbReply) -> verbs.SequenceState:
     if reply.state is None:
         raise FrameInvalid("the reply to a verb has no state")
     return reply.state
 
 
-def _moved(reply: messages.VerbReply) -> messages.Moved:
+def _moved(reply: verbs.VerbReply) -> verbs.Moved:
     if reply.moved is None:
         raise FrameInvalid("the reply to a verb does not say where KV went")
     return reply.moved

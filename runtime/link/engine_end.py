@@ -20,6 +20,7 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
+from .. import verbs
 from ..errors import EngineDied, FrameInvalid, LinkClosed, RuntimeFault
 from ..settings import EngineSettings
 from . import messages
@@ -53,7 +54,7 @@ class EngineEnd:
         self._woken, self._waker = socket.socketpair()
         self._waker.setblocking(False)
         self._changed = threading.Condition()  # guards all below
-        self._inbox: deque[messages.AnyVerb] = deque()
+        self._inbox: deque[verbs.AnyVerb] = deque()
         self._outbox: deque[memoryview] = deque()
         self._outbox_bytes = 0
         self._closed: LinkClosed | None = None
@@ -85,7 +86,7 @@ class EngineEnd:
         if self._closed:
             raise LinkClosed(self._closed.message)
 
-    def take(self, wait: bool, seconds: float | None = None) -> list[messages.AnyVerb]:
+    def take(self, wait: bool, seconds: float | None = None) -> list[verbs.AnyVerb]:
         """Take all verbs that have arrived, in order. With ``wait``, block until there is one, but for
         ``seconds`` at most (None: without end).
 
@@ -222,12 +223,12 @@ LoadProgress: TypeAlias = Callable[[float, str], None]
 class ServedEngine(Protocol):
     """What the link needs of the engine that it serves. `serve` calls both methods on the device thread."""
 
-    def apply(self, verb: messages.AnyVerb) -> messages.VerbReply | messages.Refusal | None:
+    def apply(self, verb: verbs.AnyVerb) -> verbs.VerbReply | verbs.Refusal | None:
         """Apply a verb: returns its reply, or why it is refused; None: the reply comes later, by
         ``LoadedEngine.answers``."""
         ...
 
-    def step(self) -> messages.Step | None:
+    def step(self) -> verbs.Step | None:
         """Make one step; returns its rows. None if there is nothing to do until the next verb."""
         ...
 
@@ -245,7 +246,7 @@ class LoadedEngine:
     hello: messages.Hello
     next_step_in: Callable[[], float | None] = lambda: None
     leave: Callable[[], None] = lambda: None
-    answers: Callable[[], list[messages.VerbReply]] = list
+    answers: Callable[[], list[verbs.VerbReply]] = list
 
 
 Load: TypeAlias = Callable[[LoadProgress, Liveness], LoadedEngine]
@@ -342,9 +343,9 @@ def _shorten(end: EngineEnd, liveness: Liveness) -> None:
 
 
 def _answer(
-    engine: ServedEngine, verb: messages.AnyVerb, end: EngineEnd
-) -> messages.VerbReply | messages.Refusal | None:
+    engine: ServedEngine, verb: verbs.AnyVerb, end: EngineEnd
+) -> verbs.VerbReply | verbs.Refusal | None:
     answer = engine.apply(verb)
-    if isinstance(verb, messages.Statistics) and isinstance(answer, messages.VerbReply):
+    if isinstance(verb, verbs.Statistics) and isinstance(answer, verbs.VerbReply):
         return msgspec.structs.replace(answer, statistics={**(answer.statistics or {}), **end.statistics()})
     return answer

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
+from .. import verbs
 from ..errors import EngineDied, EngineGone, FrameInvalid, LinkClosed, RuntimeFault, fault_of
 from . import messages
 from .generation import Generation
@@ -23,8 +24,8 @@ from .generation import Generation
 
 @dataclass(slots=True)
 class _PendingVerb:
-    verb: messages.AnyVerb
-    reply: asyncio.Future[messages.VerbReply] | None = None  # None: nothing awaits it
+    verb: verbs.AnyVerb
+    reply: asyncio.Future[verbs.VerbReply] | None = None  # None: nothing awaits it
     generation: Generation | None = None
 
 
@@ -84,14 +85,14 @@ class GatewayEnd(asyncio.Protocol):
         """A new request id, for the next verb."""
         return next(self._requests)
 
-    async def call(self, verb: messages.AnyVerb, generation: Generation | None = None) -> messages.VerbReply:
+    async def call(self, verb: verbs.AnyVerb, generation: Generation | None = None) -> verbs.VerbReply:
         """Send a verb and wait for its reply. ``generation``: the generation that the verb begins: it gets
         its state from the reply, and its rows from then on.
 
         Raises the error of the engine's refusal, or ``EngineGone``. If the caller is cancelled here, what the
         verb began is stopped or closed by another verb, which is sent at once and before all later ones.
         """
-        reply: asyncio.Future[messages.VerbReply] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[verbs.VerbReply] = asyncio.get_running_loop().create_future()
         pending = _PendingVerb(verb, reply, generation)
         self._send(pending)
         try:
@@ -100,17 +101,17 @@ class GatewayEnd(asyncio.Protocol):
             self._undo(pending)
             raise
 
-    def ask(self, verb: messages.AnyVerb) -> asyncio.Future[messages.VerbReply]:
+    def ask(self, verb: verbs.AnyVerb) -> asyncio.Future[verbs.VerbReply]:
         """Send a verb that need not be undone. Returns the future of its reply, which fails with the error of
         the engine's refusal or with ``EngineGone``.
 
         Raises ``EngineGone`` if the verb cannot be sent.
         """
-        reply: asyncio.Future[messages.VerbReply] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[verbs.VerbReply] = asyncio.get_running_loop().create_future()
         self._send(_PendingVerb(verb, reply))
         return reply
 
-    def post(self, verb: messages.AnyVerb) -> None:
+    def post(self, verb: verbs.AnyVerb) -> None:
         """Send a verb, and ignore its reply."""
         self._send(_PendingVerb(verb))
 
@@ -142,13 +143,13 @@ class GatewayEnd(asyncio.Protocol):
         if refused or self._gone is not None:
             return
         begun = _begun_by(pending.verb)
-        if isinstance(pending.verb, messages.Generate):
+        if isinstance(pending.verb, verbs.Generate):
             if self._generations.get(pending.verb.seq) is pending.generation:
                 self._end_generation(pending.verb.seq)
             if not begun:
-                self.post(messages.Stop(self.next_request(), pending.verb.seq))
+                self.post(verbs.Stop(self.next_request(), pending.verb.seq))
         for seq in begun:
-            self.post(messages.Close(self.next_request(), seq))
+            self.post(verbs.Close(self.next_request(), seq))
 
     # --- up (called by the event loop) ----------------------------------------------------------------------
 
@@ -176,12 +177,12 @@ class GatewayEnd(asyncio.Protocol):
 
     def _receive(self, report: messages.AnyReport) -> None:
         match report:
-            case messages.Step():
+            case verbs.Step():
                 for row in report.rows:
                     self._receive_row(row)
-            case messages.VerbReply():
+            case verbs.VerbReply():
                 self._receive_reply(report)
-            case messages.Refusal():
+            case verbs.Refusal():
                 _resolve(self._take(report.request), fault_of(report.code, report.message))
             case messages.Heartbeat():
                 self.heartbeat, self.last_heartbeat = report, self._clock()
@@ -192,7 +193,7 @@ class GatewayEnd(asyncio.Protocol):
             case messages.Fatal():
                 self._fatal = report
 
-    def _receive_row(self, row: messages.Row) -> None:
+    def _receive_row(self, row: verbs.Row) -> None:
         generation = self._generations.get(row.seq)
         if generation is None or row.epoch != generation.state.epoch:
             self.stale_rows += 1
@@ -201,9 +202,9 @@ class GatewayEnd(asyncio.Protocol):
         if row.finish is not None:
             del self._generations[row.seq]
 
-    def _receive_reply(self, reply: messages.VerbReply) -> None:
+    def _receive_reply(self, reply: verbs.VerbReply) -> None:
         pending = self._take(reply.request)
-        if isinstance(pending.verb, messages.Close):
+        if isinstance(pending.verb, verbs.Close):
             self._end_generation(pending.verb.seq)
         elif reply.state is not None:
             running = self._generations.get(reply.state.seq)
@@ -246,10 +247,10 @@ class GatewayEnd(asyncio.Protocol):
             self._transport.abort()
 
 
-def _resolve(pending: _PendingVerb, answer: messages.VerbReply | RuntimeFault) -> None:
+def _resolve(pending: _PendingVerb, answer: verbs.VerbReply | RuntimeFault) -> None:
     if pending.reply is None or pending.reply.done():
         return
-    if isinstance(answer, messages.VerbReply):
+    if isinstance(answer, verbs.VerbReply):
         pending.reply.set_result(answer)
     else:
         pending.reply.set_exception(answer)
@@ -261,7 +262,7 @@ def _copy(fault: EngineGone) -> EngineGone:
     return type(fault)(fault.message)
 
 
-def _begun_by(verb: messages.AnyVerb) -> list[int]:
-    if isinstance(verb, messages.Open) or (isinstance(verb, messages.Generate) and verb.opening is not None):
+def _begun_by(verb: verbs.AnyVerb) -> list[int]:
+    if isinstance(verb, verbs.Open) or (isinstance(verb, verbs.Generate) and verb.opening is not None):
         return [verb.seq]
-    return verb.children if isinstance(verb, messages.Fork) else []
+    return verb.children if isinstance(verb, verbs.Fork) else []

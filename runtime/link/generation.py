@@ -16,7 +16,7 @@ from typing import TypeAlias
 import anyio
 
 from ..errors import EngineGone
-from .messages import Row, SequenceState
+from ..verbs import Row, SequenceState
 
 Take: TypeAlias = Callable[[Row], bool]
 """A function that gets a row as it arrives, and returns whether it has dealt with it; if not, the row goes to

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SettingsInvalid, UnsupportedArchitecture
-from ..link.messages import LEAST_PENALTY, MOST_PENALTY, SamplingDefaults
+from ..link.messages import SamplingDefaults
+from ..verbs import LEAST_PENALTY, MOST_PENALTY
 from .families import FAMILIES, MULTIMODAL, NEUTRAL, Family, Multimodal
 from .fields import Fields, read_object
 from .files import ADAPTER, ModelFiles, files_of

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from ..errors import GrammarFault, GrammarInvalid, GrammarStuck
 from ..grammar.llguidance import Matcher, Matchers
 from ..kv_placement.block_manager import BlockManager
-from ..link.messages import Finish, Row, TokenLogprob, Work
 from ..plan import Outcome, Plan, RowFault, Scored
 from ..sequence import Flight, Sequence, Turn
 from ..stats import Counters
+from ..verbs import Finish, Row, TokenLogprob, Work
 from .policy import Policy
 from .queues import Queues
 

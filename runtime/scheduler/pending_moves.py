@@ -14,8 +14,8 @@ from itertools import islice
 from ...kvstore.disk.client import DiskTier
 from ..kv_placement.block_manager import BlockManager
 from ..kv_placement.restore import Restore
-from ..link.messages import Moved, VerbReply
 from ..sequence import Sequence
+from ..verbs import Moved, VerbReply
 from .queues import AT_REST, Queues
 
 PATIENCE_SECONDS = 10.0  # then the answer is how far it came

@@ -11,7 +11,7 @@ from itertools import chain
 from math import isfinite
 
 from ..errors import SamplingInvalid
-from ..link.messages import LEAST_PENALTY, MAX_LOGPROBS, MOST_PENALTY, Sampling, TokenLimits
+from ..verbs import LEAST_PENALTY, MAX_LOGPROBS, MOST_PENALTY, Sampling, TokenLimits
 
 MOST_ADDEND = 1000.0
 """The most that a bias or an additive penalty may be: more than the distance of any two logits that matter."""

@@ -45,7 +45,12 @@ from ..kv_placement.leases import Leases
 from ..kv_placement.offload import POLL_SECONDS, Offload
 from ..kv_placement.restore import Restore
 from ..kv_placement.transfers import Transfers
-from ..link.messages import (
+from ..plan import Outcome, Plan, RowFault
+from ..sequence import Sequence, Turn
+from ..settings import SchedulerSettings
+from ..stats import Counters
+from ..tokens import TokenList, checked_tokens
+from ..verbs import (
     Close,
     Extend,
     Finish,
@@ -63,11 +68,6 @@ from ..link.messages import (
     Truncate,
     VerbReply,
 )
-from ..plan import Outcome, Plan, RowFault
-from ..sequence import Sequence, Turn
-from ..settings import SchedulerSettings
-from ..stats import Counters
-from ..tokens import TokenList, checked_tokens
 from .commit import Committer
 from .idle_prefill import IdlePrefill
 from .pending_moves import PendingMoves

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from ...runtime.link.messages import TokenLogprob
+from ...runtime.verbs import TokenLogprob
 from ..conversation.items import Item, Message, Preamble, Role
 from ..errors import StorageUnavailable
 from ..turn.events import EndReason, LeftOut, ReplyStatus, TurnUsage

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from ...runtime.link.messages import Sampling, TokenLogprob
+from ...runtime.verbs import Sampling, TokenLogprob
 from .. import errors
 from ..conversation.history import ContextGap, History, Placed, RunningTurn
 from ..conversation.input_text_buffer import InputTextBuffer

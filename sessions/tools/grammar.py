@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...runtime.grammar.json_schema import exact
 from ...runtime.grammar.limits import excess
-from ...runtime.link.messages import Grammar, GrammarKind
+from ...runtime.verbs import Grammar, GrammarKind
 from ..conversation.items import Tool
 from ..errors import GrammarInvalid
 from .parameter_types import writes_text

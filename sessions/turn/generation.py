@@ -20,15 +20,7 @@ import numpy as np
 
 from ...runtime import errors as runtime
 from ...runtime.link.generation import Generation, Take
-from ...runtime.link.messages import (
-    Finish,
-    Row,
-    Sampling,
-    SequenceState,
-    TokenLimits,
-    TokenLogprob,
-    Work,
-)
+from ...runtime.verbs import Finish, Row, Sampling, SequenceState, TokenLimits, TokenLogprob, Work
 from .. import errors
 from ..engine_copy import EngineCopy
 from ..errors import TurnFailed

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 
-from ...runtime.link.messages import TokenLogprob
+from ...runtime.verbs import TokenLogprob
 from ..conversation.items import FunctionCall, Item, Message, Tool, new_id
 from ..text.detokenizer import Detokenizer
 from ..text.stop_strings import StopMatcher

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ...runtime.link.messages import LEAST_PENALTY, MAX_LOGPROBS, MOST_PENALTY, Grammar, GrammarKind, Sampling
+from ...runtime.verbs import LEAST_PENALTY, MAX_LOGPROBS, MOST_PENALTY, Grammar, GrammarKind, Sampling
 from ..conversation.items import Item, Preamble, Tool, checked_item, checked_preamble
 from ..errors import GrammarInvalid, SamplingInvalid, ToolInvalid
 from ..tools.grammar import check_tool

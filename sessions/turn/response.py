@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from ...runtime.errors import EngineGone
-from ...runtime.link.messages import TokenLimits, TokenLogprob
+from ...runtime.verbs import TokenLimits, TokenLogprob
 from ..conversation.edits import check_place, end_with, trimmed
 from ..conversation.history import History, Placed, RunningTurn
 from ..conversation.items import new_id

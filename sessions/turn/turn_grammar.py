@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ...runtime.link.messages import Grammar, GrammarKind
+from ...runtime.verbs import Grammar, GrammarKind
 from ..conversation.items import Tool
 from ..errors import GrammarInvalid
 from ..text.language import Language

@@ -13,9 +13,9 @@ from holdfast.gateway.server import serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.kvstore.disk.__main__ import NICENESS
 from holdfast.runtime.link.client import EngineLink
-from holdfast.runtime.link.messages import Sampling, TokenLimits, Work
 from holdfast.runtime.link.process import ChildEngine
 from holdfast.runtime.settings import EngineSettings
+from holdfast.runtime.verbs import Sampling, TokenLimits, Work
 
 from .test_responses import ask
 from .wires import text_of, wire

@@ -9,9 +9,9 @@ import pytest
 
 from holdfast.kernels.cpu.cores import OPERATORS, POOL
 from holdfast.runtime.link.child import USUAL
-from holdfast.runtime.link.messages import Sampling, TokenLimits
 from holdfast.runtime.link.process import ChildEngine
 from holdfast.runtime.settings import EngineSettings
+from holdfast.runtime.verbs import Sampling, TokenLimits
 
 pytestmark = pytest.mark.anyio
 

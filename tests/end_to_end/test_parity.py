@@ -18,11 +18,11 @@ from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.execution.runner import TorchRunner
-from holdfast.runtime.link.messages import Generate, Open, Refusal, Sampling, TokenLimits, Work
 from holdfast.runtime.model.decoder import Decoder
 from holdfast.runtime.model.load import LoadedModel, load_model
 from holdfast.runtime.scheduler.scheduler import Scheduler
 from holdfast.runtime.settings import SchedulerSettings
+from holdfast.runtime.verbs import Generate, Open, Refusal, Sampling, TokenLimits, Work
 
 BLOCK = 16
 CHUNKS = (1, 7, 16, 64)

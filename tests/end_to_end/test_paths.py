@@ -25,20 +25,10 @@ from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.execution.runner import TorchRunner
-from holdfast.runtime.link.messages import (
-    Close,
-    Extend,
-    Generate,
-    Open,
-    Refusal,
-    Sampling,
-    Settle,
-    TokenLimits,
-    Work,
-)
 from holdfast.runtime.model.load import LoadedModel, load_model
 from holdfast.runtime.scheduler.scheduler import Scheduler
 from holdfast.runtime.settings import SchedulerSettings
+from holdfast.runtime.verbs import Close, Extend, Generate, Open, Refusal, Sampling, Settle, TokenLimits, Work
 
 from .smollm2 import needed, smollm2_prompts
 from .test_parity import pocket_prompts

@@ -18,7 +18,12 @@ from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.execution.runner import TorchRunner
 from holdfast.runtime.link.client import EngineLink
-from holdfast.runtime.link.messages import (
+from holdfast.runtime.link.thread import ThreadEngine
+from holdfast.runtime.model.folder import find_model
+from holdfast.runtime.model.load import LoadedModel, load_model
+from holdfast.runtime.scheduler.scheduler import Scheduler
+from holdfast.runtime.settings import EngineSettings, SchedulerSettings
+from holdfast.runtime.verbs import (
     Finish,
     Generate,
     Open,
@@ -29,11 +34,6 @@ from holdfast.runtime.link.messages import (
     TokenLimits,
     TokenLogprob,
 )
-from holdfast.runtime.link.thread import ThreadEngine
-from holdfast.runtime.model.folder import find_model
-from holdfast.runtime.model.load import LoadedModel, load_model
-from holdfast.runtime.scheduler.scheduler import Scheduler
-from holdfast.runtime.settings import EngineSettings, SchedulerSettings
 
 BLOCK, NEW = 16, 40
 DEPTHS = [1, 2]

@@ -15,10 +15,10 @@ from holdfast.gateway.server import Serving, serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.build import load_engine
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.link.messages import SequenceState
 from holdfast.runtime.link.thread import ThreadEngine
 from holdfast.runtime.plan import Handle, Plan, Runner
 from holdfast.runtime.settings import EngineSettings
+from holdfast.runtime.verbs import SequenceState
 
 from ..gateway.cli.terminal import chatting
 

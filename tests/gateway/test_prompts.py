@@ -31,7 +31,7 @@ from holdfast.gateway.net.channel import memory_pair
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.link.generation import Generation
-from holdfast.runtime.link.messages import TokenLimits
+from holdfast.runtime.verbs import TokenLimits
 from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.settings import JournalSettings

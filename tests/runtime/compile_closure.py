@@ -23,9 +23,9 @@ from holdfast.kvstore.arena import DeviceArena
 from holdfast.runtime.execution.runner import TorchRunner
 from holdfast.runtime.execution.warmup import rehearse
 from holdfast.runtime.grammar.llguidance import ANY_TOKEN
-from holdfast.runtime.link.messages import Sampling
 from holdfast.runtime.model.load import load_model
 from holdfast.runtime.plan import BlockCopy, Plan, PlanRow
+from holdfast.runtime.verbs import Sampling
 
 BLOCK, BLOCKS, CONTEXT = 16, 40, 2048
 STEPS = 150

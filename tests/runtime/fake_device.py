@@ -44,10 +44,10 @@ from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.execution.runner import TorchRunner
-from holdfast.runtime.link.messages import Sampling
 from holdfast.runtime.plan import Handle, Outcome, Plan
 from holdfast.runtime.scheduler.scheduler import Scheduler
 from holdfast.runtime.settings import SchedulerSettings
+from holdfast.runtime.verbs import Sampling
 from holdfast.tests.runtime.fakes import MASK, SECRET, SPACE, FakeDisk, draw, mix, take_in, weigh
 
 GARBAGE, NAN = 0x5A, 0xFF

@@ -14,7 +14,7 @@ import numpy as np
 
 from holdfast.runtime.errors import GrammarInvalid
 from holdfast.runtime.grammar.llguidance import Matcher
-from holdfast.runtime.link.messages import Grammar, GrammarKind
+from holdfast.runtime.verbs import Grammar, GrammarKind
 
 
 def grammar(text: str) -> Grammar:

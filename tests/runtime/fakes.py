@@ -29,10 +29,10 @@ from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.errors import GrammarStuck
 from holdfast.runtime.grammar.llguidance import Compiler, Matchers
-from holdfast.runtime.link.messages import Sampling
 from holdfast.runtime.plan import BlockCopy, BlockLoad, BlockSave, Outcome, Plan, RowFault
 from holdfast.runtime.scheduler.scheduler import Scheduler
 from holdfast.runtime.settings import SchedulerSettings
+from holdfast.runtime.verbs import Sampling
 
 MASK = (1 << 64) - 1
 GREEDY = Sampling()

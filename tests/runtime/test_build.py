@@ -20,8 +20,8 @@ from holdfast.runtime.engine import Engine
 from holdfast.runtime.errors import ModelUnreadable, PoolTooSmall, SettingsInvalid
 from holdfast.runtime.link.engine_end import LoadedEngine
 from holdfast.runtime.link.heartbeat import Liveness
-from holdfast.runtime.link.messages import Generate, Open, Sampling, TokenLimits
 from holdfast.runtime.settings import EngineSettings
+from holdfast.runtime.verbs import Generate, Open, Sampling, TokenLimits
 
 
 @pytest.fixture(scope="module")

@@ -9,16 +9,8 @@ import pytest
 from holdfast.kvstore.errors import LeakFound
 from holdfast.runtime.engine import MOST_LOST_STEPS, PREPARE_SECONDS, Engine
 from holdfast.runtime.errors import EngineDied
-from holdfast.runtime.link.messages import (
-    Finish,
-    Generate,
-    Open,
-    Sampling,
-    Statistics,
-    TokenLimits,
-    VerbReply,
-)
 from holdfast.runtime.plan import Handle, Plan
+from holdfast.runtime.verbs import Finish, Generate, Open, Sampling, Statistics, TokenLimits, VerbReply
 from holdfast.tests.runtime.fake_device import device_engine
 from holdfast.tests.runtime.fakes import fake_engine, fake_memory
 from holdfast.tests.runtime.worlds import LATE_BOMB, LAUNCH_BOMB, POISON, world

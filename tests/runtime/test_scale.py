@@ -11,7 +11,9 @@ from random import Random
 import pytest
 
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.link.messages import (
+from holdfast.runtime.scheduler import pending_moves
+from holdfast.runtime.settings import SchedulerSettings
+from holdfast.runtime.verbs import (
     Close,
     Extend,
     Fork,
@@ -28,8 +30,6 @@ from holdfast.runtime.link.messages import (
     Truncate,
     VerbReply,
 )
-from holdfast.runtime.scheduler import pending_moves
-from holdfast.runtime.settings import SchedulerSettings
 from holdfast.tests.operations import lines_of, operations_of
 from holdfast.tests.runtime.fakes import GREEDY, FakeDisk, fake_engine, fake_memory
 

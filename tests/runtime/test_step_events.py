@@ -16,9 +16,9 @@ from holdfast.kvstore.block_mover import BlockMover
 from holdfast.kvstore.host.slots import SlotMemory
 from holdfast.runtime.execution.runner import TorchRunner
 from holdfast.runtime.kv_placement.costs import measure
-from holdfast.runtime.link.messages import Sampling
 from holdfast.runtime.model.load import load_model
 from holdfast.runtime.plan import BlockCopy, BlockLoad, BlockSave, Plan, PlanRow
+from holdfast.runtime.verbs import Sampling
 from holdfast.tests.runtime.fake_device import DigestDecoder, FakeDevice, digest_arena, place_of
 from holdfast.tests.runtime.fakes import GREEDY, Shadow, fake_memory
 

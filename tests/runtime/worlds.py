@@ -17,7 +17,11 @@ from holdfast.kvstore.keys import BlockHasher
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.kv_placement.costs import Costs
 from holdfast.runtime.kv_placement.leases import MOST_PRIORITY, MOST_SECONDS
-from holdfast.runtime.link.messages import (
+from holdfast.runtime.scheduler.policy import policy_named
+from holdfast.runtime.scheduler.queues import HEAD_START
+from holdfast.runtime.sequence import TurnPlace
+from holdfast.runtime.settings import SchedulerSettings
+from holdfast.runtime.verbs import (
     AnyVerb,
     Close,
     Extend,
@@ -43,10 +47,6 @@ from holdfast.runtime.link.messages import (
     Truncate,
     VerbReply,
 )
-from holdfast.runtime.scheduler.policy import policy_named
-from holdfast.runtime.scheduler.queues import HEAD_START
-from holdfast.runtime.sequence import TurnPlace
-from holdfast.runtime.settings import SchedulerSettings
 from holdfast.tests.runtime.fakes import GREEDY, SECRET, SPACE, FakeDisk, Shadow, fake_engine, fake_memory
 
 DRAWN = 256

@@ -22,11 +22,11 @@ from holdfast.runtime.errors import (
 )
 from holdfast.runtime.link.crash_report import EngineDeath
 from holdfast.runtime.link.generation import Generation, Take
-from holdfast.runtime.link.messages import (
+from holdfast.runtime.link.messages import Hello
+from holdfast.runtime.verbs import (
     BlockMap,
     Finish,
     Grant,
-    Hello,
     KVTier,
     Moved,
     Opening,

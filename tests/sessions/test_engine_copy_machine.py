@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from holdfast.runtime.errors import EngineGone, VerbRefused
 from holdfast.runtime.link.generation import Generation
-from holdfast.runtime.link.messages import Sampling, TokenLimits
+from holdfast.runtime.verbs import Sampling, TokenLimits
 from holdfast.sessions.engine_copy import MOVES, CopyState, EngineCopy, IllegalMove
 from holdfast.sessions.token_ids import NONE, Ids, ids_of
 

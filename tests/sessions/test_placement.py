@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from holdfast.runtime.errors import EngineDied
-from holdfast.runtime.link.messages import Grant, KVTier, TierRun
+from holdfast.runtime.verbs import Grant, KVTier, TierRun
 from holdfast.sessions.errors import ConversationBusy, EngineUnavailable, SequencePoisoned
 from holdfast.sessions.poison import MAX_KILLS
 from holdfast.sessions.session import Session

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.gateway.messages import frames
 from holdfast.gateway.messages.translate import ask_of, begun, transcript_of
-from holdfast.runtime.link.messages import GrammarKind
+from holdfast.runtime.verbs import GrammarKind
 from holdfast.sdk.errors import FieldInvalid, FieldUnsupported
 from holdfast.sessions.conversation.continuation import GivenConversation
 from holdfast.sessions.conversation.items import FunctionCall, FunctionCallOutput, Item, Message, Preamble

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.gateway.realtime.conversation import Conversation
 from holdfast.gateway.realtime.effects import CancelResponse, Effect, Send, StartResponse
-from holdfast.runtime.link.messages import Sampling
+from holdfast.runtime.verbs import Sampling
 from holdfast.sdk.errors import FieldUnsupported
 from holdfast.sdk.frames import codec, server
 from holdfast.sdk.frames.items import MessageItem

@@ -19,7 +19,7 @@ from holdfast.gateway.realtime.delta_frames import DeltaFrames
 from holdfast.gateway.realtime.session import RealtimeDefaults, RealtimeFace
 from holdfast.gateway.settings import ClientLimits
 from holdfast.runtime.link.generation import Generation
-from holdfast.runtime.link.messages import Finish, Row, Work
+from holdfast.runtime.verbs import Finish, Row, Work
 from holdfast.sdk.frames import codec, server
 from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.text.language import Language

@@ -10,7 +10,7 @@ import pytest
 from holdfast.gateway.embedded import in_memory
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import ClientLimits, GatewaySettings
-from holdfast.runtime.link.messages import BlockMap, KVTier, Moved, TierRun
+from holdfast.runtime.verbs import BlockMap, KVTier, Moved, TierRun
 from holdfast.sdk.frames.client import SessionStage
 from holdfast.sdk.frames.server import BlockCounts, BlockRun, ErrorEvent, SessionStaged
 from holdfast.sessions.registry import SessionRegistry

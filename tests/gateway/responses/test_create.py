@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.link.messages import TokenLimits
+from holdfast.runtime.verbs import TokenLimits
 
 from .stage import staged, text_of, told
 

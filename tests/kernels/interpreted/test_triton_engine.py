@@ -11,8 +11,8 @@ import torch
 from holdfast.benchmarks.gpu.engine import generate
 from holdfast.benchmarks.toys import make_toy
 from holdfast.kernels.backends import Needs, choose
-from holdfast.runtime.link.messages import Sampling
 from holdfast.runtime.model.load import LoadedModel, load_model
+from holdfast.runtime.verbs import Sampling
 
 PROMPTS = [[(7 * seed + 13 * at) % 200 for at in range(3 + 7 * seed)] for seed in range(3)]
 WARM = Sampling(temperature=1.0, top_k=40, top_p=0.9, seed=5, logprobs=0)

@@ -22,10 +22,10 @@ from holdfast.kvstore.groups import KVGroup
 from holdfast.kvstore.host.slots import SlotMemory, make_memory
 from holdfast.runtime.execution import sampler
 from holdfast.runtime.execution.runner import TorchRunner
-from holdfast.runtime.link.messages import Sampling, TokenLogprob
 from holdfast.runtime.model.decoder import Decoder
 from holdfast.runtime.model.load import LoadedModel, load_model
 from holdfast.runtime.plan import BlockCopy, BlockSave, Handle, Plan, PlanRow, RowFault, Scored
+from holdfast.runtime.verbs import Sampling, TokenLogprob
 
 BLOCKS, BLOCK = 128, 16
 GREEDY = Sampling()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.runtime.link.messages import Generate, Open, Refusal, Sampling, TokenLimits
 from holdfast.runtime.plan import Plan, PlanRow
+from holdfast.runtime.verbs import Generate, Open, Refusal, Sampling, TokenLimits
 from holdfast.tests.runtime.fakes import fake_engine
 from holdfast.tests.runtime.worlds import world
 

@@ -20,8 +20,8 @@ from holdfast.kernels.device import CpuDevice
 from holdfast.runtime.execution import sampler
 from holdfast.runtime.execution.sampler import draw, outcome
 from holdfast.runtime.grammar.llguidance import Matchers
-from holdfast.runtime.link.messages import Sampling
 from holdfast.runtime.plan import PlanRow, RowFault, Scored
+from holdfast.runtime.verbs import Sampling
 
 VOCAB = 48
 EOS = (0, 1)

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 
 from holdfast.runtime.errors import GrammarInvalid
 from holdfast.runtime.grammar.llguidance import Compiler
-from holdfast.runtime.link.messages import Grammar, GrammarKind
 from holdfast.runtime.model.folder import find_model
+from holdfast.runtime.verbs import Grammar, GrammarKind
 from holdfast.sdk.frames.formats import MAX_CHOICES
 
 FILE = find_model("pocket") / "tokenizer.json"

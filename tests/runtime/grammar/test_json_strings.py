@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 
 from holdfast.runtime.grammar.json_strings import JsonString
 from holdfast.runtime.grammar.llguidance import Compiler
-from holdfast.runtime.link.messages import Grammar, GrammarKind
 from holdfast.runtime.model.folder import find_model
+from holdfast.runtime.verbs import Grammar, GrammarKind
 from holdfast.sessions.conversation.items import Tool
 from holdfast.sessions.tools.formats import SYNTAXES, CallForm
 from holdfast.sessions.tools.grammar import STRING_BYTES, CallWriter, json_format

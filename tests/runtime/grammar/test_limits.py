@@ -10,7 +10,7 @@ import pytest
 from holdfast.benchmarks.schemas import REAL, REFUSED
 from holdfast.runtime.errors import GrammarInvalid
 from holdfast.runtime.grammar.limits import MAX_PLACES, check, places
-from holdfast.runtime.link.messages import Grammar, GrammarKind
+from holdfast.runtime.verbs import Grammar, GrammarKind
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,9 @@ from holdfast.runtime.errors import GrammarInvalid
 from holdfast.runtime.grammar import llguidance, queue
 from holdfast.runtime.grammar.llguidance import Compiler
 from holdfast.runtime.link.heartbeat import Liveness
-from holdfast.runtime.link.messages import (
+from holdfast.runtime.model.folder import find_model
+from holdfast.runtime.settings import EngineSettings
+from holdfast.runtime.verbs import (
     Close,
     Finish,
     Generate,
@@ -38,8 +40,6 @@ from holdfast.runtime.link.messages import (
     Sampling,
     TokenLimits,
 )
-from holdfast.runtime.model.folder import find_model
-from holdfast.runtime.settings import EngineSettings
 from holdfast.sessions.conversation.items import Tool
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 from holdfast.sessions.tools.formats import SYNTAXES, CallForm, Forms

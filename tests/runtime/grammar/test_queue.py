@@ -8,7 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.runtime.grammar.queue import COMPILE_SECONDS, MOST_WAITING
-from holdfast.runtime.link.messages import (
+from holdfast.runtime.settings import SchedulerSettings
+from holdfast.runtime.verbs import (
     AnyVerb,
     Close,
     Extend,
@@ -26,7 +27,6 @@ from holdfast.runtime.link.messages import (
     TokenLimits,
     VerbReply,
 )
-from holdfast.runtime.settings import SchedulerSettings
 from holdfast.tests.runtime.fake_grammars import FakeCompiler, grammar
 from holdfast.tests.runtime.fakes import fake_engine
 

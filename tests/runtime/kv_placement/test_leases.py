@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from holdfast.runtime.kv_placement.leases import LEAD_SECONDS, MOST_PRIORITY, MOST_SECONDS, USUAL_SECONDS
-from holdfast.runtime.link.messages import Grant, Lease, Receipt
 from holdfast.runtime.scheduler.idle_eviction import USUAL_ABSENCE
 from holdfast.runtime.scheduler.queues import HEAD_START
+from holdfast.runtime.verbs import Grant, Lease, Receipt
 from holdfast.tests.runtime.worlds import World, world
 
 

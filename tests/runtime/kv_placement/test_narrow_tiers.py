@@ -14,8 +14,8 @@ from holdfast.runtime.build import load_engine
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.kv_placement.tier_setup import host_memory, with_secret
 from holdfast.runtime.link.heartbeat import Liveness
-from holdfast.runtime.link.messages import Extend, Generate, Open, Sampling, Settle, TokenLimits, Work
 from holdfast.runtime.settings import EngineSettings
+from holdfast.runtime.verbs import Extend, Generate, Open, Sampling, Settle, TokenLimits, Work
 
 PROMPT = [1 + 7 * n % 200 for n in range(77)]
 

@@ -8,8 +8,8 @@ import pytest
 
 from holdfast.runtime.kv_placement.costs import Costs
 from holdfast.runtime.kv_placement.offload import IDLE_SECONDS
-from holdfast.runtime.link.messages import Settle, Stage, VerbReply, Work
 from holdfast.runtime.settings import SchedulerSettings
+from holdfast.runtime.verbs import Settle, Stage, VerbReply, Work
 from holdfast.tests.runtime.fakes import FakeDisk, fake_memory
 from holdfast.tests.runtime.worlds import VOCAB, World
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from holdfast.runtime.link.messages import Settle, VerbReply
 from holdfast.runtime.settings import SchedulerSettings
+from holdfast.runtime.verbs import Settle, VerbReply
 from holdfast.tests.runtime.fakes import FakeDisk, fake_memory
 from holdfast.tests.runtime.worlds import VOCAB, World
 

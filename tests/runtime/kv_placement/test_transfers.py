@@ -12,8 +12,8 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.host.slots import SlotState
-from holdfast.runtime.link.messages import Work
 from holdfast.runtime.settings import SchedulerSettings
+from holdfast.runtime.verbs import Work
 from holdfast.tests.runtime.fake_device import device_engine
 from holdfast.tests.runtime.fakes import FakeDisk, fake_memory
 from holdfast.tests.runtime.worlds import LAUNCH_BOMB, World, world

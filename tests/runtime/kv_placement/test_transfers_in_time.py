@@ -14,10 +14,10 @@ from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.kv_placement.costs import CostBook
 from holdfast.runtime.kv_placement.transfers import ALONE, FEW, MANY, PART, Transfers
-from holdfast.runtime.link.messages import Generate, Open, Sampling, TokenLimits
 from holdfast.runtime.plan import PlanRow
 from holdfast.runtime.scheduler.scheduler import Scheduler
 from holdfast.runtime.settings import SchedulerSettings
+from holdfast.runtime.verbs import Generate, Open, Sampling, TokenLimits
 
 WAITING = 2 * PART * MANY
 KEYS = [number.to_bytes(16, "big") for number in range(1, WAITING + 1)]

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from holdfast.runtime.link.client import EngineLink
 from holdfast.runtime.link.gateway_end import GatewayEnd
-from holdfast.runtime.link.messages import AnyReport, AnyVerb, FrameReader, SequenceState, frame, verb_reader
+from holdfast.runtime.link.messages import AnyReport, FrameReader, frame, verb_reader
+from holdfast.runtime.verbs import AnyVerb, SequenceState
 
 
 class MemoryTransport(asyncio.Transport):

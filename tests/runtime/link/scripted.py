@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 
 from holdfast.runtime.errors import EpochStale, SequenceBusy, SequenceUnknown, VerbRefused
 from holdfast.runtime.link.engine_end import LoadedEngine
-from holdfast.runtime.link.messages import (
+from holdfast.runtime.link.messages import Hello
+from holdfast.runtime.verbs import (
     AnyVerb,
     Close,
     Extend,
     Finish,
     Fork,
     Generate,
-    Hello,
     Open,
     Refusal,
     Row,

@@ -12,17 +12,8 @@ import pytest
 from holdfast.runtime.errors import EngineDied, FrameInvalid, LinkClosed, SequenceUnknown
 from holdfast.runtime.link.client import EngineLink
 from holdfast.runtime.link.gateway_end import FIRST_HEARTBEAT
-from holdfast.runtime.link.messages import (
-    BlockMap,
-    Heartbeat,
-    KVTier,
-    Locate,
-    Open,
-    Phase,
-    SequenceState,
-    TierRun,
-    VerbReply,
-)
+from holdfast.runtime.link.messages import Heartbeat, Phase
+from holdfast.runtime.verbs import BlockMap, KVTier, Locate, Open, SequenceState, TierRun, VerbReply
 from holdfast.tests.runtime.link.memory import Bench, extended, settle
 from holdfast.tests.runtime.link.scripted import HELLO
 

@@ -13,17 +13,8 @@ from holdfast.runtime.errors import FrameInvalid, LinkClosed
 from holdfast.runtime.link import engine_end
 from holdfast.runtime.link.engine_end import EngineEnd
 from holdfast.runtime.link.heartbeat import Liveness
-from holdfast.runtime.link.messages import (
-    AnyReport,
-    Fatal,
-    Heartbeat,
-    Phase,
-    Row,
-    Step,
-    Stop,
-    frame,
-    report_reader,
-)
+from holdfast.runtime.link.messages import AnyReport, Fatal, Heartbeat, Phase, frame, report_reader
+from holdfast.runtime.verbs import Row, Step, Stop
 
 BIG = Step(1, [Row(1, 1, list(range(70_000, 90_000)), 20_000)])  # 100 kB
 

@@ -19,11 +19,11 @@ from holdfast.runtime.errors import (
     ShardMissing,
 )
 from holdfast.runtime.link.generation import Generation
-from holdfast.runtime.link.messages import (
+from holdfast.runtime.link.messages import Fatal
+from holdfast.runtime.verbs import (
     AnyVerb,
     Close,
     Extend,
-    Fatal,
     Finish,
     Fork,
     Generate,

@@ -24,17 +24,9 @@ from holdfast.runtime.errors import EngineDied, EpochStale, SequenceUnknown
 from holdfast.runtime.link.client import EngineLink
 from holdfast.runtime.link.gateway_end import GatewayEnd
 from holdfast.runtime.link.generation import Generation
-from holdfast.runtime.link.messages import (
-    AnyVerb,
-    Finish,
-    Hello,
-    Sampling,
-    TokenLimits,
-    VerbReply,
-    frame,
-    verb_reader,
-)
+from holdfast.runtime.link.messages import Hello, frame, verb_reader
 from holdfast.runtime.settings import SchedulerSettings
+from holdfast.runtime.verbs import AnyVerb, Finish, Sampling, TokenLimits, VerbReply
 from holdfast.tests.runtime.fakes import Shadow, fake_engine
 from holdfast.tests.runtime.link.memory import MemoryTransport, extended, settle
 

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.runtime.errors import FrameInvalid, LengthInvalid, LinkClosed
-from holdfast.runtime.link.messages import (
-    MAX_FRAME_BYTES,
+from holdfast.runtime.link.messages import MAX_FRAME_BYTES, frame, receive_one, report_reader, verb_reader
+from holdfast.runtime.settings import EngineSettings
+from holdfast.runtime.verbs import (
     Close,
     Extend,
     Finish,
@@ -28,12 +29,7 @@ from holdfast.runtime.link.messages import (
     TokenLimits,
     Truncate,
     Work,
-    frame,
-    receive_one,
-    report_reader,
-    verb_reader,
 )
-from holdfast.runtime.settings import EngineSettings
 
 ids = st.integers(0, 2**32 - 1)
 tokens = st.lists(ids, max_size=40)

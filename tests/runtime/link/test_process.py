@@ -18,9 +18,10 @@ import pytest
 
 from holdfast.runtime.errors import EngineDied, ModelUnreadable, PoolTooSmall, SequenceUnknown
 from holdfast.runtime.link.child import SpawnedEngine
-from holdfast.runtime.link.messages import Heartbeat, Phase, Sampling, TokenLimits
+from holdfast.runtime.link.messages import Heartbeat, Phase
 from holdfast.runtime.link.process import Backoff, ChildEngine
 from holdfast.runtime.settings import EngineSettings
+from holdfast.runtime.verbs import Sampling, TokenLimits
 from holdfast.tests.runtime.link.memory import extended
 
 pytestmark = pytest.mark.anyio

@@ -11,10 +11,10 @@ from holdfast.benchmarks.toys import make_toy
 from holdfast.runtime.build import load_engine
 from holdfast.runtime.errors import SettingsInvalid
 from holdfast.runtime.link.heartbeat import Liveness
-from holdfast.runtime.link.messages import Generate, Open, Sampling, TokenLimits
 from holdfast.runtime.model.kv_format import KVFormat
 from holdfast.runtime.model.load import load_model
 from holdfast.runtime.settings import EngineSettings
+from holdfast.runtime.verbs import Generate, Open, Sampling, TokenLimits
 from holdfast.tests.runtime.model.feeding import Fed, prompts
 
 E4M3 = "float8_e4m3fn"

@@ -7,11 +7,11 @@ from random import Random
 
 import pytest
 
-from holdfast.runtime.link.messages import Finish, Opening, Sampling, TokenLimits
 from holdfast.runtime.scheduler.fair_shares import QUANTUM, FairShares
 from holdfast.runtime.sequence import Sequence, Turn, TurnPlace
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.runtime.tokens import TokenList
+from holdfast.runtime.verbs import Finish, Opening, Sampling, TokenLimits
 from holdfast.tests.runtime.worlds import VOCAB, World
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])

@@ -9,7 +9,6 @@ import pytest
 
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
-from holdfast.runtime.link.messages import Extend, Generate, Open, Sampling, TokenLimits
 from holdfast.runtime.plan import Plan, PlanRow
 from holdfast.runtime.scheduler.idle_prefill import (
     EVERY,
@@ -24,6 +23,7 @@ from holdfast.runtime.scheduler.idle_prefill import (
 )
 from holdfast.runtime.scheduler.scheduler import Scheduler
 from holdfast.runtime.settings import SchedulerSettings
+from holdfast.runtime.verbs import Extend, Generate, Open, Sampling, TokenLimits
 from holdfast.tests.runtime.worlds import world
 
 NOTHING = np.empty(0, dtype=np.int64)

@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from holdfast.runtime.link.messages import Moved, Settle, Stage
 from holdfast.runtime.scheduler.pending_moves import AGAIN_SECONDS, PATIENCE_SECONDS
 from holdfast.runtime.settings import SchedulerSettings
+from holdfast.runtime.verbs import Moved, Settle, Stage
 from holdfast.tests.runtime.fakes import FakeDisk, fake_memory
 from holdfast.tests.runtime.worlds import VOCAB, World
 

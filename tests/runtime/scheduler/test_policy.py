@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from holdfast.runtime.errors import SettingsInvalid
-from holdfast.runtime.link.messages import Finish, Sampling, TokenLimits
 from holdfast.runtime.scheduler.policy import Aged, FirstComeFirstServed, policy_named
 from holdfast.runtime.sequence import Sequence, Turn, TurnPlace
 from holdfast.runtime.tokens import TokenList
+from holdfast.runtime.verbs import Finish, Sampling, TokenLimits
 from holdfast.tests.runtime.scheduler.shortest_remaining import ShortestRemaining
 from holdfast.tests.runtime.scheduler.shuffled import Shuffled
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.link.messages import (
+from holdfast.runtime.plan import Outcome, Plan, RowFault, Scored
+from holdfast.runtime.settings import SchedulerSettings
+from holdfast.runtime.verbs import (
     Fork,
     Generate,
     Open,
@@ -17,8 +19,6 @@ from holdfast.runtime.link.messages import (
     TokenLogprob,
     VerbReply,
 )
-from holdfast.runtime.plan import Outcome, Plan, RowFault, Scored
-from holdfast.runtime.settings import SchedulerSettings
 from holdfast.tests.runtime.fakes import FakeRunner, fake_engine, fake_memory
 
 SCORES = Sampling(prompt_logprobs=1)

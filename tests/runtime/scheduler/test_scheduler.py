@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from holdfast.runtime.link.messages import Finish, Opening, Sampling, Work
 from holdfast.runtime.plan import Plan
+from holdfast.runtime.verbs import Finish, Opening, Sampling, Work
 from holdfast.tests.runtime.worlds import World, world
 
 STORY = list(range(30, 78))

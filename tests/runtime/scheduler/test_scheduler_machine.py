@@ -23,9 +23,9 @@ from hypothesis.stateful import (
 )
 
 from holdfast.kvstore.host.slots import SlotState
-from holdfast.runtime.link.messages import Opening, Sampling
 from holdfast.runtime.scheduler.policy import NAMED
 from holdfast.runtime.settings import SchedulerSettings
+from holdfast.runtime.verbs import Opening, Sampling
 from holdfast.tests.runtime.fake_device import device_engine
 from holdfast.tests.runtime.fakes import FakeDisk, fake_engine, fake_memory
 from holdfast.tests.runtime.worlds import LATE_BOMB, LAUNCH_BOMB, POISON, World

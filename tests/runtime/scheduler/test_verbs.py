@@ -7,7 +7,7 @@ import math
 import pytest
 
 from holdfast.runtime.errors import fault_of
-from holdfast.runtime.link.messages import (
+from holdfast.runtime.verbs import (
     AnyVerb,
     Close,
     Extend,

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from holdfast.runtime.link.messages import Grammar, GrammarKind, Sampling
+from holdfast.runtime.verbs import Grammar, GrammarKind, Sampling
 from holdfast.sessions.conversation.continuation import GivenConversation
 from holdfast.sessions.conversation.input_text_buffer import InputTextBuffer
 from holdfast.sessions.conversation.items import Message, Preamble, Tool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from holdfast.runtime.link.messages import VerbReply
+from holdfast.runtime.verbs import VerbReply
 from holdfast.sessions.conversation.items import FunctionCall, FunctionCallOutput, Message, Preamble
 from holdfast.sessions.session import Session
 from holdfast.sessions.settings import SessionSettings

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from holdfast.runtime.grammar.llguidance import Compiler
-from holdfast.runtime.link.messages import Grammar
 from holdfast.runtime.model.folder import find_model
+from holdfast.runtime.verbs import Grammar
 from holdfast.sessions.conversation.items import Tool
 from holdfast.sessions.errors import GrammarInvalid
 from holdfast.sessions.text.language import Language, classify_template

@@ -15,7 +15,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from holdfast.runtime.grammar.llguidance import Compiler
-from holdfast.runtime.link.messages import Grammar
+from holdfast.runtime.verbs import Grammar
 from holdfast.sessions.conversation.items import Tool
 from holdfast.sessions.errors import GrammarInvalid
 from holdfast.sessions.text.language import Language, classify_template

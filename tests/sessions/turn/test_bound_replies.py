@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.link.messages import Grammar, GrammarKind
+from holdfast.runtime.verbs import Grammar, GrammarKind
 from holdfast.sessions.conversation.items import FunctionCall, Message, Tool
 from holdfast.sessions.journal.replay import reader_of
 from holdfast.sessions.tools.formats import Forms, ReasoningForm

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.runtime.link.messages import TokenLogprob
+from holdfast.runtime.verbs import TokenLogprob
 from holdfast.sessions.conversation.items import FunctionCall, Message
 from holdfast.sessions.tools.formats import CallForm, Forms, ReasoningForm
 from holdfast.sessions.turn.events import (

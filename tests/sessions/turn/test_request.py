@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.runtime.link.messages import Sampling
+from holdfast.runtime.verbs import Sampling
 from holdfast.sessions.conversation.items import (
     FunctionCall,
     FunctionCallOutput,

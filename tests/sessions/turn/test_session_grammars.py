@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.runtime.errors import GrammarUnavailable as EngineRefusal
-from holdfast.runtime.link.messages import Finish, Grammar, GrammarKind, Row, TokenLimits, Work
+from holdfast.runtime.verbs import Finish, Grammar, GrammarKind, Row, TokenLimits, Work
 from holdfast.sessions import errors
 from holdfast.sessions.conversation.items import Preamble, Tool
 from holdfast.sessions.tools.grammar import MAX_GRAMMAR_BYTES, check_schema, closed, json_format
