@@ -19,6 +19,8 @@ from traceback import extract_tb
 from typing import Any
 
 from ..runtime.settings import SchedulerSettings
+from .harness.options import run as run_measured
+from .host import measure as measure_host
 from .report import Goal, show, table
 
 SESSIONS = 64
@@ -176,7 +178,12 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--only", nargs="+", choices=list(COURSES), default=list(COURSES))
     parser.add_argument("--steps", type=int, default=1_000_000, help="of all courses together")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--host", action="store_true", help="measure what a step costs the host instead")
+    parser.add_argument("--before", type=Path, help="with --host: a checkout of older code to compare with")
+    parser.add_argument("--rounds", type=int, default=3, help="with --host: each is a process of its own")
     asked = parser.parse_args(words)
+    if asked.host:
+        return run_measured("steps_host", lambda: measure_host(asked.before, asked.rounds, asked.seed))
     each = -(-asked.steps // len(asked.only))
     courses = [run(COURSES[name], each, asked.seed) for name in asked.only]
     columns = ("course", *FIGURES, "mismatches", "steps/s")
