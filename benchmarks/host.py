@@ -76,7 +76,7 @@ class NoWork:
     @property
     def kernels(self) -> Kernels:
         """These kernels."""
-        return self  # type: ignore[return-value]
+        return self
 
     def __getattr__(self, name: str) -> Any:
         return getattr(backend, name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -15,6 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .device import Device, Ints, device_of, upload
+
+Numbers: TypeAlias = Sequence[int] | Ints
+Tables: TypeAlias = Sequence[NDArray[np.int32]] | Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +86,9 @@ class PagedBatch:
 
 def lay_out(
     arena: Tensor,
-    firsts: Sequence[int],
-    counts: Sequence[int],
-    tables: Sequence[NDArray[np.int32]],
+    firsts: Numbers,
+    counts: Numbers,
+    tables: Tables,
     device: Device | None = None,
 ) -> PagedBatch:
     """Lay out a step's rows for attention. Row r computes ``counts[r]`` tokens from position ``firsts[r]``
@@ -92,16 +96,15 @@ def lay_out(
 
     ``arena`` ``[block, layer, k|v, head, slot, dim]`` gives the block size, and the device if that is None:
     the result holds for all arenas of its block size. ``tables[r]`` has the row's block ids, at least
-    ``ceil((first + count) / block_tokens)`` of them. No reference to the tables is kept.
+    ``ceil((first + count) / block_tokens)`` of them; as one int64 array it is ``[rows, most blocks of a row]``,
+    0 behind a row's own.
     """
     slots_per_block = arena.shape[4]
     first, count = np.asarray(firsts, dtype=np.int64), np.asarray(counts, dtype=np.int64)
     context = first + count
     widths = -(-context // slots_per_block)
     starts = np.concatenate(([0], np.cumsum(count)))
-    padded = np.zeros((len(count), int(widths.max(initial=1))), dtype=np.int64)
-    for row, (table, width) in enumerate(zip(tables, widths, strict=True)):
-        padded[row, :width] = table[:width]
+    padded = padded_tables(tables, widths)
     row_of = np.repeat(np.arange(len(count)), count)
     positions = np.arange(starts[-1]) - (starts[:-1] - first)[row_of]
     block, offset = np.divmod(positions, slots_per_block)
@@ -118,6 +121,17 @@ def lay_out(
         for rows, own, up in zip(cut, tokens, where, strict=True)
     )
     return PagedBatch(at, to, row_starts, lengths, blocks, groups, device)
+
+
+def padded_tables(tables: Tables, widths: Ints) -> Ints:
+    """The block ids of all rows, int64 ``[rows, most blocks of a row]``, 0 behind a row's own. ``widths``: the
+    blocks of each row's context."""
+    if isinstance(tables, np.ndarray):
+        return tables
+    padded = np.zeros((len(widths), int(widths.max(initial=1))), dtype=np.int64)
+    for row, (table, width) in enumerate(zip(tables, widths.tolist(), strict=True)):
+        padded[row, :width] = table[:width]
+    return padded
 
 
 def _grouped(count: Ints, widths: Ints) -> Iterator[Ints]:

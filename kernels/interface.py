@@ -6,7 +6,7 @@ compute; the others are faster.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .batch import PagedBatch
+from .batch import Numbers, PagedBatch, Tables
 from .device import Device
 from .reference.penalties import Said
 from .reference.seeded_sampling import Typical
@@ -53,9 +53,9 @@ class Kernels(Protocol):
     def lay_out(
         self,
         arena: Tensor,
-        firsts: Sequence[int],
-        counts: Sequence[int],
-        tables: Sequence[NDArray[np.int32]],
+        firsts: Numbers,
+        counts: Numbers,
+        tables: Tables,
         device: Device | None = None,
     ) -> PagedBatch:
         """Lay out a step's rows, once for all layers: row r computes ``counts[r]`` tokens from position

@@ -26,13 +26,15 @@ class BlockTable:
     block_tokens, (i + 1) * block_tokens)``.
 
     Growing is amortised O(1). A view taken earlier keeps its length; ids below that may be replaced under it.
+    It knows what changed since `take_changes`.
     """
 
-    __slots__ = ("_ids", "_length")
+    __slots__ = ("_ids", "_length", "_same")
 
     def __init__(self, blocks: Sequence[int] = ()) -> None:
         self._ids: NDArray[np.int32] = np.array(blocks, dtype=np.int32)
         self._length = len(blocks)
+        self._same = 0  # so many first ids are as `take_changes` returned them
 
     def __len__(self) -> int:
         return self._length
@@ -62,6 +64,7 @@ class BlockTable:
         that was there."""
         before = self[index]
         self._ids[: self._length][index] = block
+        self._same = min(self._same, index)
         return before
 
     def truncate(self, length: int) -> NDArray[np.int32]:
@@ -70,7 +73,19 @@ class BlockTable:
         assert 0 <= length <= self._length, f"cannot keep {length} of {self._length} blocks"
         dropped = self._ids[length : self._length].copy()
         self._length = length
+        self._same = min(self._same, length)
         return dropped
+
+    @property
+    def changed(self) -> bool:
+        """Whether there are ids that `take_changes` has not returned."""
+        return self._same < self._length
+
+    def take_changes(self) -> tuple[int, NDArray[np.int32]]:
+        """The ids that were appended or replaced since the last call: the index of the first, and a copy of
+        all from there on. A table that became shorter has none."""
+        first, self._same = self._same, self._length
+        return first, self._ids[first : self._length].copy()
 
     def copy(self, length: int | None = None) -> BlockTable:
         """A table of its own with the first ``length`` blocks (all by default), for a fork."""

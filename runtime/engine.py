@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ..kvstore.errors import LeakFound
 from .errors import EngineDied, VerbRefused
 from .kv_placement.offload import POLL_SECONDS
-from .plan import Handle, Outcome, Plan, RowFault, Runner
+from .plan import Handle, Outcomes, Plan, RowFault, Runner
 from .scheduler.scheduler import Scheduler
 from .stats import StepLog, Timing
 from .verbs import AnyVerb, Refusal, Row, Statistics, Step, VerbReply
@@ -44,7 +44,7 @@ class _NeverLaunched:
 
     error: Exception
 
-    def tokens(self) -> list[Outcome]:
+    def tokens(self) -> Outcomes:
         raise self.error
 
 
@@ -131,7 +131,7 @@ class Engine:
         self.log.landed(timing)
         self.scheduler.took(plan, timing.busy)
         rows = self.scheduler.commit(plan, outcomes, now)
-        self.log.committed(timing, plan.step, len(plan.rows))
+        self.log.committed(timing, plan.step, len(plan))
         return Step(plan.step, told + rows)
 
     def due(self) -> float | None:
@@ -193,15 +193,15 @@ class Engine:
             outcomes = self._wait(self._launch(plan_alone))
             moved = not isinstance(outcomes, Exception)
             if isinstance(outcomes, Exception):
-                outcomes = [RowFault(_text(outcomes)) for _ in plan_alone.rows]
-            survivors += moved and not any(isinstance(outcome, RowFault) for outcome in outcomes)
+                outcomes = Outcomes.of([RowFault(_text(outcomes))] * len(plan_alone))
+            survivors += moved and not any(isinstance(other, RowFault) for other in outcomes.others.values())
             rows += self.scheduler.commit(plan_alone, outcomes, now, moved=moved)
         self._lost_steps = 0 if survivors else self._lost_steps + 1
         if self._lost_steps >= MOST_LOST_STEPS:
             raise EngineDied(f"{MOST_LOST_STEPS} steps in a row failed: {_text(error)}") from error
         return rows
 
-    def _wait(self, handle: Handle) -> list[Outcome] | Exception:
+    def _wait(self, handle: Handle) -> Outcomes | Exception:
         """Wait for a step. Returns its outcomes, or the exception with which it failed as a whole; raises
         only `EngineDied`."""
         try:

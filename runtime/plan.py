@@ -1,11 +1,14 @@
 """The plan: what one step computes, as plain data that could cross a process.
 
-Scheduler and runner share nothing else: no tensors, no policy, no live objects. The runner asks nothing back
+Scheduler and runner share nothing else: no tensors, no policy, no live objects. The runner keeps the rows: of
+each sequence that steps compute it knows the block table and the sampling parameters, in a *slot* of its
+batch. A plan names slots, and says what changed in them since the plan before. The runner asks nothing back
 but the masks of grammars, by the numbers in the plan.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -14,41 +17,71 @@ from numpy.typing import NDArray
 
 from .verbs import Sampling, TokenLogprob
 
+Ints: TypeAlias = NDArray[np.int64]
+
 NO_SEQUENCE = -1
 """The sequence number of a row that warms up kernels: it belongs to no sequence."""
 
+NO_TOKEN = -1
+"""In `Outcomes.ids`: there is no token."""
 
-@dataclass(frozen=True, slots=True)
-class PlanRow:
-    """``count`` tokens of one sequence, computed at positions ``[first, first + count)``.
+NO_BLOCKS = np.empty((0, 4), dtype=np.int32)
+NO_PAST = np.empty((0, 2), dtype=np.int32)
 
-    ``tokens``: their ids, int64 ``[count]``; where ``fed_by`` is set the row has one token, the one that row
-    ``fed_by`` of the *previous* step samples (it stays on the device), and ``tokens`` is empty.
-    ``table``: block ids, int32 ``[ceil((first + count) / block_tokens)]``, a copy.
-    ``sampling``: how to draw the token at position ``first + count``; None for a chunk that needs no draw.
-    ``past``, where ``sampling.reads_past``: ids of all tokens before the row's last one, int32
-    ``[first + count - 1]``, a copy; from ``output_from`` on they were generated.
-    ``forbidden``: ids that may not be drawn now. ``grammar``: the number of the grammar that the draw follows;
-    its owner makes the mask (`Matchers`) before ``launch`` returns, while the device computes.
-    ``scored``: ids of the tokens behind the positions from ``scored_from`` on, of which log probabilities are
-    wanted, with ``scored_top`` alternatives; int64; None where none are.
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slot:
+    """All that the batch keeps of a sequence: sent when the sequence gets the slot ``number``, when its epoch
+    is another one, and after a step has failed.
+
+    ``table``: block ids, int32 ``[blocks]``. ``sampling``: of its turn; None: it has none. ``past``, where
+    ``sampling.reads_past``: ids of all tokens before the last one of the row that comes with this, int32; from
+    position ``output_from`` on they were generated.
     """
 
+    number: int
     seq: int
     epoch: int
-    first: int
-    count: int
-    tokens: NDArray[np.int64]
     table: NDArray[np.int32]
     sampling: Sampling | None = None
-    fed_by: int | None = None
     past: NDArray[np.int32] | None = None
     output_from: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Changes:
+    """What changed in the batch since the plan with the ``number`` before; number 0: the batch forgets all
+    slots first.
+
+    ``whole``: slots that are sent whole. ``blocks``: new and replaced blocks, int32 ``[n, 4]``: KV group, slot,
+    column in the table, block id. ``past``: for rows that draw and read the past, the tokens before their last
+    one that the batch does not have yet, in order, int32 ``[n, 2]``: slot, token id.
+    """
+
+    number: int
+    whole: tuple[Slot, ...] = ()
+    blocks: NDArray[np.int32] = field(default_factory=lambda: NO_BLOCKS)
+    past: NDArray[np.int32] = field(default_factory=lambda: NO_PAST)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowAsks:
+    """What a row asks for beside the sampling of its slot.
+
+    ``forbidden``: ids that may not be drawn now. ``grammar``: the number of the grammar that the draw follows;
+    its owner makes the mask (`Matchers`) before ``launch`` returns, while the device computes. ``scored``: ids
+    of the tokens behind the positions from ``scored_from`` on, of which log probabilities are wanted, with
+    ``scored_top`` alternatives; int64; None where none are.
+    """
+
     forbidden: tuple[int, ...] = ()
     grammar: int | None = None
-    scored: NDArray[np.int64] | None = None
+    scored: Ints | None = None
     scored_from: int = 0
     scored_top: int = 0
+
+
+NOTHING_MORE = RowAsks()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,29 +118,102 @@ class BlockLoad:
     block: int
 
 
-@dataclass(frozen=True, slots=True)
+NO_INTS = np.empty(0, dtype=np.int64)
+NO_BOOLS = np.empty(0, dtype=bool)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """One step, number ``step``: saves, loads and copies of blocks, in this order, then rows. It may have no
-    rows."""
+    rows.
+
+    A row computes ``counts`` tokens of one sequence at positions ``[firsts, firsts + counts)``. Arrays have an
+    entry for each row, int64: ``seqs``, the sequence's number; ``slots``, its slot in the batch. ``draws``: the
+    row draws the token at position ``firsts + counts``, by the sampling of its slot; ``fed``: its one token is
+    the one that the slot drew last, which stays on the device. ``tokens``: the ids of all other rows' tokens,
+    row by row, int64. ``asks``: by row number, what few rows ask for besides. ``changes``: of the batch, before
+    the rows; None: the plan has no rows.
+    """
 
     step: int
-    rows: tuple[PlanRow, ...]
+    seqs: Ints = field(default_factory=lambda: NO_INTS)
+    slots: Ints = field(default_factory=lambda: NO_INTS)
+    firsts: Ints = field(default_factory=lambda: NO_INTS)
+    counts: Ints = field(default_factory=lambda: NO_INTS)
+    draws: NDArray[np.bool_] = field(default_factory=lambda: NO_BOOLS)
+    fed: NDArray[np.bool_] = field(default_factory=lambda: NO_BOOLS)
+    tokens: Ints = field(default_factory=lambda: NO_INTS)
+    asks: Mapping[int, RowAsks] = field(default_factory=dict)
+    changes: Changes | None = None
     copies: tuple[BlockCopy, ...] = ()
     saves: tuple[BlockSave, ...] = ()
     loads: tuple[BlockLoad, ...] = ()
 
-    def written(self, block_tokens: int) -> set[int]:
-        """The ids of the blocks that the plan's loads, copies and rows write."""
-        blocks = {load.block for load in self.loads} | {copy.target for copy in self.copies}
-        for row in self.rows:
-            end = row.first + row.count
-            blocks.update(row.table[row.first // block_tokens : -(-end // block_tokens)].tolist())
-        return blocks
+    def __len__(self) -> int:
+        """The number of rows."""
+        return len(self.slots)
 
     @property
-    def tokens(self) -> int:
+    def size(self) -> int:
         """Tokens computed by this step."""
-        return sum(row.count for row in self.rows)
+        return int(self.counts.sum())
+
+    @property
+    def decoding(self) -> int:
+        """How many rows compute one token and draw the next."""
+        return int(((self.counts == 1) & self.draws).sum())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanRow:
+    """A row of a plan with all that the batch knows of it. ``table``: block ids of its context, int32
+    ``[ceil((first + count) / block_tokens)]``; ``past``: as in `Slot`; ``tokens``: its ids, int64 ``[count]``,
+    empty if it is ``fed``; ``sampling``: None if it draws nothing."""
+
+    seq: int
+    epoch: int
+    first: int
+    count: int
+    tokens: Ints
+    table: NDArray[np.int32]
+    sampling: Sampling | None = None
+    fed: bool = False
+    past: NDArray[np.int32] | None = None
+    output_from: int = 0
+    asks: RowAsks = NOTHING_MORE
+
+
+def plan_of(
+    step: int,
+    rows: Sequence[PlanRow],
+    *,
+    slots: Sequence[int] | None = None,
+    copies: tuple[BlockCopy, ...] = (),
+    saves: tuple[BlockSave, ...] = (),
+    loads: tuple[BlockLoad, ...] = (),
+) -> Plan:
+    """A plan of whole rows, before which the batch forgets all slots: for what runs without a scheduler.
+    ``slots``: of each row; by default its number."""
+    where = range(len(rows)) if slots is None else slots
+    whole = tuple(
+        Slot(at, row.seq, row.epoch, row.table, row.sampling, row.past, row.output_from)
+        for at, row in zip(where, rows, strict=True)
+    )
+    return Plan(
+        step,
+        np.array([row.seq for row in rows], dtype=np.int64),
+        np.array(list(where), dtype=np.int64),
+        np.array([row.first for row in rows], dtype=np.int64),
+        np.array([row.count for row in rows], dtype=np.int64),
+        np.array([row.sampling is not None for row in rows], dtype=bool),
+        np.array([row.fed for row in rows], dtype=bool),
+        np.concatenate([row.tokens for row in rows if not row.fed] or [NO_INTS]),
+        {at: row.asks for at, row in enumerate(rows) if row.asks is not NOTHING_MORE},
+        Changes(0, whole) if rows else None,
+        copies,
+        saves,
+        loads,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +242,40 @@ Outcome: TypeAlias = list[int] | Scored | RowFault
 probabilities if asked for, or a fault."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcomes:
+    """What the rows of a step gave. ``ids``: sampled ids, int64 ``[rows, most of a row]``, `NO_TOKEN` behind
+    them. ``others``: by row number, the outcomes that are more than ids."""
+
+    ids: Ints
+    others: Mapping[int, Scored | RowFault] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, outcomes: Sequence[Outcome]) -> Outcomes:
+        """From the outcome of each row."""
+        ids = [outcome if isinstance(outcome, list) else [] for outcome in outcomes]
+        array = np.full((len(ids), max(map(len, ids), default=0)), NO_TOKEN, dtype=np.int64)
+        for at, some in enumerate(ids):
+            array[at, : len(some)] = some
+        return cls(array, {at: one for at, one in enumerate(outcomes) if not isinstance(one, list)})
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, row: int) -> Outcome:
+        """The outcome of the row with this number."""
+        other = self.others.get(row)
+        return [token for token in self.ids[row].tolist() if token != NO_TOKEN] if other is None else other
+
+    def __iter__(self) -> Iterator[Outcome]:
+        return (self[row] for row in range(len(self)))
+
+
 class Handle(Protocol):
     """A step in flight."""
 
-    def tokens(self) -> list[Outcome]:
-        """Wait until the step is done. Returns its outcomes, one for each of ``plan.rows`` in order."""
+    def tokens(self) -> Outcomes:
+        """Wait until the step is done. Returns the outcomes of its rows."""
         ...
 
 
@@ -151,6 +286,6 @@ class Runner(Protocol):
         """Start a step; on a GPU it returns before the step is done.
 
         What this or ``tokens`` raises fails the whole step, of which nothing runs any more then; `EngineDied`
-        says that the device is lost.
+        says that the device is lost. The next plan begins the batch anew.
         """
         ...

@@ -112,11 +112,10 @@ class Status(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """What a step in flight does for a sequence: in step ``step``, row number ``row`` computes the positions
-    ``[first, end)``. ``samples``: whether it then samples the token at ``end``."""
+    """What a step in flight does for a sequence: step ``step`` computes the positions ``[first, end)``.
+    ``samples``: whether it then samples the token at ``end``."""
 
     step: int
-    row: int
     first: int
     end: int
     samples: bool
@@ -175,7 +174,8 @@ class Sequence:
     and ``total``.
 
     Each of its fields, and of those of its records, is written by one module: most by this one, ``table`` and
-    ``tail`` by the block manager, ``lease`` by the leases, ``status``, ``place`` and ``used`` by the queues.
+    ``tail`` by the block manager, ``lease`` by the leases, ``status``, ``place`` and ``used`` by the queues,
+    ``slot`` by the slots.
 
     ``root``: the block key before the first; ``tenant``: the number of the tenant that it belongs to by it.
     ``keys``: of the leading full blocks, at least the sealed ones.
@@ -183,7 +183,7 @@ class Sequence:
     ``tail``: key and end of the partial last block that was saved last.
     ``needs_lookup``: tokens came or KV went since the prefix cache was asked.
     ``high_water``: tokens that have had KV at some time; computing below it is work done again.
-    ``in_flight``: by step, what steps in flight do for it.
+    ``in_flight``: by step, what steps in flight do for it. ``slot``: its slot in the runner's batch.
     ``isolated``: suspected of having killed an engine; shares no step until it has sampled a token.
     ``turn_expected``: a turn is about to begin. ``place``: the turn's, by age.
     ``lease``: its lease, if it has one. ``used``: when it was used last; ``returns``: when it is expected back,
@@ -207,6 +207,7 @@ class Sequence:
     high_water: int = 0
     turn: Turn | None = None
     in_flight: dict[int, Flight] = field(default_factory=dict)
+    slot: int | None = None
     isolated: bool = False
     turn_expected: bool = False
     place: TurnPlace = TurnPlace()

@@ -70,7 +70,7 @@ INSIDE = {
         ["plan", "link.crash_report", "link.heartbeat"],
         ["link.child"],
         ["settings", "sequence", "link.engine_end"],
-        ["scheduler.queues", "scheduler.policy", "scheduler.idle_eviction"],
+        ["scheduler.queues", "scheduler.policy", "scheduler.idle_eviction", "scheduler.slots"],
         ["kv_placement", "execution", "grammar.queue"],
         ["scheduler"],
         ["engine"],

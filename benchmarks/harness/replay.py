@@ -26,7 +26,7 @@ from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.plan import Outcome, Plan
+from holdfast.runtime.plan import Outcomes, Plan
 from holdfast.runtime.scheduler.scheduler import Scheduler
 from holdfast.runtime.settings import SchedulerSettings
 
@@ -55,13 +55,11 @@ class ReplayedStep:
 
     plan: Plan
 
-    def tokens(self) -> list[Outcome]:
-        """A made-up token for each row that samples, different by sequence and position; an empty list for the
-        other rows."""
-        return [
-            [] if row.sampling is None else [hash((row.seq, row.first + row.count)) % VOCABULARY]
-            for row in self.plan.rows
-        ]
+    def tokens(self) -> Outcomes:
+        """A made-up token for each row that draws, different by sequence and position."""
+        plan = self.plan
+        rows = zip(plan.seqs.tolist(), (plan.firsts + plan.counts).tolist(), plan.draws.tolist(), strict=True)
+        return Outcomes.of([[hash((seq, end)) % VOCABULARY] if draws else [] for seq, end, draws in rows])
 
 
 class _IdleRunner:

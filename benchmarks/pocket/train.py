@@ -21,7 +21,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 
 from .dialogues import Mix
 from .tokens import CONTEXT, END, PAD, VOCABULARY, token_id, train_tokenizer
-from .trainer import Batch, Encoder, Trainer
+from .trainer import TrainingBatch, Encoder, Trainer
 
 TOKENS_PER_BATCH = 8192
 
@@ -105,7 +105,7 @@ def fresh_steps(phases: tuple[TrainingPhase, ...] = PHASES) -> list[int]:
     return [sum(phase.steps for phase in phases[:at]) for at, phase in enumerate(phases) if phase.fresh]
 
 
-def batch_of(step: int, phase: TrainingPhase, tokenizer: PreTrainedTokenizerFast) -> Batch:
+def batch_of(step: int, phase: TrainingPhase, tokenizer: PreTrainedTokenizerFast) -> TrainingBatch:
     """The batch of one step; it depends on the step's number and phase alone."""
     rng = random.Random(step)
     (length,) = rng.choices(list(phase.lengths), list(phase.lengths.values()))

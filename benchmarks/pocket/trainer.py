@@ -20,7 +20,7 @@ from .script import Dialogue, Segment, head, segments
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """Input token ids, the ids that follow each of them, and the weights of these in the loss, each `[rows,
     length]`."""
 
@@ -28,10 +28,10 @@ class Batch:
     targets: torch.Tensor
     weights: torch.Tensor
 
-    def share(self, worker: int, workers: int) -> Batch:
+    def share(self, worker: int, workers: int) -> TrainingBatch:
         """The rows of one worker: every ``workers``-th row, from the row ``worker`` on."""
         rows = slice(worker, None, workers)
-        return Batch(self.inputs[rows], self.targets[rows], self.weights[rows])
+        return TrainingBatch(self.inputs[rows], self.targets[rows], self.weights[rows])
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Encoder:
     user_weight: float = 0.1
     first_weight: float = 1.0
 
-    def batch(self, seed: int, rows: int, length: int, mix: Mix) -> Batch:
+    def batch(self, seed: int, rows: int, length: int, mix: Mix) -> TrainingBatch:
         """A batch of so many rows of one length, from the dialogues of the seeds `seed`, `seed + 1`, …"""
         encoded = [self.row(dialogue(seed + row, length, mix), length + 1) for row in range(rows)]
         ids = torch.tensor([ids for ids, _ in encoded])
         weights = torch.tensor([weights for _, weights in encoded])
-        return Batch(ids[:, :-1], ids[:, 1:], weights[:, 1:])
+        return TrainingBatch(ids[:, :-1], ids[:, 1:], weights[:, 1:])
 
     def row(self, made: Dialogue, length: int) -> tuple[list[int], list[float]]:
         """The ids and weights of a dialogue's first exchanges, as many as fit, padded to the length."""
@@ -121,7 +121,7 @@ class Trainer:
         }
         self._compiled = torch.compile(self._loss, dynamic=False)
 
-    def train(self, batch: Batch, pace: float) -> float:
+    def train(self, batch: TrainingBatch, pace: float) -> float:
         """Train one step. ``pace`` multiplies the learning rates. Returns the loss on what the model wrote in
         this worker's rows."""
         loss_of = self._compiled if batch.inputs.shape[1] <= COMPILED else self._loss

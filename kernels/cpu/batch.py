@@ -3,7 +3,6 @@ several (chunks)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..batch import PagedBatch
+from ..batch import Numbers, PagedBatch, Tables, padded_tables
 from ..device import Device
 
 CHUNK_VECTORS = 256
@@ -34,9 +33,9 @@ class CpuBatch(PagedBatch):
 
 def lay_out(
     arena: Tensor,
-    firsts: Sequence[int],
-    counts: Sequence[int],
-    tables: Sequence[NDArray[np.int32]],
+    firsts: Numbers,
+    counts: Numbers,
+    tables: Tables,
     device: Device | None = None,
 ) -> CpuBatch:
     """Lay out a step's rows for attention. Row r computes ``counts[r]`` tokens from position ``firsts[r]``
@@ -47,15 +46,12 @@ def lay_out(
     """
     block_tokens = arena.shape[4]
     if len(counts) == 1:
-        return _one(block_tokens, firsts[0], counts[0], tables[0])
+        return _one(block_tokens, int(firsts[0]), int(counts[0]), tables[0])
     first, count = np.array(firsts, np.int64), np.array(counts, np.int64)
     context = first + count
     starts = np.zeros(len(count) + 1, np.int64)
     count.cumsum(out=starts[1:])
-    widths = (-(-context // block_tokens)).tolist()
-    padded = np.zeros((len(count), max(widths, default=1)), np.int64)
-    for row, (table, width) in enumerate(zip(tables, widths, strict=True)):
-        padded[row, :width] = table[:width]
+    padded = padded_tables(tables, -(-context // block_tokens))
     if len(count) == starts[-1]:
         rows, positions = np.arange(len(count)), first
     else:

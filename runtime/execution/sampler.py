@@ -1,15 +1,15 @@
 """From the logits of a step's rows to sampled tokens: packs what each row asks for and calls the kernels.
 
-The tokens before a row's last one reach the device from the plan, so a row samples the same after a preemption
-or a restart. Only each row's last token is taken from the device, where a step in flight may have left it. Rows
-that ask for nothing cost an argmax. Knows no sequences.
+The tokens before a row's last one come from the batch, so a row samples the same after a preemption or a
+restart. Only each row's last token is taken from the device, where a step in flight may have left it. Rows that
+ask for nothing cost an argmax. Knows no sequences.
 
 The seeded draw itself is a kernel: `seeded_sampling.py` in `kernels/reference/` and in `kernels/gpu/`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from math import inf
 
@@ -25,72 +25,89 @@ from ...kernels.reference.penalties import NO_TOKEN, NOTHING, Said
 from ...kernels.reference.seeded_sampling import Typical
 from ..errors import GrammarInvalid, GrammarStuck
 from ..grammar.llguidance import Matchers
-from ..plan import Outcome, PlanRow, RowFault, Scored
+from ..plan import NO_TOKEN as NONE_DRAWN
+from ..plan import Outcomes, Plan, PlanRow, RowFault, Scored
 from ..verbs import Sampling, TokenLogprob
+from .batch import Batch
 
-_WORD64 = 2**64 - 1
 _SOUND, _INFINITE, _FORBIDDEN = 1, 0, 2
 _FAULTS = {_INFINITE: "logits are not finite", _FORBIDDEN: "every token is forbidden"}
 
 SCORED_AT_ONCE = 128
 """Rows of logits that are made at once for log probabilities of prompts."""
 
-_Asked = list[tuple[PlanRow, Sampling]]
+_Asked = list[tuple[int, PlanRow, Sampling]]
+"""Rows that ask for edits of their logits: the number among the rows that draw, the row, its sampling."""
 
 
 def draw(
-    rows: Sequence[PlanRow],
+    plan: Plan,
+    batch: Batch,
+    rows: Ints,
     logits: Tensor,
     last: Tensor,
     grammars: Matchers,
     device: Device,
     kernels: Kernels = backend,
 ) -> Tensor:
-    """Sample one token for each row. Returns a line for each, to be read by `outcome`: int64 ``[rows, 2 +
-    scores]``. May overwrite ``logits``.
+    """Sample one token for each of the ``rows`` of ``plan`` that draw, int64 ``[drawn]``. Returns a line for
+    each, to be read by `outcomes`: int64 ``[drawn, 2 + scores]``. May overwrite ``logits``.
 
-    ``logits``: fp32 ``[rows, vocab]``. ``last``: the rows' last tokens, int64 ``[rows]``. ``grammars``: makes
+    ``logits``: fp32 ``[drawn, vocab]``. ``last``: the rows' last tokens, int64 ``[drawn]``. ``grammars``: makes
     the masks. ``device``: the one of the logits. ``kernels``: the backend that computes. Columns: the token
     id; a code for "sound" or for what is wrong; and, if a row asks for log probabilities, the id's own, the
     ids of the n likeliest tokens and their log probabilities (fp64 numbers as the int64 with the same bits).
     """
-    asked = [(row, row.sampling) for row in rows if row.sampling is not None]
+    slots = plan.slots[rows]
     # The sum of finite fp32 logits is finite, and of any others it is not: one pass, no mask.
     verdict = logits.sum(-1).isfinite().long()
-    scored = [at for at, (_, one) in enumerate(asked) if one.logprobs is not None]
-    places = device.upload([np.array(scored, dtype=np.int64)])[0] if scored else None
+    scored = np.flatnonzero(batch.scores[slots] >= 0)
+    places = device.upload([scored])[0] if scored.size else None
     model = logits[places] if places is not None else None
-    if _edit(asked, logits, last, grammars, device, kernels):
+    if _edit(_asked(plan, batch, rows, slots), logits, last, grammars, device, kernels):
         left = logits.amax(-1) > float("-inf")
         verdict = torch.where(left, verdict, torch.where(verdict == _SOUND, _FORBIDDEN, verdict))
-    ids = _choose(asked, logits, device, kernels)
+    ids = _choose(batch, slots, plan.firsts[rows] + plan.counts[rows], logits, device, kernels)
     drawn = torch.stack((ids, verdict), dim=-1)
     if places is None or model is None:
         return drawn
-    most = min(max(one.logprobs or 0 for _, one in asked), logits.shape[-1])
+    most = min(int(batch.scores[slots].max()), logits.shape[-1])
     scores = _scores(model, ids[places], most, kernels)
-    padded = torch.zeros((len(asked), scores.shape[1]), dtype=torch.int64, device=logits.device)
+    padded = torch.zeros((len(rows), scores.shape[1]), dtype=torch.int64, device=logits.device)
     return torch.cat((drawn, padded.index_copy_(0, places, scores)), dim=-1)
 
 
-def outcome(row: PlanRow, drawn: Sequence[int], grammars: Matchers) -> Outcome:
-    """The outcome of a row, from its line of `draw`; an empty list if it was to sample nothing. ``grammars``:
-    tell why a grammar allowed no token."""
-    if row.sampling is None:
-        return []
-    token, verdict, *scores = drawn
-    if verdict != _SOUND:
-        return _fault(row, verdict, grammars)
-    if row.sampling.logprobs is None:
-        return [token]
-    most = len(scores) // 2
-    values = np.array(scores, dtype=np.int64).view(np.float64)[[0, *range(most + 1, 2 * most + 1)]].tolist()
-    top = list(zip(scores[1 : most + 1], values[1:], strict=True))[: row.sampling.logprobs]
-    return Scored([token], [TokenLogprob(values[0], top)])
+def _asked(plan: Plan, batch: Batch, rows: Ints, slots: Ints) -> _Asked:
+    edited = batch.edits[slots]
+    if plan.asks:
+        edited = edited | np.isin(rows, list(plan.asks))
+    found = [(int(at), batch.row(plan, int(rows[at]))) for at in np.flatnonzero(edited)]
+    return [(at, row, row.sampling) for at, row in found if row.sampling is not None]
+
+
+def outcomes(plan: Plan, wanted: Ints, lines: Ints, grammars: Matchers) -> Outcomes:
+    """The outcomes of the rows of ``plan``, from their lines of `draw`, int64 ``[rows, 2 + scores]``; no token
+    for a row that draws none. ``wanted``: of each row, how many alternatives to report, -1 for no log
+    probabilities. ``grammars``: tell why a grammar allowed no token."""
+    ids = np.where(plan.draws, lines[:, 0], NONE_DRAWN)[:, None]
+    others: dict[int, Scored | RowFault] = {}
+    special = plan.draws & ((lines[:, 1] != _SOUND) | (wanted >= 0))
+    for at in np.flatnonzero(special).tolist() if special.any() else ():
+        token, verdict, *scores = lines[at].tolist()
+        if verdict != _SOUND:
+            ask = plan.asks.get(at)
+            grammar = None if ask is None else ask.grammar
+            others[at] = _fault(int(plan.seqs[at]), grammar, verdict, grammars)
+            continue
+        most = len(scores) // 2
+        values = np.array(scores, dtype=np.int64).view(np.float64)[[0, *range(most + 1, 2 * most + 1)]]
+        top = list(zip(scores[1 : most + 1], values[1:].tolist(), strict=True))[: wanted[at]]
+        others[at] = Scored([token], [TokenLogprob(float(values[0]), top)])
+    return Outcomes(ids, others)
 
 
 def score(
-    rows: Sequence[PlanRow],
+    plan: Plan,
     starts: Ints,
     hidden: Tensor,
     head: Callable[[Tensor], Tensor],
@@ -104,15 +121,15 @@ def score(
     of hidden states. It gets `SCORED_AT_ONCE` at a time, since a whole prompt's logits may not fit the device.
     """
     asked = [
-        (start + row.scored_from - row.first, row.scored)
-        for row, start in zip(rows, starts.tolist(), strict=True)
-        if row.scored is not None
+        (starts[at] + ask.scored_from - plan.firsts[at], ask.scored)
+        for at, ask in sorted(plan.asks.items())
+        if ask.scored is not None
     ]
     if not asked:
         return None
     at = np.concatenate([first + np.arange(len(tokens)) for first, tokens in asked])
     places, ids = device.upload([at, np.concatenate([tokens for _, tokens in asked])])
-    most = max(row.scored_top for row in rows if row.scored is not None)
+    most = max(ask.scored_top for ask in plan.asks.values() if ask.scored is not None)
     parts = []
     for begin in range(0, len(at), SCORED_AT_ONCE):
         part = slice(begin, begin + SCORED_AT_ONCE)
@@ -121,25 +138,31 @@ def score(
     return torch.cat(parts)
 
 
-def prompt_scores(rows: Sequence[PlanRow], lines: Ints) -> list[list[TokenLogprob]]:
-    """The log probabilities of each row's ``scored`` tokens. ``lines``: of `score`."""
-    found, at = list[list[TokenLogprob]](), 0
-    for row in rows:
-        scores, end = list[TokenLogprob](), at + (0 if row.scored is None else len(row.scored))
+def with_prompt_scores(plan: Plan, found: Outcomes, lines: Ints) -> Outcomes:
+    """The outcomes with the log probabilities of each row's ``scored`` tokens. ``lines``: of `score`."""
+    others, at = dict(found.others), 0
+    for number, ask in sorted(plan.asks.items()):
+        if ask.scored is None:
+            continue
+        scores, end = list[TokenLogprob](), at + len(ask.scored)
         for line in lines[at:end]:
             most = len(line) // 2
             values = line.view(np.float64)
             top = zip(line[1 : most + 1].tolist(), values[most + 1 :].tolist(), strict=True)
-            scores.append(TokenLogprob(float(values[0]), list(top)[: row.scored_top]))
-        found.append(scores)
+            scores.append(TokenLogprob(float(values[0]), list(top)[: ask.scored_top]))
+        one = found[number]
+        if isinstance(one, Scored):
+            others[number] = Scored(one.tokens, one.logprobs, scores)
+        elif not isinstance(one, RowFault):
+            others[number] = Scored(one, [], scores)
         at = end
-    return found
+    return Outcomes(found.ids, others)
 
 
-def _fault(row: PlanRow, verdict: int, grammars: Matchers) -> RowFault:
-    if row.grammar is None or verdict != _FORBIDDEN:
-        return RowFault(f"sequence {row.seq}: {_FAULTS[verdict]}")
-    fault = grammars.fault(row.grammar)
+def _fault(seq: int, grammar: int | None, verdict: int, grammars: Matchers) -> RowFault:
+    if grammar is None or verdict != _FORBIDDEN:
+        return RowFault(f"sequence {seq}: {_FAULTS[verdict]}")
+    fault = grammars.fault(grammar)
     if fault:
         return RowFault(f"grammar: {fault}", GrammarInvalid.code)
     return RowFault("every token that the grammar allows is forbidden otherwise", GrammarStuck.code)
@@ -162,12 +185,10 @@ def _edit(
     """Apply to the logits, in place, what rows ask for: bias, penalties, forbidden tokens, bad words and
     grammars. Returns whether any row asks for one of them. ``last``: the rows' last tokens; ``masks``: makes
     the masks of grammars."""
-    if not any(
-        one.logit_bias or one.reads_past or row.forbidden or row.grammar is not None for row, one in asked
-    ):
-        return False
     makers = (_bias, _penalties, _bad_words, partial(_grammars, logits.shape[-1], masks))
-    edits = [edit for make in makers if (edit := make(asked, kernels))]
+    edits = [edit for make in makers if (edit := make(asked, kernels))] if asked else []
+    if not edits:
+        return False
     sizes = [len(arrays) for arrays, _ in edits]
     tensors = iter(device.upload([array for arrays, _ in edits for array in arrays]))
     for size, (_, act) in zip(sizes, edits, strict=True):
@@ -182,8 +203,8 @@ _Edit = tuple[list[Ints], _Act]
 
 
 def _bias(asked: _Asked, kernels: Kernels) -> _Edit | None:
-    cells = [(at, token, bias) for at, (_, one) in enumerate(asked) for token, bias in one.logit_bias]
-    cells += [(at, token, -inf) for at, (row, _) in enumerate(asked) for token in row.forbidden]
+    cells = [(at, token, bias) for at, _, one in asked for token, bias in one.logit_bias]
+    cells += [(at, token, -inf) for at, row, _ in asked for token in row.asks.forbidden]
     if not cells:
         return None
     rows, tokens, values = zip(*cells, strict=True)
@@ -195,7 +216,7 @@ def _bias(asked: _Asked, kernels: Kernels) -> _Edit | None:
 
 
 def _penalties(asked: _Asked, kernels: Kernels) -> _Edit | None:
-    some = [(at, row, one) for at, (row, one) in enumerate(asked) if one.penalizes]
+    some = [(at, row, one) for at, row, one in asked if one.penalizes]
     if not some:
         return None
     heard = [_heard(row, one) for _, row, one in some]
@@ -238,29 +259,29 @@ def _heard(row: PlanRow, one: Sampling) -> tuple[NDArray[np.int32], Ints]:
 
 
 def _bad_words(asked: _Asked, kernels: Kernels) -> _Edit | None:
-    words = [(at, word) for at, (_, one) in enumerate(asked) for word in one.bad_words]
+    words = [(at, word) for at, _, one in asked for word in one.bad_words]
     if not words:
         return None
     width = max(len(word) for _, word in words)
     beginnings = np.full((len(words), width), NO_TOKEN, dtype=np.int64)
     for number, (_, word) in enumerate(words):
         beginnings[number, width - len(word) + 1 :] = word[:-1]
-    # [rows, width]: each row's last tokens; the last column is filled in on the device.
-    ends = np.full((len(asked), width), NOTHING, dtype=np.int64)
-    for at in {at for at, _ in words}:
-        past = _past(asked[at][0])[-(width - 1) :] if width > 1 else _past(asked[at][0])[:0]
-        ends[at, width - 1 - len(past) : width - 1] = past
+    # [words, width]: the last tokens of each word's row; the last column is filled in on the device.
+    ends, pasts = np.full((len(words), width), NOTHING, dtype=np.int64), {at: row for at, row, _ in asked}
+    for number, (at, _) in enumerate(words):
+        past = _past(pasts[at])[-(width - 1) :] if width > 1 else _past(pasts[at])[:0]
+        ends[number, width - 1 - len(past) : width - 1] = past
 
     def act(up: list[Tensor], logits: Tensor, last: Tensor) -> None:
         rows, finals, begun, said = up
-        said[:, -1] = last
-        penalties.forbid(logits, rows, finals, penalties.completes(begun, said[rows]))
+        said[:, -1] = last[rows]
+        penalties.forbid(logits, rows, finals, penalties.completes(begun, said))
 
     return [_ints([at for at, _ in words]), _ints([word[-1] for _, word in words]), beginnings, ends], act
 
 
 def _grammars(vocab: int, owner: Matchers, asked: _Asked, kernels: Kernels) -> _Edit | None:
-    some = [(at, row.grammar) for at, (row, _) in enumerate(asked) if row.grammar is not None]
+    some = [(at, row.asks.grammar) for at, row, _ in asked if row.asks.grammar is not None]
     if not some:
         return None
     masks = np.zeros((len(some), -(-vocab // 64)), dtype=np.int64)
@@ -281,51 +302,52 @@ def _past(row: PlanRow) -> NDArray[np.int32]:
 # --- temperature, limits, sampling ------------------------------------------------------------------------
 
 
-def _choose(asked: _Asked, logits: Tensor, device: Device, kernels: Kernels) -> Tensor:
+def _choose(
+    batch: Batch, slots: Ints, positions: Ints, logits: Tensor, device: Device, kernels: Kernels
+) -> Tensor:
     """The next token of each row, int64 ``[rows]``. Rows with temperature 0 take the argmax, others a sample.
 
-    ``asked``: each row of the plan with its sampling parameters. ``logits``: ``[rows, vocab]``, in the same
-    order.
+    ``slots``, ``positions``: of each row, in the order of ``logits`` ``[rows, vocab]``.
     """
-    warm = [at for at, (_, one) in enumerate(asked) if one.temperature > 0]
-    if not warm:
+    warm = batch.temperature[slots] > 0
+    if not warm.any():
         return logits.argmax(-1)
-    if len(warm) == len(asked):
-        return _sample(asked, logits, device, kernels)
-    places = device.upload([_ints(warm)])[0]
-    some = _sample([asked[at] for at in warm], logits[places], device, kernels)
+    if warm.all():
+        return _sample(batch, slots, positions, logits, device, kernels)
+    places = device.upload([np.flatnonzero(warm)])[0]
+    some = _sample(batch, slots[warm], positions[warm], logits[places], device, kernels)
     return logits.argmax(-1).index_copy_(0, places, some)
 
 
-def _sample(asked: _Asked, logits: Tensor, device: Device, kernels: Kernels) -> Tensor:
+def _sample(
+    batch: Batch, slots: Ints, positions: Ints, logits: Tensor, device: Device, kernels: Kernels
+) -> Tensor:
     vocab = logits.shape[-1]
-    ones = [one for _, one in asked]
-    cut = [one.top_k or vocab for one in ones if one.top_k or one.top_p < 1]
-    typical = [at for at, one in enumerate(ones) if one.typical_p < 1]
+    top_k, top_p, min_p = np.minimum(batch.top_k[slots], vocab), batch.top_p[slots], batch.min_p[slots]
+    typical_p = batch.typical_p[slots]
+    typical = np.flatnonzero(typical_p < 1)
+    cut = np.where(top_k > 0, top_k, np.where(top_p < 1, vocab, 0))
     # One array for each argument, none a row of a larger one: so that each is aligned (see `upload`).
-    top_k, positions, seeds, rows, *reals = device.upload(
+    up_k, at, seeds, rows, *reals = device.upload(
         [
-            _ints([min(one.top_k, vocab) for one in ones]),
-            _ints([row.first + row.count for row, _ in asked]),
-            np.array([one.seed & _WORD64 for one in ones], dtype=np.uint64).view(np.int64),
-            _ints(typical),
-            _bits([one.temperature for one in ones]),
-            _bits([one.top_p for one in ones]),
-            _bits([one.min_p for one in ones]),
-            _bits([ones[at].typical_p for at in typical]),
+            top_k,
+            positions,
+            batch.seed[slots],
+            typical,
+            *(_bits(one) for one in (batch.temperature[slots], top_p, min_p, typical_p[typical])),
         ]
     )
-    temperature, top_p, min_p, mass = (one.view(torch.float64) for one in reals)
+    temperature, mass_p, least_p, mass = (one.view(torch.float64) for one in reals)
     return kernels.sample(
         logits,
         temperature,
-        top_k,
-        top_p,
+        up_k,
+        mass_p,
         seeds,
-        positions,
-        min_p=min_p if any(one.min_p for one in ones) else None,
-        typical=Typical(rows, mass) if typical else None,
-        candidates=max(cut, default=0),
+        at,
+        min_p=least_p if min_p.any() else None,
+        typical=Typical(rows, mass) if typical.size else None,
+        candidates=int(cut.max(initial=0)),
     )
 
 

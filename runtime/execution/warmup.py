@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import EngineDied
 from ..grammar.llguidance import ANY_TOKEN
-from ..plan import NO_SEQUENCE, BlockCopy, Plan, PlanRow, Runner
+from ..plan import NO_SEQUENCE, BlockCopy, PlanRow, RowAsks, Runner, plan_of
 from ..verbs import Sampling
 
 FIRST_STEP = -1000
@@ -51,7 +51,7 @@ def rehearse(runner: Runner, block_tokens: int, max_context: int, *, kernels: bo
     more = _kernels(block_tokens, max_context) if kernels else ()
     for step, (rows, copies) in enumerate(chain(plans, more), FIRST_STEP):
         try:
-            runner.launch(Plan(step, rows, copies)).tokens()
+            runner.launch(plan_of(step, rows, copies=copies)).tokens()
         except EngineDied:
             raise
         except Exception:
@@ -92,4 +92,5 @@ def _row(
     tokens = np.zeros(count, dtype=np.int64)
     table = np.zeros(-(-(first + count) // block_tokens), dtype=np.int32)
     past = np.zeros(first + count - 1, dtype=np.int32)
-    return PlanRow(NO_SEQUENCE, 0, first, count, tokens, table, sampling, past=past, grammar=grammar)
+    asks = RowAsks(grammar=grammar)
+    return PlanRow(NO_SEQUENCE, 0, first, count, tokens, table, sampling, past=past, asks=asks)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..link.heartbeat import FIRST_STEP, Liveness, StepTimes
 from ..link.messages import COMPILING, Phase
-from ..plan import NO_SEQUENCE, Handle, Outcome, Plan, Runner
+from ..plan import NO_SEQUENCE, Handle, Outcomes, Plan, Runner
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class _WatchedHandle:
     began: float
     sequences: frozenset[int]
 
-    def tokens(self) -> list[Outcome]:
+    def tokens(self) -> Outcomes:
         self.runner.expect(self.tokens_planned)
         try:
             outcomes = self.handle.tokens()
@@ -53,8 +53,8 @@ class WatchedRunner:
     def launch(self, plan: Plan) -> Handle:
         """Launch on the wrapped runner, after saying how long the step may take."""
         began = self._worked()
-        self.expect(plan.tokens)
-        sequences = frozenset([row.seq for row in plan.rows if row.seq != NO_SEQUENCE])
+        self.expect(plan.size)
+        sequences = frozenset(seq for seq in plan.seqs.tolist() if seq != NO_SEQUENCE)
         self._flying.append(sequences)
         try:
             self._liveness.engage(sequences if len(self._flying) == 1 else frozenset().union(*self._flying))
@@ -62,7 +62,7 @@ class WatchedRunner:
         except BaseException:
             self.landed(sequences)
             raise
-        return _WatchedHandle(handle, self, plan.tokens, began, sequences)
+        return _WatchedHandle(handle, self, plan.size, began, sequences)
 
     def landed(self, sequences: frozenset[int]) -> None:
         """Called when a step is over: its ``sequences`` are not in flight any more."""

@@ -24,7 +24,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from ..plan import BlockLoad, Plan, PlanRow, Runner
+from ..plan import BlockLoad, PlanRow, Runner, plan_of
 
 LAYOUT = 2
 BLOCKS_COPIED = 32
@@ -176,16 +176,16 @@ def measure(
     """
     steps = iter(range(-64, 0))
 
-    def seconds(**work: object) -> float:
+    def seconds(*rows: PlanRow, loads: tuple[BlockLoad, ...] = ()) -> float:
         best = float("inf")
         for _ in range(3):  # the first warms up
             began = clock()
-            runner.launch(Plan(next(steps), **work)).tokens()  # type: ignore[arg-type]
+            runner.launch(plan_of(next(steps), rows, loads=loads)).tokens()
             best = min(best, clock() - began)
         return max(best, LEAST)
 
     count = min(BLOCKS_COPIED, slots, blocks)
-    copying = seconds(rows=(), loads=tuple(BlockLoad(at, at) for at in range(count)))
+    copying = seconds(loads=tuple(BlockLoad(at, at) for at in range(count)))
     room = blocks * block_tokens
     chunk = min(TOKENS_TIMED, max(1, room // 4))
     before = min(HISTORY_TIMED, room - chunk)
@@ -193,7 +193,7 @@ def measure(
 
     def computing(first: int) -> float:
         tokens = np.zeros(chunk, dtype=np.int64)
-        return seconds(rows=(PlanRow(0, 0, first, chunk, tokens, table),)) / chunk
+        return seconds(PlanRow(0, 0, first, chunk, tokens, table)) / chunk
 
     fresh, later = computing(0), computing(before)
     history = max(0.0, later - fresh) / before

@@ -15,7 +15,7 @@ from itertools import starmap
 
 from ...kvstore.disk.client import DiskTier
 from ...kvstore.host.tier import HostTier
-from ..plan import BlockLoad, BlockSave, Plan, PlanRow
+from ..plan import BlockLoad, BlockSave, Plan
 
 FEW, PART, MANY = 2, 8, 16
 """How many saves of blocks that stay on the device a step that samples carries, where copies make it longer:
@@ -192,13 +192,13 @@ class Transfers:
         if self.disk is not None:
             (self.disk.drop if erase else self.disk.supersede)(key)
 
-    def emit(self, rows: Sequence[PlanRow]) -> tuple[tuple[BlockSave, ...], tuple[BlockLoad, ...]]:
-        """The saves and loads for the plan of ``rows``, which goes out now: they leave the queues here. A
-        save for which the host tier has no slot is dropped."""
+    def emit(self, *, rows: int, draws: bool) -> tuple[tuple[BlockSave, ...], tuple[BlockLoad, ...]]:
+        """The saves and loads for the plan that goes out now: they leave the queues here. A save for which the
+        host tier has no slot is dropped. ``rows``: how many it has; ``draws``: one of them draws a token."""
         if not self.waiting:
             return (), ()
         due = [(key, *save, key in self._spare) for key, save in self._wanted.items()]
-        due += [(key, block, self._block_tokens, True) for key, block in self._in_time(rows)]
+        due += [(key, block, self._block_tokens, True) for key, block in self._in_time(rows, draws)]
         saves = []
         for key, block, tokens, spare in due:
             tenant = self._tenants.get(block, 0)
@@ -212,16 +212,16 @@ class Transfers:
         self._loads.clear()
         return tuple(saves), loads
 
-    def _in_time(self, rows: Sequence[PlanRow]) -> Iterator[tuple[bytes, int]]:
-        """Yield pairs (key, block): the blocks that stay on the device and are saved with the plan of ``rows``,
-        the longest waiting first; how many depends on what they would delay.
+    def _in_time(self, rows: int, draws: bool) -> Iterator[tuple[bytes, int]]:
+        """Yield pairs (key, block): the blocks that stay on the device and are saved with a plan of so many
+        ``rows``, the longest waiting first; how many depends on what they would delay.
 
         A block that holds something else by now is left out.
         """
         left = len(self._staying)
         if not self._beside and not rows:
             left = ALONE
-        elif not self._beside and any(row.sampling is not None for row in rows):
+        elif not self._beside and draws:
             left = min(max(FEW, -(-left // PART)), MANY)
         while self._staying and left:
             key, block = self._staying.popitem(last=False)

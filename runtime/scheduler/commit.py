@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ..errors import GrammarFault, GrammarInvalid, GrammarStuck
 from ..grammar.llguidance import Matcher, Matchers
 from ..kv_placement.block_manager import BlockManager
-from ..plan import Outcome, Plan, RowFault, Scored
+from ..plan import Outcome, Outcomes, Plan, RowFault, Scored
 from ..sequence import Flight, Sequence, Turn
 from ..stats import Counters
 from ..verbs import Finish, Row, TokenLogprob, Work
@@ -31,15 +31,15 @@ class Committer:
     _counters: Counters
     _ended: list[Sequence] = field(default_factory=list)
 
-    def commit(self, plan: Plan, outcomes: Items[Outcome], now: float, *, moved: bool = True) -> list[Row]:
+    def commit(self, plan: Plan, outcomes: Outcomes, now: float, *, moved: bool = True) -> list[Row]:
         """Take over what ``plan`` computed. Returns a row for the gateway for each turn that has tokens to
         send or has ended.
 
-        ``outcomes``: one per row of the plan. ``moved``: False if the step failed as a whole, so that its
+        ``outcomes``: of the rows of the plan. ``moved``: False if the step failed as a whole, so that its
         copies and loads of blocks may not have been made.
         """
         self._block_manager.pool.finished(plan.step)
-        flights = [self._flight(row.seq, plan.step) for row in plan.rows]
+        flights = [self._flight(seq, plan.step) for seq in plan.seqs.tolist()]
         if moved:
             self._block_manager.transfers.finish(plan)
         else:
@@ -58,8 +58,8 @@ class Committer:
         """
         self._block_manager.pool.finished(plan.step)
         suspects = []
-        for planned in plan.rows:
-            sequence = self._queues.sequences.get(planned.seq)
+        for seq in plan.seqs.tolist():
+            sequence = self._queues.sequences.get(seq)
             if sequence is not None and plan.step in sequence.in_flight:
                 sequence.recall()
                 self._block_manager.trim(sequence)

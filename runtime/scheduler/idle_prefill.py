@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
-from ..plan import Plan, PlanRow
+from ..plan import Plan
 
 LAST = 7
 """How many steps of a kind are remembered. Their median counts: now and then one takes three times as long."""
@@ -62,20 +62,21 @@ class IdlePrefill:
         self._since = EVERY  # steps that decoded since one caught up
         self._left = 0  # tokens that waited when the last step was planned, and were not in it
 
-    def limit(self, chunk: int, rows: list[PlanRow], waiting: int, *, others: bool = True) -> int:
-        """How many tokens, at most ``chunk``, idle sequences may have in a step that has the turns' ``rows``.
-        ``waiting``: how many tokens idle sequences have to compute. ``others``: whether there are open
-        sequences that have none to compute."""
+    def limit(self, chunk: int, rows: int, decoding: int, waiting: int, *, others: bool = True) -> int:
+        """How many tokens, at most ``chunk``, idle sequences may have in a step that has so many ``rows`` of
+        turns, of which ``decoding`` decode. ``waiting``: how many tokens idle sequences have to compute.
+        ``others``: whether there are open sequences that have none to compute."""
         came, self._left = waiting > self._left, waiting
-        limit = self._limit(chunk, rows, waiting, SOON if others else SOON_ENOUGH, came=came)
+        soon = SOON if others else SOON_ENOUGH
+        limit = (
+            0 if decoding < rows and self._stretch > 1 else self._limit(chunk, rows, waiting, soon, came=came)
+        )
         self._left -= min(limit, waiting)
         return limit
 
-    def _limit(self, chunk: int, rows: list[PlanRow], waiting: int, soon: float, *, came: bool) -> int:
+    def _limit(self, chunk: int, rows: int, waiting: int, soon: float, *, came: bool) -> int:
         if self._stretch <= 1:
             return chunk
-        if not all(map(_decodes, rows)):
-            return 0
         decoding = self._decoding.usual
         rider = max(self._rider.usual, self._token.usual)  # a few are never cheaper than many
         token = self._token.usual or rider
@@ -94,8 +95,8 @@ class IdlePrefill:
     def took(self, plan: Plan, seconds: float) -> None:
         """Learn from a step of ``plan`` that took ``seconds`` on the device: how long decoding takes alone,
         and what prompt tokens beside it add."""
-        decodes = sum(map(_decodes, plan.rows))
-        prompts = plan.tokens - decodes
+        decodes = plan.decoding
+        prompts = plan.size - decodes
         self._since += bool(decodes)
         if not prompts:
             if decodes:
@@ -130,7 +131,3 @@ class _Recent:
         """Add a measurement; the oldest one goes."""
         self._last.append(seconds)
         self.usual = median(self._last)
-
-
-def _decodes(row: PlanRow) -> bool:
-    return row.count == 1 and row.sampling is not None

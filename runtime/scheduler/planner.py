@@ -17,7 +17,7 @@ import numpy as np
 
 from ...kvstore.pool import BlockPool
 from ..kv_placement.block_manager import BlockManager
-from ..plan import BlockCopy, Plan, PlanRow
+from ..plan import NO_INTS, BlockCopy, Ints, Plan, RowAsks
 from ..sequence import Flight, Sequence, Status
 from ..settings import SchedulerSettings
 from ..stats import Counters
@@ -25,23 +25,31 @@ from .idle_prefill import IdlePrefill
 from .policy import Policy
 from .preemption import Preemption
 from .queues import Queues
+from .slots import ChangesDraft, Slots
 
 PARTS = 8
 """When the host tier is full, a step restores at most one part in this many of its slots."""
-
-_NO_TOKENS = np.empty(0, dtype=np.int64)
 
 
 @dataclass(slots=True)
 class _Draft:
     """A plan that is being made. ``chunk``: prompt tokens that may still be added. ``limits``: the same for
-    each tenant; empty if the prompts are of one tenant."""
+    each tenant; empty if the prompts are of one tenant. ``rows``: of each its sequence's number, slot, first
+    position, count, whether it draws, and whether it is fed; the others as in `Plan`."""
 
     step: int
     chunk: int
-    rows: list[PlanRow] = field(default_factory=list)
+    rows: list[tuple[int, int, int, int, bool, bool]] = field(default_factory=list)
+    tokens: list[Ints] = field(default_factory=list)
+    asks: dict[int, RowAsks] = field(default_factory=dict)
+    changes: ChangesDraft = field(default_factory=ChangesDraft)
     copies: list[BlockCopy] = field(default_factory=list)
     limits: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def decoding(self) -> int:
+        """How many rows compute one token and draw the next."""
+        return sum(count == 1 and draws for _, _, _, count, draws, _ in self.rows)
 
 
 @dataclass(eq=False)
@@ -56,6 +64,7 @@ class Planner:
     _preemption: Preemption
     _idle_prefill: IdlePrefill
     _counters: Counters
+    _slots: Slots
 
     def plan(self, now: float) -> Plan | None:
         """The next step; None if nothing can be computed before a commit or a verb."""
@@ -108,10 +117,27 @@ class Planner:
         if not draft.rows and not self._block_manager.transfers.waiting:
             return None
         self._block_manager.launched(draft.step)
-        moves = self._block_manager.transfers.emit(draft.rows)
-        plan = Plan(draft.step, tuple(draft.rows), tuple(draft.copies), *moves)
+        draws = any(row[4] for row in draft.rows)
+        saves, loads = self._block_manager.transfers.emit(rows=len(draft.rows), draws=draws)
+        columns = np.array(draft.rows, dtype=np.int64).reshape(-1, 6).T
+        seqs, slots, firsts, counts, drawing, fed = (np.ascontiguousarray(column) for column in columns)
+        plan = Plan(
+            draft.step,
+            seqs,
+            slots,
+            firsts,
+            counts,
+            drawing.astype(bool),
+            fed.astype(bool),
+            np.concatenate(draft.tokens) if draft.tokens else NO_INTS,
+            draft.asks,
+            self._slots.emit(draft.changes) if draft.rows else None,
+            tuple(draft.copies),
+            saves,
+            loads,
+        )
         self._counters.steps = draft.step
-        self._counters.rows += len(plan.rows)
+        self._counters.rows += len(plan)
         self._counters.copies += len(plan.copies)
         return plan
 
@@ -174,7 +200,8 @@ class Planner:
         if others:
             tokens = sum(sequence.to_do for sequence in others)
             more = len(self._queues.sequences) > len(waiting)
-            draft.chunk = self._idle_prefill.limit(draft.chunk, draft.rows, tokens, others=more)
+            decoding, rows = draft.decoding, len(draft.rows)
+            draft.chunk = self._idle_prefill.limit(draft.chunk, rows, decoding, tokens, others=more)
             self._add_all(draft, others, now)
 
     def _add_all(self, draft: _Draft, sequences: list[Sequence], now: float) -> None:
@@ -208,7 +235,7 @@ class Planner:
         if draft.limits and not reserved:
             draft.limits[sequence.tenant] -= count
         draft.copies += self._block_manager.allocate(sequence, end)
-        draft.rows.append(self._row(draft, sequence, end))
+        self._add_row(draft, sequence, end)
 
     def _secure(self, sequence: Sequence, most: int, now: float) -> int:
         """The position, at most ``most`` tokens ahead, up to which the sequence has blocks or can get them
@@ -233,42 +260,26 @@ class Planner:
                 self._preemption.preempt(least, sequence)
         return min(end, self._block_manager.reach(sequence, self._pool.available))
 
-    def _row(self, draft: _Draft, sequence: Sequence, end: int) -> PlanRow:
-        first, turn = sequence.planned, sequence.turn
-        samples = turn is not None and end == sequence.total
-        fed_by = None
-        tokens = _NO_TOKENS
-        if end > len(sequence.tokens):
-            last = next(reversed(sequence.in_flight.values()))
-            assert last.step == draft.step - 1 and last.samples and end - first == 1
-            fed_by = last.row
+    def _add_row(self, draft: _Draft, sequence: Sequence, end: int) -> None:
+        """Append the row that computes a sequence up to position ``end``, and note it in the sequence."""
+        first, turn, number = sequence.planned, sequence.turn, len(draft.rows)
+        draws = turn is not None and end == sequence.total
+        fed = end > len(sequence.tokens)
+        if fed:
+            assert sequence.pending_samples and end - first == 1
         else:
-            tokens = sequence.tokens.span(first, end)
-        sampling = turn.sampling if turn is not None and samples else None
-        past = None
-        if sampling is not None and sampling.reads_past:
-            past = sequence.tokens.view(end - 1).copy()
-        forbidden = turn.forbidden(sequence.pending_samples) if turn is not None and samples else ()
-        scored, scored_from = None, first
-        if turn is not None and turn.to_score:
-            scored_from = max(first, turn.scored)
-            if (scored_to := min(end, turn.output_from - 1)) > scored_from:
-                scored = sequence.tokens.span(scored_from + 1, scored_to + 1)
-        sequence.advance(Flight(draft.step, len(draft.rows), first, end, samples))
-        return PlanRow(
-            seq=sequence.id,
-            epoch=sequence.epoch,
-            first=first,
-            count=end - first,
-            tokens=tokens,
-            table=sequence.table.view[: self._block_manager.blocks_for(end)].copy(),
-            sampling=sampling,
-            fed_by=fed_by,
-            past=past,
-            output_from=turn.output_from if turn is not None else 0,
-            forbidden=forbidden,
-            grammar=turn.grammar if turn is not None and samples else None,
-            scored=scored,
-            scored_from=scored_from,
-            scored_top=(turn.sampling.prompt_logprobs or 0) if turn is not None else 0,
-        )
+            draft.tokens.append(sequence.tokens.span(first, end))
+        if turn is not None:
+            forbidden = turn.forbidden(sequence.pending_samples) if draws else ()
+            grammar = turn.grammar if draws else None
+            scored, scored_from = None, first
+            if turn.to_score:
+                scored_from = max(first, turn.scored)
+                if (scored_to := min(end, turn.output_from - 1)) > scored_from:
+                    scored = sequence.tokens.span(scored_from + 1, scored_to + 1)
+            if forbidden or grammar is not None or scored is not None:
+                most = turn.sampling.prompt_logprobs or 0
+                draft.asks[number] = RowAsks(forbidden, grammar, scored, scored_from, most)
+        slot = self._slots.enter(sequence, end, draft.changes)
+        draft.rows.append((sequence.id, slot, first, end - first, draws, fed))
+        sequence.advance(Flight(draft.step, first, end, draws))

@@ -18,7 +18,6 @@ clock, chosen by the caller.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as Items
 from dataclasses import asdict
 
 from ...kvstore.disk.client import DiskTier
@@ -45,7 +44,7 @@ from ..kv_placement.leases import Leases
 from ..kv_placement.offload import POLL_SECONDS, Offload
 from ..kv_placement.restore import Restore
 from ..kv_placement.transfers import Transfers
-from ..plan import Outcome, Plan, RowFault
+from ..plan import Outcomes, Plan, RowFault
 from ..sequence import Sequence, Turn
 from ..settings import SchedulerSettings
 from ..stats import Counters
@@ -76,6 +75,7 @@ from .policy import policy_named
 from .preemption import Preemption
 from .queues import Queues
 from .sampling_limits import check_sampling
+from .slots import Slots
 
 SequenceVerb = Open | Extend | Truncate | Generate | Stop | Fork | Close | Lease | Stage | Settle | Locate
 
@@ -125,7 +125,10 @@ class Scheduler:
         preemption = Preemption(settings, policy, queues, blocks, pool, self.counters)
         self._idle_prefill = IdlePrefill(settings.idle_stretch)
         budget = self._idle_prefill
-        self._planner = Planner(settings, queues, blocks, pool, policy, preemption, budget, self.counters)
+        self._slots = Slots(settings.depth * settings.max_sequences)
+        self._planner = Planner(
+            settings, queues, blocks, pool, policy, preemption, budget, self.counters, self._slots
+        )
         self._restore = Restore(queues, blocks, preemption.relieve, disk, costs or CostBook(None))
         self.offload = Offload(blocks, disk, costs)
         self._leases = Leases(settings, queues, blocks, self._restore)
@@ -264,6 +267,7 @@ class Scheduler:
         if sequence.turn is not None:
             self._matchers.drop(sequence.turn.grammar)
         self._queues.close(sequence, now)
+        self._slots.release(sequence)
         return VerbReply(verb.request)
 
     def _lease(self, verb: Lease, now: float) -> VerbReply:
@@ -330,6 +334,7 @@ class Scheduler:
 
     def plan_alone(self, seq: int, now: float) -> Plan | None:
         """Plan a step for this sequence alone, to find out whether it makes steps fail. None: nothing to do."""
+        self._slots.forget()
         return self._planner.plan_alone(self._queues[seq], now)
 
     def planned(self, now: float, *, idle: bool) -> list[Row]:
@@ -347,8 +352,8 @@ class Scheduler:
         """Record that the step of ``plan`` took ``seconds`` of device time; later steps are sized by it."""
         self._idle_prefill.took(plan, seconds)
 
-    def commit(self, plan: Plan, outcomes: Items[Outcome], now: float, *, moved: bool = True) -> list[Row]:
-        """Take over what ``plan`` computed; ``outcomes`` has one entry for each of its rows.
+    def commit(self, plan: Plan, outcomes: Outcomes, now: float, *, moved: bool = True) -> list[Row]:
+        """Take over what ``plan`` computed; ``outcomes``: of its rows.
 
         ``moved``: False if the step failed as a whole, so that its copies of blocks may not have been made.
         Returns a row for the gateway for each turn that has tokens to send or has ended.
@@ -361,6 +366,7 @@ class Scheduler:
         """Undo ``plans``, which are all plans in flight; their steps failed as a whole. Returns the ids of
         the sequences that they had rows for."""
         self.counters.isolations += 1
+        self._slots.forget()
         return list(dict.fromkeys(s.id for plan in plans for s in self._committer.revoke(plan, now)))
 
     def evict(self, seq: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from holdfast.kvstore.block_table import BlockTable
@@ -103,3 +103,22 @@ def test_growing_copies_seldom() -> None:
         table.extend([block])
         moved += len(before) > 0 and not np.shares_memory(before, table.view)
     assert moved <= 12
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["extend", "replace", "truncate", "take"]), IDS, st.integers(0, 30)))
+)
+def test_a_copy_that_takes_all_changes_is_the_table(acts: list[tuple[str, list[int], int]]) -> None:
+    table, copy = BlockTable([1, 2, 3]), np.zeros(700, dtype=np.int32)
+    for act, blocks, number in acts:
+        if act == "extend":
+            table.extend(blocks)
+        elif act == "replace" and len(table):
+            table.replace(number % len(table), len(blocks))
+        elif act == "truncate":
+            table.truncate(min(number, len(table)))
+        if act == "take":
+            first, ids = table.take_changes()
+            copy[first : first + len(ids)] = ids
+            assert not table.changed
+            assert copy[: len(table)].tolist() == table.view.tolist()

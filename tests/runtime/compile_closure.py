@@ -24,7 +24,7 @@ from holdfast.runtime.execution.runner import TorchRunner
 from holdfast.runtime.execution.warmup import rehearse
 from holdfast.runtime.grammar.llguidance import ANY_TOKEN
 from holdfast.runtime.model.load import load_model
-from holdfast.runtime.plan import BlockCopy, Plan, PlanRow
+from holdfast.runtime.plan import BlockCopy, PlanRow, RowAsks, plan_of
 from holdfast.runtime.verbs import Sampling
 
 BLOCK, BLOCKS, CONTEXT = 16, 40, 2048
@@ -57,7 +57,7 @@ def random_row(random: np.random.Generator) -> PlanRow:
         table,
         None if random.random() < 0.1 else sampling,
         past=np.zeros(first + count - 1, dtype=np.int32),
-        grammar=ANY_TOKEN if random.random() < 0.1 else None,
+        asks=RowAsks(grammar=ANY_TOKEN if random.random() < 0.1 else None),
     )
 
 
@@ -83,7 +83,7 @@ def main() -> int:
             if random.random() < 0.3:
                 rows = tuple(row for row in rows if row.count == 1)
             copies = tuple(BlockCopy(0, at + 1) for at in range(random.integers(0, 4)))
-            runner.launch(Plan(step, rows, copies)).tokens()
+            runner.launch(plan_of(step, rows, copies=copies)).tokens()
     names = [one.kernel for one in gpu.compiled]
     print(json.dumps({"triton": triton.__version__, "ahead": names[:ahead], "behind": names[ahead:]}))
     return int(len(names) > ahead)

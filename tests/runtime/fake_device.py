@@ -44,7 +44,7 @@ from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.execution.runner import TorchRunner
-from holdfast.runtime.plan import Handle, Outcome, Plan
+from holdfast.runtime.plan import Handle, Outcomes, Plan
 from holdfast.runtime.scheduler.scheduler import Scheduler
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.runtime.verbs import Sampling
@@ -515,7 +515,7 @@ class _Bombed:
     device: FakeDevice
     bomb: bool
 
-    def tokens(self) -> list[Outcome]:
+    def tokens(self) -> Outcomes:
         outcomes = self.handle.tokens()
         if self.bomb:
             self.device.doomed = None  # the next launch finds out which sequence it was
@@ -541,7 +541,7 @@ class BombedRunner:
         self._most = 1  # calls of a launch so far
 
     def launch(self, plan: Plan) -> Handle:
-        tokens = {token for row in plan.rows for token in row.tokens.tolist()}
+        tokens = set(plan.tokens.tolist())
         bomb = not self.launch_bombs.isdisjoint(tokens)
         doomed, self.device.doomed, before = self.device.doomed, None, self.device.calls
         self.device.refuse(self.device.chance.randrange(self._most) if bomb else doomed)

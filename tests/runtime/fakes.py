@@ -28,8 +28,18 @@ from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.errors import GrammarStuck
+from holdfast.runtime.execution.batch import Batch
 from holdfast.runtime.grammar.llguidance import Compiler, Matchers
-from holdfast.runtime.plan import BlockCopy, BlockLoad, BlockSave, Outcome, Plan, RowFault
+from holdfast.runtime.plan import (
+    BlockCopy,
+    BlockLoad,
+    BlockSave,
+    Outcome,
+    Outcomes,
+    Plan,
+    PlanRow,
+    RowFault,
+)
 from holdfast.runtime.scheduler.scheduler import Scheduler
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.runtime.verbs import Sampling
@@ -114,10 +124,9 @@ class _Task:
 class _Launched:
     """A step in flight: its tasks, and where its outcomes go."""
 
-    plan: Plan
+    rows: list[PlanRow]
     outcomes: list[Outcome]
     ends_at: float
-    previous: _Launched | None
     masks: list[np.ndarray | None] = field(default_factory=list)
     tasks: list[_Task] = field(default_factory=list)
     row_tasks: list[_Task] = field(default_factory=list)
@@ -174,50 +183,54 @@ class FakeRunner:
         self._saves: dict[int, list[_Task]] = {}  # by block: saves that may not have run
         self._writes: dict[int, list[_Task]] = {}  # by block: loads and copies to it
         self._in_flight: list[_Launched] = []
+        self._batch = Batch()
+        self.rows: list[list[PlanRow]] = []
+        self._drawn: dict[int, tuple[_Launched, int]] = {}  # by slot: the row that drew last, and its step
         self._ready_at = 0.0
 
     def launch(self, plan: Plan) -> FakeHandle:
         """Start a step. Raises what a bomb raises."""
+        self._batch.apply(plan)
+        rows = [self._batch.row(plan, at, self.block_tokens) for at in range(len(plan))]
         if self.keep_plans:
             self.plans.append(plan)
-        self._detonate(plan, self.launch_bombs, "at launch")
-        self._ready_at = max(self._ready_at, self.clock) + self.step_time + self.token_time * plan.tokens
-        previous = self._in_flight[-1] if self._in_flight else None
-        step = _Launched(plan, [[] for _ in plan.rows], self._ready_at, previous)
-        self._add_tasks(step)
+            self.rows.append(rows)
+        self._detonate(rows, self.launch_bombs, "at launch")
+        self._ready_at = max(self._ready_at, self.clock) + self.step_time + self.token_time * plan.size
+        behind = bool(self._in_flight)
+        step = _Launched(rows, [[] for _ in rows], self._ready_at)
+        self._add_tasks(step, plan)
         self._in_flight.append(step)
         if self.late:
-            self._run_ready(step if previous else None)
+            self._run_ready(step if behind else None)
         elif self.chance is None:
             self._finish(step)
         else:
             self._run_some(self.chance)
         return FakeHandle(self, step)
 
-    def fetch(self, step: _Launched) -> list[Outcome]:
+    def fetch(self, step: _Launched) -> Outcomes:
         """Wait for a step."""
         if self.chance is not None:
             self._run_some(self.chance)
         self._finish(step)
-        step.previous = None
         self._in_flight.remove(step)
         for pending in (self._saves, self._writes):
             for block in [block for block, tasks in pending.items() if all(task.done for task in tasks)]:
                 del pending[block]
         self.clock = max(self.clock, step.ends_at)
-        self._detonate(step.plan, self.late_bombs, "in flight")
-        return step.outcomes
+        self._detonate(step.rows, self.late_bombs, "in flight")
+        return Outcomes.of(step.outcomes)
 
-    def _detonate(self, plan: Plan, bombs: frozenset[int], where: str) -> None:
-        for row in plan.rows if bombs else ():
+    def _detonate(self, rows: list[PlanRow], bombs: frozenset[int], where: str) -> None:
+        for row in rows if bombs else ():
             if not bombs.isdisjoint(row.tokens.tolist()):
                 raise RuntimeError(f"a bomb {where}")
 
     # --- the moments ------------------------------------------------------------------------------------
 
-    def _add_tasks(self, step: _Launched) -> None:
+    def _add_tasks(self, step: _Launched, plan: Plan) -> None:
         """A read of a block waits for loads and copies to it, a write for its saves."""
-        plan = step.plan
         earlier = [task for launched in self._in_flight for task in launched.tasks]
         moved = [task for task in earlier if task.moves]
         for save in plan.saves:
@@ -233,14 +246,17 @@ class FakeRunner:
             after = moved + own + self._pending(self._saves, [copy.target])
             own.append(_Task(lambda copy=copy: self._copy(copy), after, moves=True))
             self._writes.setdefault(copy.target, []).append(own[-1])
-        for number, row in enumerate(plan.rows):
-            step.masks.append(self._mask(row.grammar))
+        for number, (row, slot) in enumerate(zip(step.rows, plan.slots.tolist(), strict=True)):
+            step.masks.append(self._mask(row.asks.grammar))
             after = own + [task for task in earlier if task.seq == row.seq]
             after += self._pending(self._writes, row.table.tolist())
             after += self._pending(self._saves, row.table[row.first // self.block_tokens :].tolist())
-            if row.fed_by is not None and step.previous is not None:
-                after.append(step.previous.row_tasks[row.fed_by])
-            act = lambda number=number: self._compute(step, number)
+            feeder = self._drawn[slot] if row.fed else None
+            if feeder is not None:
+                after.append(feeder[0].row_tasks[feeder[1]])
+            if row.sampling is not None:
+                self._drawn[slot] = step, number
+            act = lambda number=number, feeder=feeder: self._compute(step, number, feeder)
             step.row_tasks.append(_Task(act, after, row.seq))
         step.tasks += own + step.row_tasks
 
@@ -324,13 +340,13 @@ class FakeRunner:
         folded = (digests ^ self._mixed[positions]) * self._weights[:length]
         return int(folded.sum(dtype=np.uint64))
 
-    def _compute(self, step: _Launched, number: int) -> None:
-        row = step.plan.rows[number]
+    def _compute(self, step: _Launched, number: int, feeder: tuple[_Launched, int] | None) -> None:
+        row = step.rows[number]
         table = row.table
         tokens = row.tokens.tolist()
-        if row.fed_by is not None:
-            assert step.previous is not None and not tokens
-            fed = step.previous.outcomes[row.fed_by]
+        if feeder is not None:
+            assert not tokens
+            fed = feeder[0].outcomes[feeder[1]]
             if not isinstance(fed, list):
                 step.outcomes[number] = RowFault("fed by a row that failed")
                 return
@@ -375,7 +391,7 @@ class FakeHandle:
     runner: FakeRunner
     step: _Launched
 
-    def tokens(self) -> list[Outcome]:
+    def tokens(self) -> Outcomes:
         """Wait for it."""
         return self.runner.fetch(self.step)
 

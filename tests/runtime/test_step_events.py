@@ -17,7 +17,7 @@ from holdfast.kvstore.host.slots import SlotMemory
 from holdfast.runtime.execution.runner import TorchRunner
 from holdfast.runtime.kv_placement.costs import measure
 from holdfast.runtime.model.load import load_model
-from holdfast.runtime.plan import BlockCopy, BlockLoad, BlockSave, Plan, PlanRow
+from holdfast.runtime.plan import BlockCopy, BlockLoad, BlockSave, Plan, PlanRow, plan_of
 from holdfast.runtime.verbs import Sampling
 from holdfast.tests.runtime.fake_device import DigestDecoder, FakeDevice, digest_arena, place_of
 from holdfast.tests.runtime.fakes import GREEDY, Shadow, fake_memory
@@ -42,7 +42,7 @@ class Parts:
 
     def run(self, *rows: PlanRow, **moves: object) -> list:
         self.step += 1
-        return self.runner.launch(Plan(self.step, rows, **moves)).tokens()  # type: ignore[arg-type]
+        return list(self.runner.launch(plan_of(self.step, rows, **moves)).tokens())  # type: ignore[arg-type]
 
     def block(self, block: int) -> bytes:
         return bytes(self.arena.bytes_of(block).numpy())
@@ -96,7 +96,7 @@ def test_a_save_comes_after_a_load_of_an_earlier_step_in_flight(parts: Parts) ->
 def test_a_save_comes_after_a_copy_of_an_earlier_step_in_flight(parts: Parts) -> None:
     """A fork's own block may be saved while the step that copies it is in flight."""
     parts.arena.bytes_of(2).fill_(7)
-    parts.runner.launch(Plan(1, (), copies=(BlockCopy(2, 4),)))
+    parts.runner.launch(plan_of(1, (), copies=(BlockCopy(2, 4),)))
     with parts.device.active():
         saving = parts.mover.move([(4, 1, BLOCK)], [])
     assert saving is not None
@@ -141,9 +141,9 @@ def test_a_real_model_says_the_same_on_a_device_that_is_late(tmp_path: Path) -> 
         table, past = np.arange(3, dtype=np.int32), np.arange(40, dtype=np.int32)
         prompt = PlanRow(0, 0, 0, 20, np.arange(20), table, GREEDY)
         other = PlanRow(1, 0, 0, 33, np.arange(33), table + 3, ask, past=past[:32])
-        first = runner.launch(Plan(1, (prompt, other)))
-        fed = PlanRow(0, 0, 20, 1, np.zeros(0, dtype=np.int64), table, GREEDY, fed_by=0)
-        second = runner.launch(Plan(2, (fed,), copies=(BlockCopy(0, 7),)))
+        first = runner.launch(plan_of(1, (prompt, other)))
+        fed = PlanRow(0, 0, 20, 1, np.zeros(0, dtype=np.int64), table, GREEDY, fed=True)
+        second = runner.launch(plan_of(2, (fed,), copies=(BlockCopy(0, 7),)))
         said.append([*first.tokens(), *second.tokens()])
         assert all(torch.equal(arena.kv[7], arena.kv[0]) and arena.kv[7].any() for arena in arenas)
     assert said[0] == said[1] and len({str(one) for one in said[0]}) == 3
@@ -167,7 +167,7 @@ def test_memory_is_given_back_when_no_copy_is_in_flight(parts: Parts) -> None:
     payload = bytes(range(1, 1 + parts.memory.block_bytes))
     parts.memory.payload(0)[:] = payload
     assert parts.device.registered
-    parts.runner.launch(Plan(1, (), loads=(BlockLoad(0, 1),), saves=(BlockSave(3, 4, BLOCK),)))
+    parts.runner.launch(plan_of(1, (), loads=(BlockLoad(0, 1),), saves=(BlockSave(3, 4, BLOCK),)))
     parts.mover.registration.close()
     assert not parts.device.registered
     assert parts.block(1) == payload
@@ -179,9 +179,10 @@ def test_memory_is_given_back_when_no_copy_is_in_flight(parts: Parts) -> None:
 def everything(step: int) -> Plan:
     """A step with all that a step may have: moves, a copy, rows of each kind, log probabilities, edits."""
     asks = Sampling(temperature=1.0, seed=2, logprobs=1, logit_bias=((3, 1.0),))
-    rows = (row(0, [5, 9, 13]), replace(row(2, [7], asks), fed_by=None, past=np.zeros(2, np.int32)))
+    rows = (row(0, [5, 9, 13]), replace(row(2, [7], asks), past=np.zeros(2, np.int32)))
     saves = (BlockSave(2, 1, BLOCK), BlockSave(3, 4, 2))
-    return Plan(step, rows, (BlockCopy(5, 6),), saves, (BlockLoad(0, 5), BlockLoad(3, 7)))
+    loads = (BlockLoad(0, 5), BlockLoad(3, 7))
+    return plan_of(step, rows, copies=(BlockCopy(5, 6),), saves=saves, loads=loads)
 
 
 def calls_of_a_launch(registered: bool) -> int:

@@ -24,7 +24,17 @@ from holdfast.runtime.execution import sampler
 from holdfast.runtime.execution.runner import TorchRunner
 from holdfast.runtime.model.decoder import Decoder
 from holdfast.runtime.model.load import LoadedModel, load_model
-from holdfast.runtime.plan import BlockCopy, BlockSave, Handle, Plan, PlanRow, RowFault, Scored
+from holdfast.runtime.plan import (
+    BlockCopy,
+    BlockSave,
+    Changes,
+    Handle,
+    PlanRow,
+    RowAsks,
+    RowFault,
+    Scored,
+    plan_of,
+)
 from holdfast.runtime.verbs import Sampling, TokenLogprob
 
 BLOCKS, BLOCK = 128, 16
@@ -71,12 +81,12 @@ class Bench:
         self, seq: int, first: int, tokens: Iterable[int], sampling: Sampling | None = None, **more
     ) -> PlanRow:
         ids = np.array(list(tokens), dtype=np.int64)
-        count = 1 if "fed_by" in more else len(ids)
+        count = 1 if "fed" in more else len(ids)
         return PlanRow(seq, 0, first, count, ids, more.pop("table", self.tables[seq]), sampling, **more)
 
     def launch(self, *rows: PlanRow, copies: tuple[BlockCopy, ...] = ()):
         self.step += 1
-        return self.runner.launch(Plan(self.step, rows, copies))
+        return self.runner.launch(plan_of(self.step, rows, slots=[row.seq for row in rows], copies=copies))
 
     def run(self, *rows: PlanRow, copies: tuple[BlockCopy, ...] = ()) -> list[Any]:
         return ids_of(self.launch(*rows, copies=copies))
@@ -138,8 +148,8 @@ def test_the_scores_of_prompts_are_those_of_the_reference(
 
     def scored(seq: int, first: int, end: int, since: int, top: int, how: Sampling | None = None) -> PlanRow:
         ids = np.array(prompts[seq][since + 1 : end + 1], dtype=np.int64)
-        more = {"scored": ids, "scored_from": since, "scored_top": top}
-        return bench.row(seq, first, prompts[seq][first:end], how, **more)
+        asks = RowAsks(scored=ids, scored_from=since, scored_top=top)
+        return bench.row(seq, first, prompts[seq][first:end], how, asks=asks)
 
     steps = [
         [bench.row(2, 0, prompt(5), GREEDY), scored(0, 0, 14, 0, 2), scored(1, 0, 9, 0, 0, GREEDY)],
@@ -149,7 +159,7 @@ def test_the_scores_of_prompts_are_those_of_the_reference(
     for rows in steps:
         for row, outcome in zip(rows, bench.launch(*rows).tokens(), strict=True):
             has = isinstance(outcome, Scored) and bool(outcome.prompt)
-            assert has is (row.scored is not None)
+            assert has is (row.asks.scored is not None)
             if isinstance(outcome, Scored):
                 told.setdefault(row.seq, []).extend(outcome.prompt)
                 logprobs = row.sampling.logprobs if row.sampling is not None else None
@@ -195,7 +205,7 @@ def test_sampled_tokens_feed_the_next_step_before_they_are_read(device: str, fol
     in_flight = [(places, bench.launch(*rows))]
     for at in range(4):
         turned = sorted(places, key=lambda seq: (seq + at) % 3)  # rows change places from step to step
-        rows = [bench.row(seq, seq + 3 + at, [], GREEDY, fed_by=places[seq]) for seq in turned]
+        rows = [bench.row(seq, seq + 3 + at, [], GREEDY, fed=True) for seq in turned]
         places = {seq: 1 + place for place, seq in enumerate(turned)}
         in_flight.append((places, bench.launch(bench.row(9, 0, prompt(2)), *rows)))
     for at, (places, handle) in enumerate(in_flight):
@@ -205,16 +215,19 @@ def test_sampled_tokens_feed_the_next_step_before_they_are_read(device: str, fol
         }
 
 
-def test_a_step_launched_again_in_parts_is_fed_by_the_same_earlier_step(model: LoadedModel) -> None:
-    expected = [Bench(model).say(0, prompt(4, 2 + seq), 2) for seq in range(2)]
+def test_changes_that_are_lost_or_come_twice_are_refused(model: LoadedModel) -> None:
     bench = Bench(model)
-    bench.run(*(bench.row(seq, 0, prompt(4, 2 + seq), GREEDY) for seq in range(2)))
-    broken = np.array([10**6])  # outside the vocabulary: the whole launch raises
-    rows = [bench.row(seq, 4, [], GREEDY, fed_by=seq) for seq in range(2)]
-    with pytest.raises(IndexError):
-        bench.runner.launch(Plan(9, (*rows, bench.row(2, 0, broken))))
-    parts = [ids_of(bench.runner.launch(Plan(9, (row,)))) for row in reversed(rows)]
-    assert parts == [[expected[1][1]], [expected[0][1]]]
+    whole = plan_of(1, [bench.row(0, 0, prompt(4), GREEDY)])
+    bench.runner.launch(whole).tokens()
+    second = replace(
+        whole, step=2, changes=Changes(1), firsts=np.array([4]), counts=np.array([1]), tokens=np.array([7])
+    )
+    bench.runner.launch(second).tokens()
+    for number in (1, 3):
+        with pytest.raises(ValueError, match=f"changes {number} of the batch came; the next are 2"):
+            bench.runner.launch(replace(second, changes=Changes(number)))
+    with pytest.raises(ValueError, match="never sent"):
+        bench.runner.launch(replace(second, changes=Changes(0)))
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])
@@ -300,7 +313,7 @@ def test_a_launch_that_fails_behind_its_saves_has_no_copy_under_way(device: str)
     row = PlanRow(0, 0, 0, 1, np.zeros(1, np.int64), np.zeros(1, np.int32), GREEDY)
     saves = tuple(BlockSave(block, block, 16) for block in range(1, 40))
     with pytest.raises(torch.OutOfMemoryError):
-        runner.launch(Plan(1, (row,), saves=saves))
+        runner.launch(plan_of(1, [row], saves=saves))
     mark = bytes([9]) * memory.block_bytes
     for save in saves:
         memory.payload(save.slot)[:] = mark

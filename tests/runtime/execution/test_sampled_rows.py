@@ -27,15 +27,17 @@ def planned(
     """The rows that sampled, each with its past as it was at launch, and the tokens said."""
     engine, device = fake_engine(world(depth=depth, max_step_tokens=6).settings, vocab_size=200)
     told: list[Told] = []
+    device.keep_plans = True
     launch = device.launch
 
     def listen(plan: Plan):
+        handle = launch(plan)
         told.extend(
             (row, None if row.past is None else row.past.tolist())
-            for row in plan.rows
+            for row in device.rows[-1]
             if row.sampling is not None
         )
-        return launch(plan)
+        return handle
 
     device.launch = listen  # type: ignore[method-assign]
     for verb in (Open(1, 0, b"", PROMPT), Generate(2, 0, sampling, limits, generated_from)):
@@ -59,7 +61,7 @@ def test_the_past_is_all_that_stands_before_the_last_token(depth: int, evict_eve
         assert past == whole[: row.first + row.count - 1]
         assert row.output_from == len(PROMPT)
     assert {row.first + row.count for row, _ in told} == set(range(len(PROMPT), len(PROMPT) + 12))
-    assert any(row.fed_by is not None for row, _ in told) == (depth == 2)
+    assert any(row.fed for row, _ in told) == (depth == 2)
 
 
 def test_no_other_row_is_told_the_past() -> None:
@@ -88,4 +90,4 @@ def test_the_end_is_forbidden_until_the_least_number_of_tokens(depth: int, least
     assert len(said) == 20 - begun
     for row, _ in told:
         before = row.first + row.count - len(PROMPT) + begun  # tokens of the reply that stand already
-        assert row.forbidden == (STOPS if before < least else ())
+        assert row.asks.forbidden == (STOPS if before < least else ())

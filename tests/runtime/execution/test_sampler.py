@@ -18,9 +18,10 @@ from transformers import (
 
 from holdfast.kernels.device import CpuDevice
 from holdfast.runtime.execution import sampler
-from holdfast.runtime.execution.sampler import draw, outcome
+from holdfast.runtime.execution.batch import Batch
+from holdfast.runtime.execution.sampler import draw, outcomes
 from holdfast.runtime.grammar.llguidance import Matchers
-from holdfast.runtime.plan import PlanRow, RowFault, Scored
+from holdfast.runtime.plan import NOTHING_MORE, PlanRow, RowAsks, RowFault, Scored, plan_of
 from holdfast.runtime.verbs import Sampling
 
 VOCAB = 48
@@ -35,15 +36,24 @@ def row(tokens: list[int], sampling: Sampling, prompt: int = 0, seq: int = 0, ea
     ids = np.array(tokens)
     return PlanRow(
         seq, 0, len(ids) - 1, 1, ids[-1:], TABLE, sampling,
-        past=ids[:-1].astype(np.int32), output_from=prompt, forbidden=EOS if early else (),
+        past=ids[:-1].astype(np.int32), output_from=prompt, asks=RowAsks(EOS) if early else NOTHING_MORE,
     )  # fmt: skip
 
 
 def drawn(rows: list[PlanRow], logits: torch.Tensor) -> list[Any]:
+    plan, batch = plan_of(1, rows), Batch()
+    batch.apply(plan)
     last = torch.tensor([int(one.tokens[-1]) for one in rows])
-    lines = draw(rows, logits.clone(), last, NO_GRAMMARS, CPU).tolist()
-    made = [outcome(one, line, NO_GRAMMARS) for one, line in zip(rows, lines, strict=True)]
+    lines = draw(plan, batch, np.arange(len(rows)), logits.clone(), last, NO_GRAMMARS, CPU).numpy()
+    made = outcomes(plan, batch.scores[plan.slots], lines, NO_GRAMMARS)
     return [one[0] if isinstance(one, list) and len(one) == 1 else one for one in made]
+
+
+def fed_by(one: PlanRow, logits: torch.Tensor, token: int) -> int:
+    """What the row draws where ``token`` is its last one on the device."""
+    plan, batch = plan_of(1, [one]), Batch()
+    batch.apply(plan)
+    return int(draw(plan, batch, np.arange(1), logits.clone(), torch.tensor([token]), NO_GRAMMARS, CPU)[0, 0])
 
 
 def random_logits(rows: int, seed: int = 0) -> torch.Tensor:
@@ -60,7 +70,7 @@ def theirs(one: PlanRow, tokens: list[int], prompt: int) -> LogitsProcessorList:
         made.append(RepetitionPenaltyLogitsProcessor(how.repetition_penalty))
     if how.bad_words:
         made.append(NoBadWordsLogitsProcessor([list(word) for word in how.bad_words]))
-    if one.forbidden:
+    if one.asks.forbidden:
         made.append(MinNewTokensLengthLogitsProcessor(prompt, len(tokens) + 1, list(EOS)))
     return made
 
@@ -97,13 +107,10 @@ def test_the_last_token_comes_from_the_device() -> None:
         Sampling(presence_penalty=1.0),
         Sampling(frequency_penalty=1.0),
     ):
-        fed = replace(row([3, 9], how, prompt=1), tokens=np.empty(0, dtype=np.int64), fed_by=0)
-        assert draw([fed], logits.clone(), torch.tensor([5]), NO_GRAMMARS, CPU)[0, 0] == 6
-        assert draw([fed], logits.clone(), torch.tensor([9]), NO_GRAMMARS, CPU)[0, 0] == 5
-    fed = row([3, 9], Sampling(bad_words=((3, 4, 5),)))
-    fed = replace(fed, past=np.array([8, 3], dtype=np.int32))
-    assert draw([fed], logits.clone(), torch.tensor([4]), NO_GRAMMARS, CPU)[0, 0] == 6
-    assert draw([fed], logits.clone(), torch.tensor([9]), NO_GRAMMARS, CPU)[0, 0] == 5
+        fed = replace(row([3, 9], how, prompt=1), tokens=np.empty(0, dtype=np.int64), fed=True)
+        assert [fed_by(fed, logits, token) for token in (5, 9)] == [6, 5]
+    fed = row([8, 3, 9], Sampling(bad_words=((3, 4, 5),)))
+    assert [fed_by(fed, logits, token) for token in (4, 9)] == [6, 5]
 
 
 def test_the_prompt_counts_for_repetition_alone() -> None:

@@ -11,7 +11,7 @@ from holdfast.runtime.execution.watchdog import WatchedRunner
 from holdfast.runtime.link.crash_report import CrashReport
 from holdfast.runtime.link.heartbeat import Liveness, StepTimes
 from holdfast.runtime.link.messages import Phase
-from holdfast.runtime.plan import Handle, Plan, PlanRow
+from holdfast.runtime.plan import Handle, Plan, PlanRow, plan_of
 from holdfast.tests.runtime.fakes import FakeRunner
 
 
@@ -25,7 +25,7 @@ def test_it_stays_within_one_block_and_the_context(
     runner = FakeRunner(1, block_tokens)
     runner.keep_plans = True
     rehearse(runner, block_tokens, context)
-    assert [(row.first, row.count) for plan in runner.plans for row in plan.rows] == rows
+    assert [(row.first, row.count) for rows_of_plan in runner.rows for row in rows_of_plan] == rows
 
 
 @pytest.mark.parametrize(("block_tokens", "context"), [(16, 1000), (16, 16), (16, 17), (2, 9), (1, 1)])
@@ -36,12 +36,12 @@ def test_with_kernels_every_kind_of_step_comes_once_within_two_blocks(
     runner = FakeRunner(blocks, block_tokens)
     runner.keep_plans = True
     rehearse(runner, block_tokens, context, kernels=True)
-    rows = [row for plan in runner.plans for row in plan.rows]
+    rows = [row for rows_of_plan in runner.rows for row in rows_of_plan]
     assert all(0 <= row.first < row.first + row.count <= context and not row.table.any() for row in rows)
     assert {copy.target for plan in runner.plans for copy in plan.copies} == set(range(1, blocks))
     assert max(row.first for row in rows) == context - 1, "the longest context"
     drawn = {row.sampling for row in rows}
-    assert drawn >= set(DRAWN) and any(row.grammar is not None for row in rows)
+    assert drawn >= set(DRAWN) and any(row.asks.grammar is not None for row in rows)
     assert all(plan.step < -64 for plan in runner.plans), "below those of a calibration"
 
 
@@ -49,7 +49,7 @@ def test_with_kernels_a_step_that_fails_keeps_none_from_being_compiled() -> None
     class Refusing(FakeRunner):
         def launch(self, plan: Plan) -> Handle:
             handle = super().launch(plan)
-            if plan.rows and plan.rows[0].sampling == DRAWN[0]:
+            if plan.changes is not None and plan.changes.whole[0].sampling == DRAWN[0]:
                 raise ValueError("no kernel")
             return handle
 
@@ -89,9 +89,9 @@ def test_no_sequence_is_suspected_for_it_and_the_steps_behind_it_run() -> None:
     rehearse(runner, 16, 64)
     assert not report.sequences()
     tokens, table = np.zeros(3, dtype=np.int64), np.zeros(1, dtype=np.int32)
-    handle = runner.launch(Plan(7, (PlanRow(5, 0, 0, 3, tokens, table),)))
+    handle = runner.launch(plan_of(7, [PlanRow(5, 0, 0, 3, tokens, table)]))
     assert report.sequences() == {5}
     handle.tokens()
-    runner.launch(Plan(8, (PlanRow(6, 0, 0, 3, tokens, table),)))
+    runner.launch(plan_of(8, [PlanRow(6, 0, 0, 3, tokens, table)]))
     assert report.sequences() == {6}
     report.close()

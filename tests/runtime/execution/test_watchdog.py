@@ -8,7 +8,7 @@ import pytest
 from holdfast.runtime.execution.watchdog import WatchedRunner
 from holdfast.runtime.link.heartbeat import FIRST_STEP, STEP_FLOOR, Liveness
 from holdfast.runtime.link.messages import Phase
-from holdfast.runtime.plan import Outcome, Plan, PlanRow
+from holdfast.runtime.plan import Outcomes, Plan, PlanRow, plan_of
 
 
 class Clock:
@@ -44,48 +44,48 @@ class Slow:
         self.launched.append(plan)
         return self
 
-    def tokens(self) -> list[Outcome]:
+    def tokens(self) -> Outcomes:
         self.clock.now += 2
-        return [[7]]
+        return Outcomes.of([[7]])
 
 
-def plan_of(count: int, step: int = 1) -> Plan:
+def prompt_of(count: int, step: int = 1) -> Plan:
     none = np.zeros(0, dtype=np.int64)
-    return Plan(step, (PlanRow(1, 1, 0, count, none, none.astype(np.int32)),))
+    return plan_of(step, [PlanRow(1, 1, 0, count, none, none.astype(np.int32))])
 
 
 def test_limits_are_set_before_each_wait_and_learnt() -> None:
     clock, liveness = Clock(), Recorder()
     slow = Slow(clock)
     runner = WatchedRunner(slow, liveness, clock)
-    plan = plan_of(1)
-    assert runner.launch(plan).tokens() == [[7]]
+    plan = prompt_of(1)
+    assert list(runner.launch(plan).tokens()) == [[7]]
     assert slow.launched == [plan]
     assert liveness.entered == [(Phase.COMPILING, FIRST_STEP)] * 2
-    runner.launch(plan_of(1, 2)).tokens()
+    runner.launch(prompt_of(1, 2)).tokens()
     assert liveness.entered[2:] == [(Phase.STEPPING, 30.0)] * 2  # ten times launch and wait together
-    runner.launch(plan_of(64, 3))
+    runner.launch(prompt_of(64, 3))
     assert liveness.entered[4] == (Phase.STEPPING, pytest.approx(30.0 * 64))
 
 
 def test_quick_steps_have_the_floor() -> None:
     clock, liveness = Clock(), Recorder()
     runner = WatchedRunner(Slow(clock), liveness, lambda: 0.0)
-    runner.launch(plan_of(1)).tokens()
-    runner.launch(plan_of(1, 2))
+    runner.launch(prompt_of(1)).tokens()
+    runner.launch(prompt_of(1, 2))
     assert liveness.entered[-1] == (Phase.STEPPING, STEP_FLOOR)
 
 
 def test_a_step_that_fails_is_not_learnt_from() -> None:
     class Fails(Slow):
-        def tokens(self) -> list[Outcome]:
+        def tokens(self) -> Outcomes:
             raise RuntimeError("late")
 
     clock, liveness = Clock(), Recorder()
     runner = WatchedRunner(Fails(clock), liveness, clock)
     with pytest.raises(RuntimeError, match="late"):
-        runner.launch(plan_of(1)).tokens()
-    runner.launch(plan_of(1, 2))
+        runner.launch(prompt_of(1)).tokens()
+    runner.launch(prompt_of(1, 2))
     assert liveness.entered[-1] == (Phase.COMPILING, FIRST_STEP)
 
 
@@ -100,10 +100,10 @@ def test_a_kernel_that_is_compiled_has_the_time_for_it_and_counts_for_no_step() 
 
     clock, liveness = Clock(), Recorder()
     runner = WatchedRunner(Compiles(clock), liveness, clock)
-    runner.launch(plan_of(1)).tokens()
+    runner.launch(prompt_of(1)).tokens()
     liveness.entered.clear()
-    runner.launch(plan_of(1, 2)).tokens()
-    runner.launch(plan_of(1, 3)).tokens()
+    runner.launch(prompt_of(1, 2)).tokens()
+    runner.launch(prompt_of(1, 3)).tokens()
     step = (Phase.STEPPING, 30.0)  # ten times what the first took
     assert liveness.entered == [step, (Phase.COMPILING, FIRST_STEP), step, step, step, step]
     assert liveness.details == ["compiling send_up"], "as the CPU's kernels are told"
@@ -111,7 +111,7 @@ def test_a_kernel_that_is_compiled_has_the_time_for_it_and_counts_for_no_step() 
 
 def plan_for(step: int, *sequences: int) -> Plan:
     none = np.zeros(0, dtype=np.int64)
-    return Plan(step, tuple(PlanRow(seq, 1, 0, 1, none, none.astype(np.int32)) for seq in sequences))
+    return plan_of(step, [PlanRow(seq, 1, 0, 1, none, none.astype(np.int32)) for seq in sequences])
 
 
 def test_what_is_on_the_device_is_known_before_each_launch_and_written_only_when_it_changes() -> None:
@@ -137,7 +137,7 @@ def test_a_step_that_failed_is_on_the_device_no_more() -> None:
                 raise RuntimeError("at once")
             return super().launch(plan)
 
-        def tokens(self) -> list[Outcome]:
+        def tokens(self) -> Outcomes:
             raise RuntimeError("late")
 
     written: list[set[int]] = []

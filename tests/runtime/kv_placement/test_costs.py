@@ -15,7 +15,7 @@ from holdfast.runtime.kv_placement.costs import (
     measure,
     this_machine,
 )
-from holdfast.runtime.plan import Outcome, Plan
+from holdfast.runtime.plan import Outcomes, Plan
 
 BLOCK_BYTES = 1000
 
@@ -32,12 +32,12 @@ class Timed:
     def launch(self, plan: Plan) -> Timed:
         assert plan.step < 0
         self.now += 1e-3 * len(plan.loads)
-        for row in plan.rows:
-            self.now += sum(2e-3 + 1e-6 * at for at in range(row.first, row.first + row.count))
+        for first, count in zip(plan.firsts.tolist(), plan.counts.tolist(), strict=True):
+            self.now += sum(2e-3 + 1e-6 * at for at in range(first, first + count))
         return self
 
-    def tokens(self) -> list[Outcome]:
-        return []
+    def tokens(self) -> Outcomes:
+        return Outcomes.of([])
 
 
 def test_what_is_measured_is_what_it_takes() -> None:

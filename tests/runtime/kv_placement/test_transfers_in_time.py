@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 
-import numpy as np
 import pytest
 
 from holdfast.kvstore.host.slots import SlotMemory, make_memory
@@ -14,16 +12,13 @@ from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.kv_placement.costs import CostBook
 from holdfast.runtime.kv_placement.transfers import ALONE, FEW, MANY, PART, Transfers
-from holdfast.runtime.plan import PlanRow
+from holdfast.runtime.plan import Outcomes
 from holdfast.runtime.scheduler.scheduler import Scheduler
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.runtime.verbs import Generate, Open, Sampling, TokenLimits
 
 WAITING = 2 * PART * MANY
 KEYS = [number.to_bytes(16, "big") for number in range(1, WAITING + 1)]
-NOTHING = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32)
-PROMPT = PlanRow(0, 0, 0, 4, *NOTHING)
-SAMPLES = PlanRow(0, 0, 4, 1, *NOTHING, sampling=Sampling())
 
 
 class Below:
@@ -38,8 +33,8 @@ class Below:
         for key, block in self.blocks.items():
             self.moves.save(key, block)
 
-    def emitted(self, rows: Sequence[PlanRow] = (SAMPLES,)) -> list[int]:
-        saves, _ = self.moves.emit(rows)
+    def emitted(self, rows: int = 1, *, draws: bool = True) -> list[int]:
+        saves, _ = self.moves.emit(rows=rows, draws=draws)
         return [save.block for save in saves]
 
 
@@ -56,7 +51,7 @@ def test_beside_a_token_that_is_waited_for_go_a_few_and_all_of_them_in_time() ->
 def test_beside_a_prompt_all_go() -> None:
     here = Below()
     first = here.emitted()
-    assert here.emitted([PROMPT]) == list(range(len(first), WAITING))
+    assert here.emitted(draws=False) == list(range(len(first), WAITING))
     assert not here.moves.waiting
 
 
@@ -64,7 +59,7 @@ def test_a_plan_for_them_alone_is_soon_over() -> None:
     here = Below()
     steps = []
     while here.moves.waiting:
-        steps.append(here.emitted([]))
+        steps.append(here.emitted(0, draws=False))
     assert [len(step) for step in steps] == [ALONE] * (WAITING // ALONE)
 
 
@@ -116,5 +111,5 @@ def test_a_token_of_the_step_behind_a_prompt_waits_for_few_of_its_blocks(*, besi
         plan = scheduler.plan(0.0)
         assert plan is not None
         saves.append(len(plan.saves))
-        scheduler.commit(plan, [[2] for _ in plan.rows], 0.0)
+        scheduler.commit(plan, Outcomes.of([[2]] * len(plan)), 0.0)
     assert saves[:6] == ([0, 10, 0, 0, 0, 0] if beside else [0, *[FEW] * 5])

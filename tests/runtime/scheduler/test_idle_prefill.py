@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
-from holdfast.runtime.plan import Plan, PlanRow
+from holdfast.runtime.plan import Outcomes, Plan, PlanRow, plan_of
 from holdfast.runtime.scheduler.idle_prefill import (
     EVERY,
     FEW,
@@ -42,6 +42,10 @@ def prompt(count: int, seq: int = 9) -> PlanRow:
     return PlanRow(seq, 0, 0, count, NOTHING, NO_TABLE)
 
 
+def step(*rows: PlanRow) -> Plan:
+    return plan_of(1, rows)
+
+
 def measured(stretch: float = 1.5, rider: float = TOKEN) -> IdlePrefill:
     """One that has seen what decoding, a prompt of 64 tokens and a few (``rider`` seconds each) take.
 
@@ -49,38 +53,38 @@ def measured(stretch: float = 1.5, rider: float = TOKEN) -> IdlePrefill:
     """
     idle_prefill = IdlePrefill(stretch)
     for _ in range(60):
-        idle_prefill.took(Plan(1, (decode(),)), BASE)
-        idle_prefill.took(Plan(2, (decode(), prompt(64))), BASE + 64 * TOKEN)
-        idle_prefill.took(Plan(3, (decode(), prompt(LEAST))), BASE + LEAST * rider)
-    idle_prefill.limit(500, [decode()], WAITING)
+        idle_prefill.took(step(decode()), BASE)
+        idle_prefill.took(step(decode(), prompt(64)), BASE + 64 * TOKEN)
+        idle_prefill.took(step(decode(), prompt(LEAST)), BASE + LEAST * rider)
+    idle_prefill.limit(500, 1, 1, WAITING)
     return idle_prefill
 
 
 def test_nothing_is_held_back_where_no_limit_is_set() -> None:
-    assert measured(stretch=0.0).limit(500, [decode()], WAITING) == 500
+    assert measured(stretch=0.0).limit(500, 1, 1, WAITING) == 500
 
 
 def test_where_no_turn_runs_a_step_ends_soon() -> None:
-    assert measured().limit(500, [], WAITING) == pytest.approx(SOON / TOKEN, abs=1)
-    assert measured().limit(7, [], WAITING) == 7
-    assert IdlePrefill(1.5).limit(500, [], WAITING) == 500, "before anything is measured"
+    assert measured().limit(500, 0, 0, WAITING) == pytest.approx(SOON / TOKEN, abs=1)
+    assert measured().limit(7, 0, 0, WAITING) == 7
+    assert IdlePrefill(1.5).limit(500, 0, 0, WAITING) == 500, "before anything is measured"
 
 
 def test_where_no_other_sequence_runs_it_may_take_longer() -> None:
-    limit = measured().limit(500, [], WAITING, others=False)
+    limit = measured().limit(500, 0, 0, WAITING, others=False)
     assert limit == pytest.approx(SOON_ENOUGH / TOKEN, abs=1)
-    assert measured().limit(500, [decode()], WAITING, others=False) < limit
+    assert measured().limit(500, 1, 1, WAITING, others=False) < limit
 
 
 def test_beside_decodes_a_step_takes_its_stretch_and_no_more() -> None:
-    assert measured().limit(500, [decode(), decode(1)], WAITING) == pytest.approx(0.5 * BASE / TOKEN, abs=1)
-    assert measured(stretch=2.0).limit(500, [decode()], WAITING) == pytest.approx(BASE / TOKEN, abs=1)
-    assert measured(stretch=2.0).limit(7, [decode()], WAITING) == 7
+    assert measured().limit(500, 2, 2, WAITING) == pytest.approx(0.5 * BASE / TOKEN, abs=1)
+    assert measured(stretch=2.0).limit(500, 1, 1, WAITING) == pytest.approx(BASE / TOKEN, abs=1)
+    assert measured(stretch=2.0).limit(7, 1, 1, WAITING) == 7
 
 
 def test_what_would_not_be_worth_it_does_not_ride() -> None:
-    assert measured(rider=2 * TOKEN).limit(500, [decode()], WAITING) == 0
-    assert measured(stretch=1.01).limit(500, [decode()], WAITING) == 0
+    assert measured(rider=2 * TOKEN).limit(500, 1, 1, WAITING) == 0
+    assert measured(stretch=1.01).limit(500, 1, 1, WAITING) == 0
 
 
 def catching_up(comes: Callable[[int], bool], steps: int = 4 * EVERY) -> dict[int, int]:
@@ -88,9 +92,9 @@ def catching_up(comes: Callable[[int], bool], steps: int = 4 * EVERY) -> dict[in
     idle_prefill = measured(rider=2 * TOKEN)
     limits, waiting = {}, WAITING
     for at in range(1, steps):
-        idle_prefill.took(Plan(1, (decode(),)), BASE)
+        idle_prefill.took(step(decode()), BASE)
         waiting += 10 * comes(at)
-        limits[at] = idle_prefill.limit(5000, [decode()], waiting)
+        limits[at] = idle_prefill.limit(5000, 1, 1, waiting)
         waiting -= limits[at]
     return {at: limit for at, limit in limits.items() if limit > LEAST}
 
@@ -113,71 +117,69 @@ def test_what_catches_up_begins_with_what_has_just_come_or_when_nothing_does() -
 
 
 def test_beside_a_prompt_of_a_turn_none_goes() -> None:
-    assert measured().limit(500, [prompt(100)], WAITING) == 0
-    assert measured().limit(500, [prompt(100), decode()], WAITING) == 0
+    assert measured().limit(500, 1, 0, WAITING) == 0
+    assert measured().limit(500, 2, 1, WAITING) == 0
 
 
 def test_a_few_go_before_anything_is_measured() -> None:
-    assert IdlePrefill(1.5).limit(500, [decode()], WAITING) == LEAST
+    assert IdlePrefill(1.5).limit(500, 1, 1, WAITING) == LEAST
 
 
 def test_one_slow_step_changes_little() -> None:
     idle_prefill = measured()
-    before = idle_prefill.limit(500, [decode()], WAITING)
-    idle_prefill.took(Plan(3, (decode(),)), 100 * BASE)
-    idle_prefill.took(Plan(4, (prompt(1),)), 100 * TOKEN)
-    assert idle_prefill.limit(500, [decode()], WAITING) == pytest.approx(before, rel=0.15)
+    before = idle_prefill.limit(500, 1, 1, WAITING)
+    idle_prefill.took(step(decode()), 100 * BASE)
+    idle_prefill.took(step(prompt(1)), 100 * TOKEN)
+    assert idle_prefill.limit(500, 1, 1, WAITING) == pytest.approx(before, rel=0.15)
 
 
 def test_steps_that_take_thrice_as_long_now_and_then_change_nothing() -> None:
     """As where another process runs for a moment: a mean of them would let twice as many ride."""
     idle_prefill = measured()
-    before = idle_prefill.limit(500, [decode()], 8 * EVERY)
+    before = idle_prefill.limit(500, 1, 1, 8 * EVERY)
     for at in range(40):
         held_up = 3 if at % 4 == 0 else 1
-        idle_prefill.took(Plan(1, (decode(),)), held_up * BASE)
-        idle_prefill.took(Plan(2, (decode(), prompt(LEAST))), BASE + LEAST * TOKEN)
-    assert idle_prefill.limit(500, [decode()], 8 * EVERY) == before
+        idle_prefill.took(step(decode()), held_up * BASE)
+        idle_prefill.took(step(decode(), prompt(LEAST)), BASE + LEAST * TOKEN)
+    assert idle_prefill.limit(500, 1, 1, 8 * EVERY) == before
 
 
 def test_what_costs_less_than_can_be_measured_rides_and_is_no_division_by_nothing() -> None:
     idle_prefill = IdlePrefill(1.5)
     for _ in range(20):
-        idle_prefill.took(Plan(1, (decode(),)), BASE)
-        idle_prefill.took(Plan(2, (decode(), prompt(LEAST))), 0.9 * BASE)
-        idle_prefill.took(Plan(3, (decode(), prompt(64))), 0.9 * BASE)
-    assert idle_prefill.limit(500, [decode()], 8 * EVERY) >= 8 * EVERY
+        idle_prefill.took(step(decode()), BASE)
+        idle_prefill.took(step(decode(), prompt(LEAST)), 0.9 * BASE)
+        idle_prefill.took(step(decode(), prompt(64)), 0.9 * BASE)
+    assert idle_prefill.limit(500, 1, 1, 8 * EVERY) >= 8 * EVERY
 
 
 def test_now_and_then_a_step_goes_without_to_be_measured() -> None:
     idle_prefill = measured()
-    limits = [idle_prefill.limit(500, [decode()], WAITING) for _ in range(2 * (PROBE_EVERY + 1))]
+    limits = [idle_prefill.limit(500, 1, 1, WAITING) for _ in range(2 * (PROBE_EVERY + 1))]
     assert [at for at, limit in enumerate(limits) if not limit] == [PROBE_EVERY, 2 * PROBE_EVERY + 1]
 
 
 def test_where_what_rides_is_soon_all_no_step_catches_up() -> None:
     idle_prefill = measured()
     for _ in range(4 * EVERY):
-        idle_prefill.took(Plan(1, (decode(),)), BASE)
-        assert idle_prefill.limit(500, [decode()], 8 * EVERY) <= 0.5 * BASE / TOKEN
+        idle_prefill.took(step(decode()), BASE)
+        assert idle_prefill.limit(500, 1, 1, 8 * EVERY) <= 0.5 * BASE / TOKEN
 
 
 def test_a_few_tokens_by_themselves_do_not_tell_what_riding_costs() -> None:
     idle_prefill = measured()
-    before = idle_prefill.limit(500, [decode()], WAITING)
+    before = idle_prefill.limit(500, 1, 1, WAITING)
     for _ in range(60):
-        idle_prefill.took(Plan(2, (prompt(4),)), BASE + 4 * TOKEN)
-    assert idle_prefill.limit(500, [decode()], WAITING) == before
+        idle_prefill.took(step(prompt(4)), BASE + 4 * TOKEN)
+    assert idle_prefill.limit(500, 1, 1, WAITING) == before
 
 
 def test_riding_that_was_dear_once_is_tried_again() -> None:
     idle_prefill = measured(rider=20 * TOKEN)
     for _ in range(60 * PROBE_EVERY):
-        riders = idle_prefill.limit(500, [decode()], LEAST)
-        idle_prefill.took(
-            Plan(1, (decode(), prompt(riders)) if riders else (decode(),)), BASE + riders * TOKEN
-        )
-    limits = sorted(idle_prefill.limit(500, [decode()], LEAST) for _ in range(EVERY))
+        riders = idle_prefill.limit(500, 1, 1, LEAST)
+        idle_prefill.took(step(decode(), prompt(riders)) if riders else step(decode()), BASE + riders * TOKEN)
+    limits = sorted(idle_prefill.limit(500, 1, 1, LEAST) for _ in range(EVERY))
     assert limits[1] >= LEAST, "all but one that measures"
 
 
@@ -226,9 +228,9 @@ def test_input_is_computed_as_it_comes_and_few_tokens_of_others_wait() -> None:
             arrived += 20
         plan = scheduler.plan(0.0)
         assert plan is not None
-        took = BASE + TOKEN * sum(max(FEW, row.count) for row in plan.rows if row.seq == 9)
+        took = BASE + TOKEN * float(np.maximum(FEW, plan.counts[plan.seqs == 9]).sum())
         scheduler.took(plan, took)
-        scheduler.commit(plan, [[] if row.sampling is None else [1] for row in plan.rows], 0.0)
+        scheduler.commit(plan, Outcomes.of([[1] if draws else [] for draws in plan.draws]), 0.0)
         now += took
         seconds.append(took)
     left = arrived - scheduler.state(9).computed
@@ -252,7 +254,7 @@ def test_a_step_without_turns_ends_sooner_where_one_could_begin(others: bool) ->
         scheduler.apply(Extend(0, 9, [7] * 400), 0.0)
         plan = scheduler.plan(0.0)
         assert plan is not None
-        counts.append(plan.tokens)
-        scheduler.took(plan, TOKEN * plan.tokens)
-        scheduler.commit(plan, [[] for _ in plan.rows], 0.0)
+        counts.append(plan.size)
+        scheduler.took(plan, TOKEN * plan.size)
+        scheduler.commit(plan, Outcomes.of([[]] * len(plan)), 0.0)
     assert counts == [400, pytest.approx((SOON if others else SOON_ENOUGH) / TOKEN, abs=1)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.plan import Outcome, Plan, RowFault, Scored
+from holdfast.runtime.plan import NOTHING_MORE, Outcome, Outcomes, Plan, RowFault, Scored
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.runtime.verbs import (
     Fork,
@@ -35,7 +35,7 @@ class ScoringRunner:
         return getattr(self._device, name)
 
     def launch(self, plan: Plan) -> ScoringHandle:
-        self.scored += sum(len(row.scored) for row in plan.rows if row.scored is not None)
+        self.scored += sum(len(ask.scored) for ask in plan.asks.values() if ask.scored is not None)
         return ScoringHandle(plan, self._device.launch(plan).tokens)
 
 
@@ -43,9 +43,10 @@ class ScoringHandle:
     def __init__(self, plan: Plan, tokens: object) -> None:
         self._plan, self._tokens = plan, tokens
 
-    def tokens(self) -> list[Outcome]:
+    def tokens(self) -> Outcomes:
         found: list[Outcome] = []
-        for row, outcome in zip(self._plan.rows, self._tokens(), strict=True):  # type: ignore[operator]
+        for at, outcome in enumerate(self._tokens()):  # type: ignore[operator]
+            row = self._plan.asks.get(at, NOTHING_MORE)
             if isinstance(outcome, RowFault) or row.scored is None:
                 found.append(outcome)
                 continue
@@ -55,7 +56,7 @@ class ScoringHandle:
                 for position, token in zip(positions, row.scored, strict=True)
             ]
             found.append(Scored(outcome if isinstance(outcome, list) else outcome.tokens, [], prompt))
-        return found
+        return Outcomes.of(found)
 
 
 def engine(**settings: int) -> tuple[Engine, ScoringRunner]:

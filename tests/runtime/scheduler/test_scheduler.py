@@ -42,11 +42,9 @@ def test_prompts_are_cut_into_chunks_beside_decodes(depth: int) -> None:
     here.open(1, STORY[20:40])
     here.generate(1, 3)
     here.run()
-    mixed = [plan for plan in here.device.plans if len(plan.rows) == 2]
-    assert [row.count for row in mixed[0].rows] == [1, 5], (
-        "the decode keeps its token, the prompt gets the rest"
-    )
-    assert all(plan.tokens <= 6 for plan in here.device.plans)
+    mixed = [plan for plan in here.device.plans if len(plan) == 2]
+    assert mixed[0].counts.tolist() == [1, 5], "the decode keeps its token, the prompt gets the rest"
+    assert all(plan.size <= 6 for plan in here.device.plans)
     assert here.steps <= 12 + depth, "the decode never waited for the prompt"
 
 
@@ -58,11 +56,11 @@ def test_a_turn_that_begins_its_sequence_takes_no_step_more(depth: int, parent: 
     here.device.keep_plans = True
     here.open(0, STORY[:12])
     here.run()
-    del here.device.plans[:]
+    del here.device.plans[:], here.device.rows[:]
     at = 0 if parent is None else 10
     here.generate(1, 3, tokens=STORY[at:21], opening=Opening(parent=parent, at=at))
     here.run()
-    told = [(row.count, row.sampling is not None) for plan in here.device.plans for row in plan.rows]
+    told = [(row.count, row.sampling is not None) for rows in here.device.rows for row in rows]
     found = 8 if parent is None else 10  # of a sequence of its own whole blocks, of its parent what it has
     assert told == [(21 - found, True), (1, True), (1, True)]
     assert here.ended[1].work == Work(21 - found, 0, found, 3)
@@ -76,8 +74,8 @@ def test_overlapped_steps_are_fed_by_the_one_before() -> None:
     here.generate(0, 6)
     here.generate(1, 6)
     here.run()
-    fed = [[row.fed_by for row in plan.rows] for plan in here.device.plans[1:]]
-    assert fed == [[0, 1]] * 5
+    fed = [plan.fed.tolist() for plan in here.device.plans[1:]]
+    assert fed == [[True, True]] * 5
     assert here.scheduler.counters.discarded == 0
 
 
@@ -271,12 +269,12 @@ def test_a_suspect_is_computed_alone_until_it_has_sampled(depth: int) -> None:
     here.step()
     here.open(1, STORY[20:36], alone=True)
     here.step()  # not before its turn, though there is room for it
-    assert all(row.seq == 0 for plan in here.device.plans for row in plan.rows)
+    assert all((plan.seqs == 0).all() for plan in here.device.plans)
     here.generate(1, 6)
     here.open(2, STORY[5:9])
     here.generate(2, 4)
     here.run()
-    members = [{row.seq for row in plan.rows} for plan in here.device.plans]
+    members = [set(plan.seqs.tolist()) for plan in here.device.plans]
     lone = [place for place, seqs in enumerate(members) if seqs == {1}]
     assert len(lone) >= 2 and lone == list(range(lone[0], lone[0] + len(lone))), "chunk by chunk, in a row"
     first = next(place for place, seqs in enumerate(members) if 1 in seqs)

@@ -1,0 +1,159 @@
+"""The batch: what the runner keeps of the sequences that steps compute, by slot, as arrays.
+
+Each plan says what changed. Changes are numbered, so that one that is lost or comes twice is found at once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..plan import NOTHING_MORE, Ints, Plan, PlanRow, Slot
+from ..verbs import Sampling
+
+_WORD64 = 2**64 - 1
+
+
+class Batch:
+    """Slots and what they hold; arrays grow as higher slots and columns come.
+
+    ``tables``: block ids, int32 ``[slots, blocks]``. ``seqs``, ``epochs``: of each slot's sequence, int64
+    ``[slots]``. ``samplings``: of each slot's turn; None: it has none. ``output_from``: the position from
+    which on its tokens were generated. The columns of sampling parameters are ``[slots]``, fp64 or int64.
+    ``edits``: the slot's sampling changes logits before temperature. ``scores``: how many alternatives it
+    reports, -1 for none.
+    """
+
+    def __init__(self) -> None:
+        self._next = 0  # the number of the next changes, unless they begin anew
+        self.tables: NDArray[np.int32] = np.zeros((8, 8), dtype=np.int32)
+        self.seqs, self.epochs, self.output_from = (np.zeros(8, dtype=np.int64) for _ in range(3))
+        self.samplings: list[Sampling | None] = [None] * 8
+        self.temperature, self.top_p, self.min_p, self.typical_p = (np.zeros(8) for _ in range(4))
+        self.top_k, self.seed, self.scores = (np.zeros(8, dtype=np.int64) for _ in range(3))
+        self.edits: NDArray[np.bool_] = np.zeros(8, dtype=bool)
+        self._known: NDArray[np.bool_] = np.zeros(8, dtype=bool)
+        self._past: NDArray[np.int32] = np.zeros((8, 0), dtype=np.int32)
+        self._heard = np.zeros(8, dtype=np.int64)  # of each row of `_past`, how many there are
+
+    def __len__(self) -> int:
+        """How many slots there is room for."""
+        return len(self.seqs)
+
+    def apply(self, plan: Plan) -> None:
+        """Take over what a plan says that changed. Raises ``ValueError`` if these are not the next changes, or
+        the plan has a row in a slot of which nothing is known."""
+        changes = plan.changes
+        if changes is None:
+            return
+        if changes.number not in (0, self._next):
+            raise ValueError(f"changes {changes.number} of the batch came; the next are {self._next}")
+        self._next = changes.number + 1
+        if not changes.number:
+            self._known[:] = False
+        for slot in changes.whole:
+            self._take(slot)
+        if len(changes.blocks):
+            _, slots, columns, blocks = changes.blocks.T
+            self._widen(int(columns.max()) + 1)
+            self.tables[slots, columns] = blocks
+        for slot, token in changes.past.tolist():
+            self._hear(slot, np.array([token], dtype=np.int32))
+        if plan.slots.max() >= len(self) or not self._known[plan.slots].all():
+            raise ValueError(f"slots {plan.slots.tolist()} have rows, and some of them were never sent")
+
+    def rows(self, plan: Plan) -> list[PlanRow]:
+        """The rows of ``plan``, whose changes were applied last, each with all that is known of it."""
+        return [self.row(plan, at, block_tokens=None) for at in range(len(plan))]
+
+    def row(self, plan: Plan, at: int, block_tokens: int | None = None) -> PlanRow:
+        """One row of ``plan``. ``block_tokens``: cuts the table to the row's context; None: all columns."""
+        slot, first, count = (int(array[at]) for array in (plan.slots, plan.firsts, plan.counts))
+        starts = np.cumsum(np.where(plan.fed, 0, plan.counts))
+        tokens = plan.tokens[starts[at] - (0 if plan.fed[at] else count) : starts[at]]
+        sampling = self.samplings[slot] if plan.draws[at] else None
+        width = self.tables.shape[1] if block_tokens is None else -(-(first + count) // block_tokens)
+        reads = sampling is not None and sampling.reads_past
+        return PlanRow(
+            int(self.seqs[slot]),
+            int(self.epochs[slot]),
+            first,
+            count,
+            tokens,
+            self.tables[slot, :width].copy(),
+            sampling,
+            bool(plan.fed[at]),
+            self.past(slot, first + count - 1) if reads else None,
+            int(self.output_from[slot]),
+            plan.asks.get(at, NOTHING_MORE),
+        )
+
+    def past(self, slot: int, end: int) -> NDArray[np.int32]:
+        """The ids of the slot's tokens before position ``end``, int32; a view."""
+        assert end <= self._heard[slot], "a row that reads the past comes with it"
+        return self._past[slot, :end]
+
+    def written(self, plan: Plan, block_tokens: int) -> set[int]:
+        """The ids of the blocks that the plan's loads, copies and rows write. Its changes were applied."""
+        blocks = {load.block for load in plan.loads} | {copy.target for copy in plan.copies}
+        firsts, ends = plan.firsts // block_tokens, -(-(plan.firsts + plan.counts) // block_tokens)
+        for slot, first, end in zip(plan.slots.tolist(), firsts.tolist(), ends.tolist(), strict=True):
+            blocks.update(self.tables[slot, first:end].tolist())
+        return blocks
+
+    def contexts(self, slots: Ints, widths: Ints) -> NDArray[np.int64]:
+        """The block ids of each row's context, ``[rows, most blocks of a row]``, 0 behind its own. ``widths``:
+        its blocks."""
+        most = int(widths.max(initial=1))
+        tables = self.tables[slots, :most].astype(np.int64)
+        if len(widths) and widths.min() < most:
+            tables[np.arange(most) >= widths[:, None]] = 0
+        return tables
+
+    def _take(self, slot: Slot) -> None:
+        at, one = slot.number, slot.sampling
+        self._lengthen(at + 1)
+        self._widen(len(slot.table))
+        self.tables[at, : len(slot.table)] = slot.table
+        self.seqs[at], self.epochs[at], self.output_from[at] = slot.seq, slot.epoch, slot.output_from
+        self.samplings[at] = one
+        self._known[at] = True
+        self._heard[at] = 0
+        if one is None:
+            return
+        self.temperature[at], self.top_k[at], self.top_p[at] = one.temperature, one.top_k, one.top_p
+        self.min_p[at], self.typical_p[at] = one.min_p, one.typical_p
+        seed = one.seed & _WORD64
+        self.seed[at] = seed - (seed >> 63 << 64)  # the same bits, signed
+        self.scores[at] = -1 if one.logprobs is None else one.logprobs
+        self.edits[at] = bool(one.logit_bias) or one.reads_past
+        if slot.past is not None:
+            self._hear(at, slot.past)
+
+    def _hear(self, slot: int, tokens: NDArray[np.int32]) -> None:
+        """Append tokens to what the slot's past holds."""
+        first = int(self._heard[slot])
+        end = first + len(tokens)
+        if end > self._past.shape[1]:
+            wider = np.zeros((len(self), max(end, 2 * self._past.shape[1], 64)), dtype=np.int32)
+            wider[: len(self._past), : self._past.shape[1]] = self._past
+            self._past = wider
+        self._past[slot, first:end] = tokens
+        self._heard[slot] = end
+
+    def _widen(self, columns: int) -> None:
+        if columns > self.tables.shape[1]:
+            wider = np.zeros((len(self), max(columns, 2 * self.tables.shape[1])), dtype=np.int32)
+            wider[:, : self.tables.shape[1]] = self.tables
+            self.tables = wider
+
+    def _lengthen(self, slots: int) -> None:
+        if slots <= len(self):
+            return
+        more = max(slots, 2 * len(self)) - len(self)
+        for name, array in vars(self).items():
+            if isinstance(array, np.ndarray):
+                grown = np.zeros((len(array) + more, *array.shape[1:]), dtype=array.dtype)
+                grown[: len(array)] = array
+                setattr(self, name, grown)
+        self.samplings += [None] * more
