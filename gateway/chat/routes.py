@@ -104,11 +104,10 @@ class _ChatFace:
         bounds, sampling, most = transcripts.bounds, transcripts.sampling, transcripts.default_max_tokens
         ask = await self._service.aside(client.salt, size, lambda _: ask_of(body, bounds, sampling, most))
         model = body.model or self._service.model
+        reply_id = new_id("chatcmpl").replace("_", "-")
+        reply = ChatReply(reply_id, model, choices=ask.choices, logprobs=bool(body.logprobs))
         async with AsyncExitStack() as stack:
-            turn = await stack.enter_async_context(transcripts.turn(client, ask))
-            reply = ChatReply(
-                new_id("chatcmpl").replace("_", "-"), model, choices=ask.choices, logprobs=bool(body.logprobs)
-            )
+            turn = await stack.enter_async_context(transcripts.turn(client, ask, reply.id))
             if not body.stream:
                 await while_connected(request, turn.whole(reply.add))
                 await turn.durable()
@@ -136,7 +135,7 @@ class _ChatFace:
         model = body.model or self._service.model
         reply = completions.CompletionReply(new_id("cmpl").replace("_", "-"), model, body, prompts)
         async with AsyncExitStack() as stack:
-            turn = await stack.enter_async_context(transcripts.turn(client, ask))
+            turn = await stack.enter_async_context(transcripts.turn(client, ask, reply.id))
             if not body.stream:
                 await while_connected(request, turn.whole(reply.add))
                 await turn.durable()

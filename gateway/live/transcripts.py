@@ -18,6 +18,7 @@ from typing import Any
 from msgspec.structs import replace
 from starlette.requests import HTTPConnection
 
+from ...kvstore.log_lines import logging_with
 from ...runtime.link.client import EngineLink
 from ...sessions.conversation.items import FunctionCall, FunctionCallOutput, Item, Message, checked_preamble
 from ...sessions.errors import HandleUnknown, ItemInvalid, PromptTooLong, StorageUnavailable
@@ -164,9 +165,9 @@ class Transcripts:
         return {name: value for name, value in named.items() if value is not None}
 
     @asynccontextmanager
-    async def turn(self, client: Requester, ask: Ask) -> AsyncIterator[AskedTurn]:
+    async def turn(self, client: Requester, ask: Ask, reply_id: str) -> AsyncIterator[AskedTurn]:
         """Run a request's turn during the block. Yields it when its prompt was accepted. If the block is left
-        early, the turn is cancelled.
+        early, the turn is cancelled. ``reply_id``: of the answer that the client gets, for the turn's log line.
 
         Raises ``RateLimited``, ``QueueTooLong``, ``SessionLimit``, ``TurnLimit``, ``StorageUnavailable``,
         ``ItemInvalid``, ``ToolInvalid``, ``GrammarInvalid``, ``PromptTooLong``, ``TemplateFailed``,
@@ -188,7 +189,7 @@ class Transcripts:
                 kept=ask.kept,
                 truncates=ask.request.truncation is not None,
             )
-        turn = AskedTurn(live, ask)
+        turn = AskedTurn(live, ask, reply_id)
         try:
             await turn.begin()
             yield turn
@@ -373,15 +374,16 @@ class EventQueue:
 
 
 class AskedTurn:
-    """The replies to one `Ask`, on the live session ``live``. Call `begin`, then read `events`. ``done``: the
-    last event of each reply that has ended, by the reply's number. ``input_tokens``: tokens of the prompt,
-    known after `begin`; 0 for prompts of token ids."""
+    """The replies to one `Ask`, on the live session ``live``. Call `begin`, then read `events`. ``reply_id``:
+    of the client's answer, for log lines. ``done``: the last event of each reply that has ended, by the reply's
+    number. ``input_tokens``: tokens of the prompt, known after `begin`; 0 for prompts of token ids."""
 
-    def __init__(self, live: LiveSession, ask: Ask) -> None:
+    def __init__(self, live: LiveSession, ask: Ask, reply_id: str) -> None:
         self.live = live
         self.done: dict[int, ReplyDone] = {}
         self.input_tokens = 0
         self._ask = ask
+        self._reply_id = reply_id
         self._responses: list[TurnResponse] = []
         self._queues: list[EventQueue] = []
         self._first: list[ReplyEvent] = []
@@ -427,7 +429,8 @@ class AskedTurn:
         side = self.live.face
         assert isinstance(side, _TranscriptSession), "only `Transcripts` makes asked turns"
         self._queues.append(side.read(response))
-        self.live.run(response)
+        with logging_with(reply=self._reply_id):
+            self.live.run(response)
 
     async def events(self, quiet: float | None = None) -> AsyncIterator[list[tuple[int, ReplyEvent]]]:
         """The events of all replies in batches, each event with its reply's number: 0 for the first choice;

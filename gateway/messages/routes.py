@@ -81,7 +81,7 @@ class _MessagesFace:
         reply, request_id = MessageReply(body.model, body), new_id("req")
         headers = {"request-id": request_id}
         async with AsyncExitStack() as stack:
-            turn = await stack.enter_async_context(transcripts.turn(client, ask))
+            turn = await stack.enter_async_context(transcripts.turn(client, ask, reply.id))
             if body.stream:
                 kept = stack.pop_all()
                 events = _streamed(kept, turn, reply, request_id, self._limits.ping_seconds)

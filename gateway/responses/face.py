@@ -143,7 +143,7 @@ class ResponsesFace:
         finishing = _Finishing(self, client, body, past, local)
         try:
             async with AsyncExitStack() as stack:
-                turn = await stack.enter_async_context(transcripts.turn(client, ask))
+                turn = await stack.enter_async_context(transcripts.turn(client, ask, response_id))
                 running = RunningResponse(
                     ResponseReply(begun, len(given), silent=not generate),
                     turn,
@@ -348,7 +348,7 @@ class ResponsesFace:
             ),
         )
         reply = ResponseReply(ResponseObject(id=result_id, created_at=int(time.time()), model=body.model), 0)
-        async with transcripts.turn(client, ask) as turn:
+        async with transcripts.turn(client, ask, result_id) as turn:
             await turn.whole(lambda _, event: reply.take(event))
         done = turn.done[0]
         if (failed := outcome(done)[2]) is not None:

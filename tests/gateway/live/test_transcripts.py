@@ -82,7 +82,7 @@ async def text_of(turn: AskedTurn) -> dict[int, str]:
 
 async def told(transcripts: Transcripts, ask: Ask, client: Requester = ALICE) -> tuple[str, ReplyDone, str]:
     """The reply, its last event, and the session that it came from."""
-    async with transcripts.turn(client, ask) as turn:
+    async with transcripts.turn(client, ask, "reply") as turn:
         texts = await text_of(turn)
         return texts.get(0, ""), turn.done[0], turn.live.id
 
@@ -287,7 +287,8 @@ async def test_of_two_conversations_with_one_head_the_key_finds_its_own() -> Non
         begun = (message("user", "Hello!"),)
         found = {}
         for key in ("one", "two"):
-            async with transcripts.turn(ALICE, asked(*again(begun), keys=(f"key {key}",))) as turn:
+            ask = asked(*again(begun), keys=(f"key {key}",))
+            async with transcripts.turn(ALICE, ask, "reply") as turn:
                 found[key] = turn.live.id
                 if key == "one":  # both run at once, so each has a session of its own
                     said = await told(transcripts, asked(*again(begun), keys=("key two",)))
@@ -336,7 +337,7 @@ async def test_after_a_restart_a_conversation_is_found_by_its_last_items(
 async def test_what_a_running_reply_comes_before_is_not_shared() -> None:
     """Items that were added while it runs stand behind it, so the next request does not continue them."""
     first = asked(message("user", "Hello!"), keys=("key k",))
-    async with stage() as (transcripts, sessions), transcripts.turn(ALICE, first) as turn:
+    async with stage() as (transcripts, sessions), transcripts.turn(ALICE, first, "reply") as turn:
         turn.live.session.history.insert(message("user", "More"))
         both = (message("user", "Hello!"), message("user", "More"))
         _, _, other = await told(transcripts, asked(*both, keys=("key k",)))
@@ -363,7 +364,7 @@ async def test_an_older_place_of_a_stored_conversation_is_found(tmp_path: Path) 
 
 async def test_further_choices_are_out_of_band() -> None:
     async with stage() as (transcripts, sessions):
-        async with transcripts.turn(ALICE, asked(message("user", "Hello!"), choices=3)) as turn:
+        async with transcripts.turn(ALICE, asked(message("user", "Hello!"), choices=3), "reply") as turn:
             texts = await text_of(turn)
         assert set(texts) == set(turn.done) == {0, 1, 2} and len(sessions) == 1
         assert len(turn.live.session.history) == 2
@@ -371,7 +372,7 @@ async def test_further_choices_are_out_of_band() -> None:
 
 async def test_a_turn_that_is_left_is_cancelled_and_its_session_goes_on() -> None:
     async with stage() as (transcripts, sessions):
-        async with transcripts.turn(ALICE, asked(message("user", "Hello!"))) as turn:
+        async with transcripts.turn(ALICE, asked(message("user", "Hello!")), "reply") as turn:
             pass
         assert sessions.turns.running == 0
         (live,) = sessions.live() or [turn.live]
@@ -430,7 +431,9 @@ async def test_idle_sessions_make_room_without_a_journal() -> None:
         assert len(sessions) <= 3
         async with AsyncExitStack() as stack:
             for text in "abc":
-                await stack.enter_async_context(transcripts.turn(ALICE, asked(message("user", text))))
+                await stack.enter_async_context(
+                    transcripts.turn(ALICE, asked(message("user", text)), "reply")
+                )
             with pytest.raises(SessionLimit):
                 await told(transcripts, asked(message("user", "d")))
 
@@ -439,7 +442,7 @@ async def test_prompts_of_tokens_are_replies_of_their_own_and_are_not_kept(tmp_p
     async with stage(tmp_path) as (transcripts, sessions):
         request = TurnRequest.checked(max_output_tokens=4, out_of_band=True, prompt=[5])
         ask = Ask(Transcript(Preamble(), ()), request, choices=2, prompts=((5, 6), (7,)))
-        async with transcripts.turn(ALICE, ask) as turn:
+        async with transcripts.turn(ALICE, ask, "reply") as turn:
             await text_of(turn)
         assert [turn.done[number].usage.input_tokens for number in range(4)] == [2, 2, 1, 1]
         assert len(sessions) == 0
@@ -452,7 +455,7 @@ async def test_a_closed_session_is_freed_without_the_garbage_collector() -> None
         gc.collect()
         gc.disable()
         try:
-            async with transcripts.turn(ALICE, asked(message("user", "Hello!"))) as turn:
+            async with transcripts.turn(ALICE, asked(message("user", "Hello!")), "reply") as turn:
                 await text_of(turn)
                 live, session = weakref.ref(turn.live), weakref.ref(turn.live.session)
             del turn

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from holdfast.tests.sessions.scripted_link import Pulled
 pytestmark = pytest.mark.anyio
 OPERATED = f'[operators]\nkeys = ["ops"]\n{FILE}'
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+COMPLETIONS = "/v1/completions"
 
 
 async def asked(
@@ -202,6 +204,29 @@ async def test_each_line_of_a_request_says_where_it_belongs(
         ("zenith", OTHER, None, "not_found"),
         (None, CHAT, "chat", "invalid_api_key"),
     ]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_turn_is_found_by_the_id_of_the_answer_that_its_client_got(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, streamed: bool
+) -> None:
+    bodies = {CHAT: {**talk(), "n": 2}, MESSAGES: talk("two"), RESPONSES: {"input": "three"}}
+    bodies[COMPLETIONS] = {"model": "scripted", "prompt": [1, 2]}
+    async with keyed(tmp_path, OPERATED) as served:
+        app = build_app(served.service)
+        capsys.readouterr()
+        with logging_lines("holdfast", LogSettings(form="json")):
+            answers = {
+                path: (await asked(app, path, "gamma", {**body, "stream": streamed}))[1]
+                for path, body in bodies.items()
+            }
+        told = lines(capsys.readouterr().err)
+    ended = [one for one in told if one["message"].startswith("response ")]
+    for path, answer in answers.items():
+        found = re.search(rb'"id":"((chatcmpl-|cmpl-|msg_|resp_)[^"]+)"', answer)
+        assert found is not None, answer
+        turns = [one["route"] for one in ended if one["reply"] == found[1].decode()]
+        assert turns == [path] * (2 if path == CHAT else 1)
 
 
 async def test_lines_of_a_turn_far_below_know_its_session_and_tenant(
