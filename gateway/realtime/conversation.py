@@ -144,7 +144,7 @@ class Conversation:
         try:
             return self._receive(event)
         except (SessionError, FrameError, GatewayError) as error:
-            return [Send(self.refusal(error, event.event_id))]
+            return [Send(self.refusal(error, event.event_id), error)]
 
     def refusal(self, error: Exception, event_id: str | None = None) -> server.ErrorEvent:
         """Make the `error` event for ``error``, because of which a client event, or a frame that is no event,

@@ -12,9 +12,11 @@ from ...sessions.turn.request import TurnRequest
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send ``event`` to the client."""
+    """Send ``event`` to the client. ``refused``: the error because of which it refuses a client event; None: it
+    refuses none."""
 
     event: server.ServerEvent
+    refused: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)

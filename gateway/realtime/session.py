@@ -341,8 +341,10 @@ class RealtimeSession:
         try:
             for effect in effects:
                 match effect:
-                    case Send():
+                    case Send(refused=error):
                         answers.append(effect.event)
+                        if error is not None:
+                            log_refusal(self.live.id, error)
                     case StartResponse():
                         begun = self._start(effect)
                         if isinstance(begun, TurnResponse):

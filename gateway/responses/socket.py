@@ -263,7 +263,6 @@ class ResponsesSocket:
             running = await self._begin(request, steers)
         except Exception as error:
             self._local.evict(request.previous_response_id)
-            log_refusal("", error)
             self._tell_error(error, request.stream_id)
             self._fail_steers(steers, request.previous_response_id or "", request.stream_id, error)
             return
@@ -386,6 +385,7 @@ class ResponsesSocket:
     # --- out ------------------------------------------------------------------------------------------------
 
     def _tell_error(self, error: Exception, lane: str | None) -> None:
+        log_refusal("", error)
         body, status, _ = http_answer(error)
         self._post([_ENCODER.encode({"type": "error", "status": status, **body})], lane)
 

@@ -229,6 +229,21 @@ async def test_a_turn_is_found_by_the_id_of_the_answer_that_its_client_got(
         assert turns == [path] * (2 if path == CHAT else 1)
 
 
+async def test_a_turn_that_is_refused_on_a_websocket_has_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with keyed(tmp_path, OPERATED) as served, served.wire("alpha") as wire:
+        (live,) = served.service.sessions()
+        for _ in range(3):
+            await wire.say()
+        capsys.readouterr()
+        with logging_lines("holdfast", LogSettings(form="json")):
+            assert (await wire.say())["code"] == "rate_limit_exceeded"
+        (line,) = lines(capsys.readouterr().err)
+    assert (line["message"], line["code"]) == ("event refused", "rate_limit_exceeded")
+    assert (line["tenant"], line["protocol"], line["session"]) == ("acme", "realtime", live.id)
+
+
 async def test_lines_of_a_turn_far_below_know_its_session_and_tenant(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from holdfast.gateway.net.channel import ChannelClosed, MemoryChannel, memory_pa
 from holdfast.gateway.realtime.socket import ClientIdentity
 from holdfast.gateway.responses.face import ResponsesFace
 from holdfast.gateway.responses.socket import IN_FLIGHT, ResponsesSocket
+from holdfast.kvstore.log_lines import LogSettings, logging_lines
 from holdfast.tests.gateway.scripted_service import END, WORDS, Scripted
 
 from .stage import Json, Stage, staged, text_of, told
@@ -356,6 +357,24 @@ async def test_bad_frames_are_refused_and_the_socket_goes_on() -> None:
         event = await line.next()
         assert (event["error"]["code"], event["stream_id"]) == ("unsupported_field", "pictures")
         assert (await line.response("a"))["status"] == "completed"
+
+
+async def test_each_refusal_on_a_socket_has_a_log_line(capsys: pytest.CaptureFixture[str]) -> None:
+    link = told(LONG)
+    link.flowing = False
+    async with staged(link=link) as stage, connected(stage) as line:
+        capsys.readouterr()
+        with logging_lines("holdfast", LogSettings(form="json")):
+            for _ in range(IN_FLIGHT + 1):
+                await line.create("a", max_output_tokens=5)
+            while (await line.next())["type"] != "error":
+                pass
+            await line.send(type="response.cancel", stream_id="none")
+            await line.channel.send(b"{")
+            codes = [(await line.error())[1] for _ in range(2)]
+        written = [json.loads(one) for one in capsys.readouterr().err.splitlines()]
+    told_codes = ["websocket_connection_limit_reached", *codes]
+    assert [one["code"] for one in written if one["message"] == "event refused"] == told_codes
 
 
 async def test_a_client_that_leaves_ends_its_responses() -> None:
