@@ -67,6 +67,12 @@ def about_session(session_id: str, **facts: object) -> dict[str, object]:
     return about(session_id, session=session_id or None, **facts)
 
 
+def facts_of(record: logging.LogRecord) -> dict[str, object]:
+    """The facts of `about` and `logging_with` that a log record has, by name. Call it where the record was
+    made."""
+    return {**_BOUND.get(), **getattr(record, "facts", {})}
+
+
 class LineFormatter(logging.Formatter):
     """Formats a log record as one line of text, or as one JSON object with ``time``, ``level``, ``process``,
     ``id``, ``message``, the facts of `about` and `logging_with`, and ``traceback`` if there is one.
@@ -84,7 +90,7 @@ class LineFormatter(logging.Formatter):
         """The text of one log record, as described at the class, without a newline at its end."""
         when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
         subject: str = getattr(record, "subject", "")
-        facts: dict[str, object] = {**_BOUND.get(), **getattr(record, "facts", {})}
+        facts = facts_of(record)
         message = record.getMessage()
         traceback = self.formatException(record.exc_info) if record.exc_info and record.exc_info[0] else ""
         if self._json:

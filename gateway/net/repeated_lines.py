@@ -1,5 +1,5 @@
 """Keeps the log short, whatever clients send: of many lines of one kind the first are written, the others only
-counted."""
+counted. Each tenant has lines of its own, so that none takes those of the others."""
 
 from __future__ import annotations
 
@@ -7,11 +7,24 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import NamedTuple
 
-Kind: TypeAlias = tuple[str, int, str]
+from ...kvstore.log_lines import about, facts_of
+
 MOST_KINDS = 256
 """The most kinds of lines that are counted at a time. Lines of other kinds are written uncounted."""
+MOST_OF_TENANTS = 192
+"""While so many are counted, further tenants have their lines counted together."""
+
+
+class LineKind(NamedTuple):
+    """What lines of one kind have in common. ``tenant``: None for lines about none, and for those of tenants
+    that are counted together."""
+
+    logger: str
+    level: int
+    text: str
+    tenant: object = None
 
 
 def _later(seconds: float, act: Callable[[], None]) -> None:
@@ -25,8 +38,8 @@ class RepeatFilter(logging.Filter):
     others, and then logs one line with their number. For lines below the level of a warning, ``usual`` takes
     the place of ``most``.
 
-    Two lines are of one kind if they have the same logger, level and format string. ``clock`` returns seconds.
-    ``later(seconds, act)`` calls ``act`` after so many seconds; by default in a thread.
+    Two lines are of one kind if they have the same logger, level, format string and tenant. ``clock`` returns
+    seconds. ``later(seconds, act)`` calls ``act`` after so many seconds; by default in a thread.
     """
 
     def __init__(
@@ -44,30 +57,32 @@ class RepeatFilter(logging.Filter):
         self._clock = clock
         self._later = later
         self._lock = threading.Lock()
-        self._seen: dict[Kind, tuple[float, int]] = {}  # when the first came, and how many
+        self._seen: dict[LineKind, tuple[float, int]] = {}  # when the first came, and how many
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Count the line. Returns whether it is written."""
         if getattr(record, "summary", False):
             return True
-        kind = (record.name, record.levelno, str(record.msg))
+        kind = LineKind(record.name, record.levelno, str(record.msg), facts_of(record).get("tenant"))
         most = self._most_of(kind)
         with self._lock:
             now = self._clock()
+            if kind not in self._seen and len(self._seen) >= MOST_OF_TENANTS:
+                self._forget(now)
+                if len(self._seen) >= MOST_OF_TENANTS:
+                    kind = kind._replace(tenant=None)
             since, count = self._seen.get(kind, (now, 0))
             if now - since >= self._seconds and count <= most:
                 since, count = now, 0
             if count == 0 and len(self._seen) >= MOST_KINDS:
-                self._forget(now)
-                if len(self._seen) >= MOST_KINDS:
-                    return True
+                return True
             self._seen[kind] = since, count + 1
             if count == most:
                 self._later(max(0.0, since + self._seconds - now), lambda: self._summarize(kind))
         return count < most
 
-    def _most_of(self, kind: Kind) -> int:
-        return self._most if kind[1] >= logging.WARNING else self._usual
+    def _most_of(self, kind: LineKind) -> int:
+        return self._most if kind.level >= logging.WARNING else self._usual
 
     def _forget(self, now: float) -> None:
         for kind, (since, count) in list(self._seen.items()):
@@ -82,17 +97,16 @@ class RepeatFilter(logging.Filter):
         for kind in counted:
             self._summarize(kind)
 
-    def _summarize(self, kind: Kind) -> None:
+    def _summarize(self, kind: LineKind) -> None:
         with self._lock:
             _, count = self._seen.pop(kind, (0.0, 0))
         if count <= (most := self._most_of(kind)):
             return  # `finish` has written it
-        name, level, text = kind
-        logging.getLogger(name).log(
-            level,
+        logging.getLogger(kind.logger).log(
+            kind.level,
             "%d more lines like this within %g s: %s",
             count - most,
             self._seconds,
-            text,
-            extra={"summary": True},
+            kind.text,
+            extra={"summary": True, **about("", tenant=kind.tenant)},
         )

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.gateway.net.repeated_lines import MOST_KINDS, RepeatFilter
+from holdfast.gateway.net.repeated_lines import MOST_KINDS, MOST_OF_TENANTS, RepeatFilter
+from holdfast.kvstore.log_lines import about, facts_of, logging_with
 
 
 class Kept(logging.Handler):
@@ -18,11 +19,13 @@ class Kept(logging.Handler):
         self.now = 0.0
         self.due: list[tuple[float, Callable[[], None]]] = []
         self.lines: list[str] = []
+        self.facts: list[dict[str, object]] = []
         later = lambda seconds, act: self.due.append((self.now + seconds, act))
         self.addFilter(RepeatFilter(most, 60.0, lambda: self.now, later))
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(record.getMessage())
+        self.facts.append(facts_of(record))
 
     def wait_until(self, now: float) -> None:
         self.now = now
@@ -88,6 +91,29 @@ def test_a_line_that_is_different_each_time_is_not_remembered_for_ever(
         log.warning(f"kind {number}")
     assert len(kept.lines) == 10 * MOST_KINDS
     assert len(kept.filters[0]._seen) <= MOST_KINDS
+
+
+def test_a_tenant_does_not_use_up_the_lines_of_another(log: logging.Logger, kept: Kept) -> None:
+    for tenant in ("loud", "quiet"):
+        with logging_with(tenant=tenant):
+            for number in range(50 if tenant == "loud" else 2):
+                log.warning("%s refused %d", tenant, number)
+    assert kept.lines == [
+        *(f"loud refused {number}" for number in range(3)),
+        "quiet refused 0",
+        "quiet refused 1",
+    ]
+    kept.wait_until(60.0)
+    assert kept.lines[5:] == ["47 more lines like this within 60 s: %s refused %d"]
+    assert kept.facts[-1] == {"tenant": "loud"}
+
+
+def test_more_tenants_than_are_counted_apart_share_their_lines(log: logging.Logger, kept: Kept) -> None:
+    for number in range(10 * MOST_KINDS):
+        log.warning("refused", extra=about("", tenant=f"tenant {number}"))
+    assert len(kept.lines) == MOST_OF_TENANTS + 3
+    log.warning("the engine died")
+    assert kept.lines[-1] == "the engine died"
 
 
 def test_lines_below_a_warning_have_a_limit_of_their_own(log: logging.Logger) -> None:
