@@ -9,12 +9,14 @@ with their numbers.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import methodcaller
 
+from ...kvstore.log_lines import about_session
 from ...runtime.errors import EngineGone, VerbRefused
 from ...sdk.errors import FieldInvalid
 from ...sessions.conversation.history import History
@@ -33,6 +35,8 @@ from ..realtime.exports import export_of
 from ..realtime.session import RealtimeSession
 from ..service import Service
 from .frames import ForkedSession, KVPlaces, ListedSession, SessionPage, ShownSession, damaged, listed, shown
+
+log = logging.getLogger(__name__)
 
 WALK = 256
 """So many of the journal's entries are looked at without a pause."""
@@ -120,7 +124,9 @@ class SessionDirectory:
         if (one := live.find(record.id)) is not None and isinstance(one.face, RealtimeSession):
             resource = one.face.conversation.session
         tokenizer, model = live.registry.language.digest(), self._service.model
-        return await asyncio.to_thread(export_of, record, history, resource, tokenizer, model)
+        data = await asyncio.to_thread(export_of, record, history, resource, tokenizer, model)
+        self._log("exported", record)
+        return data
 
     async def close(self, session_id: str) -> ListedSession:
         """Take the session with this id from its connection, and out of memory; the journal keeps it. Returns
@@ -128,6 +134,7 @@ class SessionDirectory:
         live = self._live()
         found = await self._find(live, session_id)
         await live.end(session_id)
+        self._log("closed", _record(found))
         found = _Found(found.number, found.record, live.registry.numbered(found.number))
         return await self._listed(live, found, (await self._history(live, found))[0])
 
@@ -136,9 +143,11 @@ class SessionDirectory:
         deletes. Returns when the journal has it. Raises ``SessionUnknown``."""
         live = self._live()
         found = await self._find(live, session_id)
-        await live.erase(_record(found), None if found.number >= UNKEPT else found.number)
+        record = _record(found)
+        await live.erase(record, None if found.number >= UNKEPT else found.number)
         if live.registry.journal is not None:
             await asyncio.shield(live.registry.journal.sync())
+        self._log("deleted", record)
 
     # --- inside ---------------------------------------------------------------------------------------------
 
@@ -241,6 +250,11 @@ class SessionDirectory:
             return damaged(record.id, self._tenant(record.salt))
         assert journal is not None, "the record was read there"
         return damaged(await journal.read(lambda store: store.name_of(found.number)), "")
+
+    def _log(self, what: str, record: SessionRecord) -> None:
+        """Log what was done with a session; the route's lines name the operator."""
+        facts = about_session(record.id, tenant=self._tenant(record.salt) or None)
+        log.info("session %s by an operator", what, extra=facts)
 
     def _tenant(self, salt: bytes) -> str:
         if self._service.tenants is not self._tenants:

@@ -11,9 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ...kvstore.log_lines import logging_with
 from ...sdk.errors import FieldInvalid
 from ...sdk.frames.exported import JSON_LINES, ExportEntry, ExportHeader
-from ..access.auth import OPERATOR_PATH, Endpoint, refusing
+from ..access.auth import OPERATOR_PATH, Endpoint, key_of, refusing, written_digest
 from ..documents.rows import RouteRow
 from ..net.bodies import json_answer
 from ..service import Service
@@ -22,6 +23,8 @@ from .frames import DeletedSession, ListedSession, SessionPage, SessionsQuery, S
 
 Query = TypeVar("Query", bound=msgspec.Struct)
 SESSIONS = f"{OPERATOR_PATH}sessions"
+SHOWN = len("blake2b:") + 8
+"""So many characters of the digest of an operator's key name it in log lines."""
 _ONE = f"{SESSIONS}/{{session_id}}"
 
 
@@ -74,7 +77,10 @@ def operator_routes(service: Service) -> list[Route]:
     def loaded(serve: Endpoint) -> Endpoint:
         async def endpoint(request: Request) -> Response:
             await service.loaded()  # what the journal has is known from then on
-            return await serve(request)
+            key, client = key_of(request.headers), request.client
+            operator = written_digest(key)[:SHOWN] if key else None
+            with logging_with(operator=operator, client=client.host if client else None):
+                return await serve(request)
 
         return endpoint
 

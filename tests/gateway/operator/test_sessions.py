@@ -4,6 +4,7 @@ exported one goes on elsewhere with the tokens that it had."""
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from holdfast.gateway.app import ROWS
 from holdfast.gateway.documents.openapi import openapi
 from holdfast.gateway.embedded import in_memory
 from holdfast.gateway.settings import GatewaySettings
+from holdfast.kvstore.log_lines import LogSettings, logging_lines
 from holdfast.sdk import Chat, Client
 from holdfast.sdk.errors import ConnectionLost, ExportInvalid, SessionLost
 from holdfast.sdk.frames.items import MessageItem
@@ -130,6 +132,29 @@ async def test_only_an_operators_key_opens_the_routes(tmp_path: Path) -> None:
         assert one["id"] in [left["id"] for left in (await asked(stage, key="ops"))["data"]]
         assert await stage.refused("POST", "/v1/sessions", b"", key="ops") == (401, "invalid_api_key", None)
         assert b"hold_" not in json.dumps(await asked(stage, f"/{one['id']}", key="ops")).encode()
+
+
+async def test_what_an_operator_does_to_a_session_is_logged_with_its_tenant_and_the_operator(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[operators]\nkeys = ["ops"]\n[tenants.acme]\nkeys = ["alpha"]')
+    async with staged(tmp_path / "store", settings=GatewaySettings(keys=keys)) as stage:
+        body = {"messages": [{"role": "user", "content": "one"}], "max_tokens": 4}
+        assert (await stage.ask("POST", "/v1/chat/completions", body, key="alpha")).status == 200
+        (one,) = (await asked(stage, key="ops"))["data"]
+        capsys.readouterr()
+        with logging_lines("holdfast", LogSettings(form="json")):
+            assert (await stage.ask("GET", f"{SESSIONS}/{one['id']}/export", key="ops")).status == 200
+            await asked(stage, f"/{one['id']}/close", "POST", key="ops")
+            await asked(stage, f"/{one['id']}", "DELETE", key="ops")
+        told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    done = [line for line in told if line["message"].endswith("by an operator")]
+    assert [line["message"].split()[1] for line in done] == ["exported", "closed", "deleted"]
+    digest = hashlib.blake2b(b"ops", digest_size=32).hexdigest()
+    for line in done:
+        assert (line["session"], line["tenant"], line["level"]) == (one["id"], "acme", "info")
+        assert line["operator"] == f"blake2b:{digest[:8]}" and "ops" not in line.values()
 
 
 async def test_a_damaged_session_is_listed_as_one_and_hides_no_other(tmp_path: Path) -> None:
