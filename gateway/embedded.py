@@ -119,4 +119,4 @@ async def _serve(service: Service, channel: MemoryChannel, identity: ClientIdent
 
 
 def _lost(closed: ChannelClosed) -> ConnectionLost:
-    return ConnectionLost(f"The connection ended: {closed}", closed.code)
+    return ConnectionLost.closed(f"The connection ended: {closed}", closed.code)

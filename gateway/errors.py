@@ -17,7 +17,7 @@ GatewayError
 ├── ResponseUnknown, PreviousResponseUnknown, ConversationUnknown
 ├── TooManyLanes, TooManyRequests
 ├── RouteUnknown, MethodRefused, UpgradeNeeded, ThreadsNotServed
-└── ModelNotServed, SessionMoved, SessionRequired, EngineLoading, Draining
+└── ModelNotServed, SessionMoved, SessionDeleted, SessionRequired, EngineLoading, Draining
 """
 
 from __future__ import annotations
@@ -345,9 +345,15 @@ class ThreadsNotServed(GatewayError):
 
 
 class SessionMoved(GatewayError):
-    """The session is on a newer socket now, or was pruned; this socket is closed."""
+    """The session is on a newer socket now; this socket is closed."""
 
     wire = _invalid("session_moved", 409, close=4001)
+
+
+class SessionDeleted(GatewayError):
+    """The session was deleted, by its operator or a `session.prune`; this socket is closed."""
+
+    wire = _invalid("session_deleted", 410, close=4004)
 
 
 class SessionRequired(GatewayError):

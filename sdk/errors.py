@@ -37,6 +37,9 @@ from __future__ import annotations
 
 from typing import ClassVar, Self
 
+DELETED = 4004
+"""The code with which the server closes the WebSocket of a session that was deleted."""
+
 
 class SDKError(Exception):
     """Base of the SDK's errors, which its client raises; a `FrameError` is raised by the server, too. `code`: a
@@ -256,6 +259,13 @@ class ConnectionLost(ConnectionFault):
         super().__init__(cause)
         self.close_code = close_code
 
+    @staticmethod
+    def closed(cause: str, close_code: int | None) -> ConnectionLost:
+        """The error for a connection that the server has closed with this code; `SessionLost` for `DELETED`."""
+        if close_code == DELETED:
+            return SessionLost("The session was deleted", code="session_deleted", close_code=close_code)
+        return ConnectionLost(cause, close_code)
+
 
 class SessionLost(ConnectionLost):
     """The session cannot be resumed on a new connection, so trying again does not help. `code`: the server's
@@ -264,8 +274,8 @@ class SessionLost(ConnectionLost):
     with_address = "The session at {address} cannot be resumed: {cause}"
     with_handle = "; its handle was {handle!r}"
 
-    def __init__(self, cause: str, *, code: str | None = None) -> None:
-        super().__init__(cause)
+    def __init__(self, cause: str, *, code: str | None = None, close_code: int | None = None) -> None:
+        super().__init__(cause, close_code)
         self.code = code or "session_not_found"  # type: ignore[misc]  # the server's code, per instance
 
 

@@ -29,6 +29,7 @@ from ...sessions.registry import Reopened, SessionRegistry
 from ...sessions.session import ForkSummary, Session
 from ...sessions.turn.events import EndReason
 from ..access.auth import TurnCaller
+from ..errors import GatewayError, SessionDeleted, SessionMoved
 from ..settings import ClientLimits
 from .session import LiveSession, SessionFace, spawn
 from .turns import Turns
@@ -87,9 +88,9 @@ class SessionConnection(Protocol):
     def caller(self) -> TurnCaller:
         """The client for which the session's turns run."""
 
-    def moved(self) -> None:
-        """Called when the session is not on this connection any more: another connection has it now, or it was
-        pruned."""
+    def taken(self, why: GatewayError) -> None:
+        """Called when the session is not on this connection any more. ``why``: ``SessionMoved``, another
+        connection has it or a new one may take it; ``SessionDeleted``."""
 
 
 class LiveSessions:
@@ -285,7 +286,7 @@ class LiveSessions:
         former_owner: bytes | None = None,
     ) -> LiveSession:
         """Find the session that ``handle`` opens, in memory or in the journal, move it to this connection, and
-        give it a new handle. A connection that had it before is told by `moved`. ``face`` makes the live
+        give it a new handle. A connection that had it before is told by `taken`. ``face`` makes the live
         session if it comes from the journal. ``owner``: the digest of the client's key, which must be the
         session's owner; ``former_owner``: the digest that earlier versions made of the key, which serves as
         well.
@@ -303,7 +304,7 @@ class LiveSessions:
             live = self._live[found.id]
         before = self._connections.get(live.id)
         if before is not None and before is not connection:
-            before.moved()
+            before.taken(SessionMoved())
         source = "journal" if isinstance(found, Reopened) else "memory"
         log.info("session resumed", extra=about_session(live.id, source=source))
         return self._attach(live, connection)
@@ -386,7 +387,7 @@ class LiveSessions:
         live, connection = self._live.pop(target, None), self._connections.pop(target, None)
         self._end_lease(target)
         if connection is not None:
-            connection.moved()
+            connection.taken(SessionDeleted())
         try:
             if live is not None:
                 erase = not live.session.log.durable
@@ -420,7 +421,7 @@ class LiveSessions:
         if self._live.get(session_id) is not live:
             return  # it was closed meanwhile
         if (connection := self._connections.pop(session_id, None)) is not None:
-            connection.moved()
+            connection.taken(SessionMoved())
             live.face.detach()
             self._begin_lease(live)
         if live.session.log.durable:

@@ -40,6 +40,7 @@ from ...sessions.workers import Stopped
 from ..access.attribution import Attribution
 from ..access.auth import TurnCaller, caller_of, owners_of
 from ..access.turn_queue import Place
+from ..errors import GatewayError
 from .session import LiveSession
 from .sessions import LiveSessions, Transcript
 
@@ -255,7 +256,7 @@ class _Connection:
     def __init__(self, caller: TurnCaller) -> None:
         self.caller = caller
 
-    def moved(self) -> None:
+    def taken(self, why: GatewayError) -> None:
         """Called when another connection has the session; does nothing, as no other client can take the session
         while the request uses it."""
 

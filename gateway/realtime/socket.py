@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from msgspec import UNSET
+
 from ...kvstore.log_lines import about, about_session
 from ...sdk.errors import FrameError
 from ...sdk.frames import codec
@@ -27,7 +29,7 @@ from ..access.attribution import Attribution
 from ..access.auth import TurnCaller
 from ..errors import (
     Draining,
-    SessionMoved,
+    GatewayError,
     SessionRequired,
     SlowReader,
     TooManyInvalid,
@@ -82,20 +84,23 @@ class ClientIdentity:
 class AttachedSession:
     """A session that the client attached to its socket besides the socket's own one. To `LiveSessions` it is
     the session's connection. ``outbox``: through which its events go to the socket. ``caller``: the socket's
-    client. ``gone`` is called with this object when the session has moved to another connection, or was
-    pruned."""
+    client. ``gone`` is called with this object, and why, when the session has moved to another connection, or
+    was deleted."""
 
     def __init__(
-        self, outbox: SessionOutbox, caller: TurnCaller, gone: Callable[[AttachedSession], None]
+        self,
+        outbox: SessionOutbox,
+        caller: TurnCaller,
+        gone: Callable[[AttachedSession, GatewayError], None],
     ) -> None:
         self.outbox = outbox
         self.caller = caller
         self.session: RealtimeSession | None = None
         self._gone = gone
 
-    def moved(self) -> None:
-        """Called when the session has left this socket for another one; passes it to the callback ``gone``."""
-        self._gone(self)
+    def taken(self, why: GatewayError) -> None:
+        """Called when the session is not on this socket any more; passes it to the callback ``gone``."""
+        self._gone(self, why)
 
 
 class _Goodbye(Exception):
@@ -137,18 +142,18 @@ class RealtimeSocket:
         away. Returns at once, and `run` ends."""
         self._part_with(wire_error(why or Draining()))
 
-    def moved(self) -> None:
+    def taken(self, why: GatewayError) -> None:
         """Called when the socket's own session is not on this socket any more: it has moved to another socket,
-        or was pruned. If other sessions are attached, the client is sent `session.detached`; otherwise the
-        socket closes with `session_moved`. While a `session.attach` is served neither happens, because it may
-        be attaching that same session."""
+        or was deleted. If other sessions are attached, the client is sent `session.detached`; otherwise the
+        socket closes, because of ``why``. While a `session.attach` is served neither happens, because it may be
+        attaching that same session."""
         own, self._own = self._own, None
         if self._attaching:
             return
         if own is not None and self._attached:
-            self._tell_detached(own.live.id)
+            self._tell_detached(own.live.id, why)
         else:
-            self._part_with(wire_error(SessionMoved()))
+            self._part_with(wire_error(why))
 
     async def run(self) -> None:
         """Serve the client until it has left or the server ends the connection. Opens the socket's own session
@@ -351,15 +356,16 @@ class RealtimeSocket:
         if session is not None and self._attached.pop(session.live.id, None) is not None:
             self._face.sessions.left(session.live, attached)
 
-    def _lost(self, attached: AttachedSession) -> None:
-        """Called when an attached session has moved to another connection, or was pruned: sends the client
+    def _lost(self, attached: AttachedSession, why: GatewayError) -> None:
+        """Called when an attached session has moved to another connection, or was deleted: sends the client
         `session.detached`."""
         session = attached.session
         if session is not None and self._attached.pop(session.live.id, None) is not None:
-            self._tell_detached(session.live.id)
+            self._tell_detached(session.live.id, why)
 
-    def _tell_detached(self, session_id: str) -> None:
-        told = SessionDetached(event_id=new_id("event"), session_id=session_id)
+    def _tell_detached(self, session_id: str, why: GatewayError | None = None) -> None:
+        reason = UNSET if why is None else wire_error(why).code
+        told = SessionDetached(event_id=new_id("event"), session_id=session_id, reason=reason)
         self.outbox.post([codec.encode(told)])
 
     def _new_outbox(self, session_id: str = "") -> SessionOutbox:

@@ -22,6 +22,7 @@ from typing import TypeVar
 import msgspec
 
 from ..errors import (
+    DELETED,
     ChatBusy,
     ConnectionFailed,
     ConnectionFault,
@@ -43,6 +44,7 @@ from ..frames.server import (
     ResponseCreated,
     ResponseDone,
     ServerEvent,
+    SessionDetached,
     TextCommitted,
 )
 from .multiplex import SessionTransport, SharedTransport
@@ -177,7 +179,7 @@ class Connection:
         """The last answers of the server to commits of the input buffer."""
         # the receive task, and what waits for it
         self._task: asyncio.Task[None] | None = None
-        self._queue: deque[ServerEvent | ProtocolBroken] = deque()
+        self._queue: deque[ServerEvent | ConnectionFault] = deque()
         self._taken = 0  # events that have left the queue
         self._requests: list[_PendingRequest] = []
         self._senders: list[asyncio.Future[None]] = []  # their frames wait for a new connection
@@ -261,7 +263,7 @@ class Connection:
             if self._resumption is not None:
                 request.frame = self._resumption.frame_of(event_id)
             for index, event in enumerate(self._queue):
-                if not isinstance(event, ProtocolBroken) and request.is_answered_by(event):
+                if not isinstance(event, ConnectionFault) and request.is_answered_by(event):
                     del self._queue[index]
                     self._resolve(request, event, self._taken + index)
                     self._take_in(event)
@@ -460,14 +462,14 @@ class Connection:
         except FrameError as error:
             broken = self.located(ProtocolBroken(f"The server sent a frame this client cannot read: {error}"))
             broken.__cause__ = error
-            if self._requests:
-                self._fail(broken)
-            else:
-                self._put(broken)
+            self._break(broken)
             return
         if self._resumption is not None:
             self._resumption.read(frame, event)
         if event is None:
+            return
+        if isinstance(event, SessionDetached) and event.reason == "session_deleted":
+            self._break(self.located(ConnectionLost.closed("", DELETED)))
             return
         if self._is_aside(event):
             return
@@ -516,7 +518,7 @@ class Connection:
             self._out_of_band.discard(event.response.id)
         return known
 
-    def _put(self, event: ServerEvent | ProtocolBroken) -> None:
+    def _put(self, event: ServerEvent | ConnectionFault) -> None:
         self._queue.append(event)
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
@@ -540,6 +542,13 @@ class Connection:
         if self._resumption is not None and isinstance(error, ConnectionFault):
             error.of(self._resumption.address, self._resumption.handle)
         return error
+
+    def _break(self, error: ConnectionFault) -> None:
+        """Let the requests fail; without requests, the reader."""
+        if self._requests:
+            self._fail(error)
+        else:
+            self._put(error)
 
     def _fail(self, error: Exception) -> None:
         error = self.located(error)
@@ -651,12 +660,13 @@ class Connection:
 
     def _taken_next(self) -> ServerEvent:
         """Remove the first event from the queue and return it; the receive task goes on if it waited for room.
-        Raises `ProtocolBroken` if the frame could not be read."""
+        Raises `ProtocolBroken` if the frame could not be read, `SessionLost` if it told that the session was
+        deleted."""
         event = self._queue.popleft()
         self._taken += 1
         if self._room is not None and len(self._queue) <= MAX_QUEUED // 2:
             self._make_room()
-        if isinstance(event, ProtocolBroken):
+        if isinstance(event, ConnectionFault):
             raise event
         return event
 

@@ -146,7 +146,7 @@ class SessionTransport:
         while not self._frames:
             self._check()
             if (lost := self.connection.lost) is not None:
-                raise ConnectionLost(lost.message, lost.close_code)
+                raise ConnectionLost.closed(lost.message, lost.close_code)
             self.arrival.clear()
             self.connection.start()
             await self.arrival.wait()

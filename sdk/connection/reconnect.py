@@ -18,6 +18,7 @@ import anyio
 import msgspec
 
 from ..errors import (
+    DELETED,
     ConnectionFailed,
     ConnectionFault,
     ConnectionLost,
@@ -29,9 +30,9 @@ from ..frames.client import SessionResume
 from ..frames.server import ErrorEvent, ServerEvent, SessionResumed
 from .transport import Transport
 
-FINAL_CODES = frozenset({1002, 1003, 1007, 1008, 1009, 1010, 4001})
+FINAL_CODES = frozenset({1002, 1003, 1007, 1008, 1009, 1010, 4001, DELETED})
 """WebSocket close codes after which the session is not resumed: a new connection would end in the same way, or
-another client has the session now."""
+another client has the session now, or it was deleted."""
 MAX_UNSURE = 1024
 """At most so many client events are kept to be sent again; beyond that the oldest are dropped."""
 _Result = TypeVar("_Result")

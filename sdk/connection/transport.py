@@ -190,6 +190,5 @@ def _lost(error: ConnectionClosed) -> ConnectionLost:
     close = error.rcvd
     if close is None:
         return ConnectionLost("The connection broke")
-    return ConnectionLost(
-        f"The server closed the connection: {close.code} {close.reason}".rstrip(), close.code
-    )
+    told = f"The server closed the connection: {close.code} {close.reason}".rstrip()
+    return ConnectionLost.closed(told, close.code)

@@ -464,8 +464,10 @@ class SteerAccepted(OwnFrame, frozen=True, tag="response.steer.accepted"):
 
 
 class SessionDetached(OwnFrame, frozen=True, tag="session.detached"):
-    """The session `session_id` has left this socket: the client detached it, another socket has it now, or it
-    was pruned."""
+    """The session `session_id` has left this socket. `reason`, unless the client detached it: `session_moved`,
+    another socket has it now, or `session_deleted`."""
+
+    reason: str | UnsetType = UNSET
 
 
 _Session: TypeAlias = SessionCreated | SessionResumed | SessionUpdated

@@ -75,7 +75,7 @@ class PlainConnection:
 
     caller = TurnCaller()
 
-    def moved(self) -> None: ...
+    def taken(self, why: Exception) -> None: ...
 
 
 async def test_a_face_without_frames_runs_turns_forks_and_leaves() -> None:

@@ -57,7 +57,7 @@ class Socket:
 
     caller = TurnCaller()
 
-    def moved(self) -> None:
+    def taken(self, why: Exception) -> None:
         """The session goes on elsewhere."""
 
 

@@ -257,8 +257,10 @@ async def test_a_deleted_session_leaves_the_servers_files_and_opens_no_more(
             async with client.resume(handle) as chat:
                 handle = chat.handle or ""
                 assert (await asked(stage, f"/{session_id}", "DELETE"))["deleted"]
-                with pytest.raises(ConnectionLost):
+                with pytest.raises(SessionLost) as told_of:
                     await chat.say("Are you there?").text()
+                assert (told_of.value.code, told_of.value.close_code) == ("session_deleted", 4004)
+                assert "deleted" in told_of.value.message and "opens" not in told_of.value.message
         else:
             assert (await asked(stage, f"/{session_id}", "DELETE"))["deleted"]
         assert [one["id"] for one in await listed(stage)] == [stays]

@@ -37,7 +37,7 @@ class Holder:
 
     caller = TurnCaller(b"key", b"salt")
 
-    def moved(self) -> None:
+    def taken(self, why: Exception) -> None:
         """The session goes on elsewhere."""
 
 

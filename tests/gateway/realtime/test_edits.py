@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from holdfast.gateway.embedded import in_memory
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
-from holdfast.sdk import Chat, Client, ConnectionLost, ServerError
+from holdfast.sdk import Chat, Client, ConnectionLost, ServerError, SessionLost
 from holdfast.sdk.frames import codec
 from holdfast.sdk.frames.client import (
     Heard,
@@ -118,6 +119,23 @@ async def test_a_session_that_is_resumed_elsewhere_leaves_the_shared_socket(clie
             sent = await fork.send(ItemRetrieve(item_id="item_1"))
             with pytest.raises(ServerError, match="no such session"):
                 await answer(chat, sent)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_a_client_is_told_that_another_one_has_pruned_its_session(
+    client: Client, *, shared: bool
+) -> None:
+    async with client.session() as chat, client.session() as host:
+        await host.say("begin").text()
+        (fork,) = await host.fork(shared=shared)
+        await fork.say("go on").text()
+        turn = asyncio.ensure_future(fork.say("and on", min_output_tokens=4000).text())
+        (other,) = await host.fork()
+        await other.prune(fork.session.id or "")
+        with pytest.raises(SessionLost) as told_of:
+            await turn
+        assert told_of.value.code == "session_deleted"
+        assert await chat.say("begin").text() and await host.say("more").text()
 
 
 async def test_an_unknown_handle_is_not_attached(client: Client) -> None:

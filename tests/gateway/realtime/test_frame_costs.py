@@ -149,5 +149,5 @@ class Holder:
 
     caller = TurnCaller()
 
-    def moved(self) -> None:
+    def taken(self, why: Exception) -> None:
         """The session goes on elsewhere."""
