@@ -280,7 +280,7 @@ class Guard:
     valid now; None: the server has no keys, and every client on this machine is admitted. ``hosts``: allowed
     host names; None: those of a loopback server. ``origins``: without keys, the origins of other servers' web
     pages that may connect; ``*``: all. ``route_of``: the route of a path. ``count`` is called with each request
-    and the status of its answer: that of HTTP, 101 for a WebSocket, or ``refused`` for one that is refused.
+    and the status of its answer: 101 for a WebSocket that is let in.
 
     It puts into the request's scope the tenant's salt (`TENANT`), whether the client may see all tenants'
     numbers (`OPERATOR`), its `Attribution`, and the digests of the client's key (`KEY`), if the server has
@@ -318,16 +318,15 @@ class Guard:
         attribution: Attribution = scope[ATTRIBUTION]
 
         async def counting(message: Message) -> None:
-            if message["type"] == "http.response.start":
+            if message["type"] in ("http.response.start", "websocket.http.response.start"):
                 self._count(attribution, str(message["status"]))
             await send(message)
 
-        http = scope["type"] == "http"
         with logging_with(**attribution.facts()):
             app = self._app if refused is None else refusal(refused, scope)
-            await app(scope, receive, counting if http else send)
-        if not http:
-            self._count(attribution, "101" if SERVE in scope else "refused")
+            await app(scope, receive, counting)
+        if SERVE in scope:
+            self._count(attribution, "101")
 
     def _admit(self, scope: Scope, headers: Headers) -> None:
         """Check a request's host, origin and key, and put the tenant's salt, the operator's right and the key's

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.anyio
 OPERATED = f'[operators]\nkeys = ["ops"]\n{FILE}'
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 COMPLETIONS = "/v1/completions"
+REQUESTS = "holdfast_requests_total"
 
 
 async def asked(
@@ -165,6 +166,16 @@ async def test_an_operator_sees_each_tenants_turns_and_a_tenant_sees_no_others(t
         assert not [
             name for name in (b"zenith", b"small", b"holdfast_turns", b"requests_total") if name in text
         ]
+
+
+async def test_a_websocket_that_is_refused_is_counted_with_the_status_of_its_answer(tmp_path: Path) -> None:
+    async with keyed(tmp_path, OPERATED) as served:
+        app = build_app(served.service)
+        for key, path in (("made-up", "/v1/realtime"), ("gamma", "/nowhere")):
+            await asked(app, path, key, kind="websocket")
+        told = samples(exposition(await served.service.snapshot()))
+        found = {(one.labels["route"], one.labels["status"]) for one in told if one.name == REQUESTS}
+        assert found == {("/v1/realtime", "401"), (OTHER, "404")}
 
 
 def lines(served: str) -> list[dict[str, Any]]:
