@@ -110,9 +110,10 @@ class KVReceipt(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     `new`: prompt tokens that the session did not have before: appended text, what the chat template writes,
     and the last token of the reply before, which had no KV yet. `prefilled`: computed for the first time;
     streamed input that was taken back counts, too. `recomputed`: computed again. `resident`, `host`, `disk`:
-    prompt tokens with KV that was on the device, or came from the host or disk tier. `restore_ms`:
-    milliseconds of waiting for the disk. `miss_reason`: why more than the new tokens had to be computed;
-    null: no more had to be.
+    prompt tokens with KV that was on the device, or came from the host or disk tier. These five add up to the
+    prompt, and to what was computed a second time, such as the beginning of a reply that goes on after its
+    engine or server died. `restore_ms`: milliseconds of waiting for the disk. `miss_reason`: why more than the
+    new tokens had to be computed; null: no more had to be.
     """
 
     new: int

@@ -264,7 +264,8 @@ class ReplyRun:
         none.
 
         Without a report, all tokens that were not resident count as computed, if anything was sampled. Tokens
-        that a later engine prefilled count as recomputed, except the last one, which had no KV before.
+        that a later engine prefilled count as recomputed, except the last one, which had no KV before. What a
+        killed server did is not known: then the KV that this one found counts.
         """
         said, lost = len(self.reader.ids), self._lost
         fresh = said - (lost.decoded if lost else 0)
@@ -274,15 +275,26 @@ class ReplyRun:
         if lost is None or not lost.decoded:
             return work
         again = work.recomputed + max(0, work.prefilled - 1)
+        first = lost if lost != Work(0, 0, 0, lost.decoded) else self._found(work)
         return msgspec.structs.replace(
             work,
             prefilled=lost.prefilled,
             recomputed=lost.recomputed + again,
-            resident=lost.resident,
+            resident=first.resident,
             decoded=said,
-            host=lost.host,
-            disk=lost.disk,
+            host=first.host,
+            disk=first.disk,
             restore_seconds=lost.restore_seconds + work.restore_seconds,
+        )
+
+    def _found(self, work: Work) -> Work:
+        """``work`` with the KV that was found for the prompt alone. What was found for the reply's ids so far,
+        which come behind it, does not count."""
+        left = len(self._prompt)
+        resident = min(work.resident, left)
+        host = min(work.host, left - resident)
+        return msgspec.structs.replace(
+            work, resident=resident, host=host, disk=min(work.disk, left - resident - host)
         )
 
     def _all(self) -> Ids:

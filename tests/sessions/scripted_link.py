@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from holdfast.runtime.errors import (
     EngineDied,
     EngineOverloaded,
@@ -87,7 +89,7 @@ class ScriptedLink:
     ``logprobs``: rows have them, a number made of the token. ``slow``: extensions are answered after some time,
     those in ``unanswered`` by any test. ``cut_off`` verbs do not answer before ``freed``, and no rows
     come unless ``flowing``; ``stuck`` is set when a verb waits. ``chosen``: tokens that each turn computes
-    though they are kept.
+    though they are kept. ``on_disk``: tokens that a sequence without KV finds on disk, at most.
     """
 
     model: Model
@@ -100,6 +102,7 @@ class ScriptedLink:
     full: bool = False
     logprobs: bool = False
     chosen: int = 0
+    on_disk: int = 0
     held: dict[int, Held] = field(default_factory=dict)
     log: list[tuple] = field(default_factory=list)
     cut_off: set[str] = field(default_factory=set)
@@ -242,7 +245,8 @@ class ScriptedLink:
         held.epoch += 1
         held.limits, held.sampled, held.before = limits, generated_from, generated_from
         resident = min(held.computed, len(held.tokens) - 1)
-        held.work = Work(len(held.tokens) - resident, 0, resident, 0)
+        disk = 0 if resident else min(self.on_disk, len(held.tokens) - 1)
+        held.work = Work(len(held.tokens) - resident - disk, 0, resident, 0, disk=disk)
         held.generation = Pulled(self, seq)
         held.generation.state = self._state(seq)
         return held.generation
@@ -326,7 +330,7 @@ class ScriptedLink:
         if finish is not None:
             prefilled = held.work.prefilled + self.chosen
             decoded = held.sampled - held.before
-            work = Work(prefilled, 0, held.work.resident, decoded, chosen=self.chosen)
+            work = replace(held.work, prefilled=prefilled, decoded=decoded, chosen=self.chosen)
             held.generation = None
         logprobs = (
             [TokenLogprob(-token / 7, [(token, -token / 7)]) for token in tokens] if self.logprobs else None

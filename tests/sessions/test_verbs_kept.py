@@ -91,6 +91,31 @@ async def test_an_interrupt_that_the_server_did_not_live_to_finish_is_finished()
             assert texts(again.session) == ["go", said[:7]]
 
 
+@pytest.mark.parametrize("on_disk", [0, 3, 1000])
+@run
+async def test_the_kv_of_a_reply_that_outlives_its_server_adds_up_to_its_prompt(on_disk: int) -> None:
+    tale = "one two three four five six"
+    with folder() as path:
+        async with registry_in(path, reciting(tale, ahead=1)) as registry:
+            session = registry.create(owner=b"me")
+            say(session, "go")
+            response = session.respond(TurnRequest.checked())
+            for _ in range(6):
+                await anext(response)
+            handle = session.handles.current
+        async with registry_in(path, reciting(tale, on_disk=on_disk)) as registry:
+            again = await back(registry, handle)
+            past = again.replayed.last
+            assert past is not None and len(past.ids)
+            done = [event async for event in again.session.go_on(past)][-1]
+            assert isinstance(done, ReplyDone) and done.status == "completed"
+            usage = done.usage
+            assert usage.cached_tokens == usage.disk_tokens == min(on_disk, usage.input_tokens)
+            again_of_reply = len(past.ids) - 1 - max(0, min(on_disk - usage.input_tokens, len(past.ids) - 1))
+            computed = usage.prefilled_tokens + usage.recomputed_tokens
+            assert usage.cached_tokens + computed == usage.input_tokens + again_of_reply
+
+
 @run
 async def test_a_fork_in_mid_reply_outlives_the_server_without_the_rest() -> None:
     with folder() as path:
