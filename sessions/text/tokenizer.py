@@ -37,6 +37,8 @@ many take 2 ms."""
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
 LEGACY = ("special_tokens_map.json", "added_tokens.json")
 TEMPLATE, TOOL_USE = "chat_template.jinja", "tool_use"
+ANEW = "if the file is damaged or missing, download it again from where the model is from"
+"""What an operator can do about a file that cannot be read."""
 
 
 class TokenizedText:
@@ -374,7 +376,7 @@ def _plain(files: ModelFiles) -> dict[str, Any]:
             raise FileNotFoundError(f"no {TOKENIZER}")
         Tokenizer.from_str(text)
     except Exception as fault:  # the library raises bare Exception for every cause
-        raise TokenizerUnreadable(f"{files.where(TOKENIZER)}: {fault}") from None
+        raise TokenizerUnreadable(f"{files.where(TOKENIZER)}: {fault}; {ANEW}") from None
     for name in LEGACY:
         _object_in(files, name)
     config = _object_in(files, CONFIG)
@@ -391,9 +393,9 @@ def _object_in(files: ModelFiles, name: str) -> dict[str, Any]:
     try:
         found = {} if text is None else json.loads(text)
     except ValueError as fault:
-        raise TokenizerUnreadable(f"{path}: {fault}") from None
+        raise TokenizerUnreadable(f"{path}: {fault}; {ANEW}") from None
     if not isinstance(found, dict):
-        raise TokenizerUnreadable(f"{path}: not a JSON object")
+        raise TokenizerUnreadable(f"{path}: not a JSON object; {ANEW}")
     return found
 
 
@@ -432,4 +434,4 @@ def _text_in(files: ModelFiles, name: str) -> str | None:
     except ModelUnreadable as fault:
         raise TokenizerUnreadable(fault.message) from None
     except (OSError, ValueError) as fault:
-        raise TokenizerUnreadable(f"{files.where(name)}: {fault}") from None
+        raise TokenizerUnreadable(f"{files.where(name)}: {fault}; {ANEW}") from None
