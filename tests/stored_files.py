@@ -22,3 +22,9 @@ def contents(folder: Path) -> Iterator[tuple[Path, bytes]]:
 def bytes_below(folder: Path) -> bytes:
     """The bytes of all files below a folder."""
     return b"".join(data for _, data in contents(folder))
+
+
+def strike(root: Path, text: str) -> None:
+    """Damage the records below ``root`` that have this text."""
+    for path in sorted(path for path in root.rglob("journal/*") if path.is_file()):
+        path.write_bytes(path.read_bytes().replace(text.encode(), text[::-1].encode()))

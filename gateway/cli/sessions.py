@@ -17,6 +17,7 @@ import typer
 from ...runtime.errors import SettingsInvalid
 from ...runtime.kv_placement.store_admin import tend
 from ...sdk.connection.requests import requested
+from ...sdk.errors import ServerError
 from ...sessions.errors import RecordDamaged, SessionUnknown, StoreHeld
 from ...sessions.exports import at_rest
 from ...sessions.journal import admin
@@ -160,7 +161,7 @@ class StoredSessions:
 
     def delete(self, session_id: str) -> None:
         """It leaves every file, and with it the KV of all, which is computed again."""
-        number = self._found(session_id)[1]
+        number = self._known(session_id)[1]
         self.end()
 
         def chosen(store: JournalStore) -> list[int]:
@@ -176,16 +177,18 @@ class StoredSessions:
     def end(self) -> None:
         self._opened.close()
 
-    def _found(self, session_id: str) -> tuple[JournalStore, int, SessionRecord]:
+    def _known(self, session_id: str) -> tuple[JournalStore, int, SessionRecord | None]:
+        """Where a session is, and its record; None if that is damaged."""
         for store in self._stores:
-            walk = Walk((), None)
-            while True:
-                walk = store.walk(walk.place, WALK)
-                if (found := walk.session(session_id)) is not None:
-                    return store, *found
-                if walk.place is None:
-                    break
+            if (found := _searched(store, session_id)) is not None:
+                return store, *found[1:]
         raise SessionUnknown(f"the store has no session {session_id!r}")
+
+    def _found(self, session_id: str) -> tuple[JournalStore, int, SessionRecord]:
+        store, number, record = self._known(session_id)
+        if record is None:
+            raise RecordDamaged("The session's record is damaged")
+        return store, number, record
 
     def _listed(self, store: JournalStore, number: int, record: SessionRecord | None) -> ListedSession:
         tenant = "" if record is None else self._names.get(record.salt) or record.salt.hex()
@@ -196,6 +199,15 @@ class StoredSessions:
         except RecordDamaged:
             return damaged(store.name_of(number), tenant)
         return listed(record, history, tenant, "offloaded", unused_seconds=store.unused_seconds(number))
+
+
+def _searched(store: JournalStore, session_id: str) -> tuple[int, int, SessionRecord | None] | None:
+    """What `Walk.found` has of the session with this id; None if the store has none."""
+    place: int | None = None
+    while True:
+        found, place = store.search(place, WALK, session_id)
+        if found is not None or place is None:
+            return found
 
 
 def _replayed(store: JournalStore, number: int) -> Replayed:
@@ -332,9 +344,14 @@ def close(sessions: SessionSource, session_id: str) -> Iterator[str]:
 def delete(sessions: SessionSource, session_id: str, *, sure: bool) -> Iterator[str]:
     """Delete a session, unless the user says no; yields a line that says so. ``sure``: do not ask."""
     if not sure:
-        one = sessions.shown(session_id, 0)
+        try:
+            what = f"{sessions.shown(session_id, 0).turns} turns"
+        except (RecordDamaged, ServerError) as error:
+            if error.code not in (RecordDamaged.code, "session_damaged"):
+                raise
+            what = "which is damaged"
         if not sys.stdin.isatty():
             raise SettingsInvalid(f"to delete {session_id} without being asked, give --yes")
-        typer.confirm(f"Delete {session_id}, {one.turns} turns, for ever?", abort=True)
+        typer.confirm(f"Delete {session_id}, {what}, for ever?", abort=True)
     sessions.delete(session_id)
     yield f"{session_id}: deleted"

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import methodcaller
+from typing import TypeAlias
 
 from ...kvstore.log_lines import about_session
 from ...runtime.errors import EngineGone, VerbRefused
@@ -44,6 +45,8 @@ LEAST = 16
 """At least so many, where all sessions are wanted."""
 MOST_WALKS = 64
 """So many times that for one page."""
+_Place: TypeAlias = tuple[int, int, SessionRecord | None]
+"""What `Walk.found` has of a session: its place, number and record."""
 REMEMBERED = 1 << 14
 """The ids of so many sessions are remembered with their numbers."""
 
@@ -125,7 +128,7 @@ class SessionDirectory:
             resource = one.face.conversation.session
         tokenizer, model = live.registry.language.digest(), self._service.model
         data = await asyncio.to_thread(export_of, record, history, resource, tokenizer, model)
-        self._log("exported", record)
+        self._log("exported", session_id, record)
         return data
 
     async def close(self, session_id: str) -> ListedSession:
@@ -134,7 +137,7 @@ class SessionDirectory:
         live = self._live()
         found = await self._find(live, session_id)
         await live.end(session_id)
-        self._log("closed", _record(found))
+        self._log("closed", session_id, _record(found))
         found = _Found(found.number, found.record, live.registry.numbered(found.number))
         return await self._listed(live, found, (await self._history(live, found))[0])
 
@@ -143,11 +146,13 @@ class SessionDirectory:
         deletes. Returns when the journal has it. Raises ``SessionUnknown``."""
         live = self._live()
         found = await self._find(live, session_id)
-        record = _record(found)
-        await live.erase(record, None if found.number >= UNKEPT else found.number)
+        if found.record is not None:
+            await live.erase(found.record, None if found.number >= UNKEPT else found.number)
+        else:  # nothing opens it, so it is in no fork tree
+            await live.delete([found.number])
         if live.registry.journal is not None:
             await asyncio.shield(live.registry.journal.sync())
-        self._log("deleted", record)
+        self._log("deleted", session_id, found.record)
 
     # --- inside ---------------------------------------------------------------------------------------------
 
@@ -162,9 +167,10 @@ class SessionDirectory:
             return _Found(session.log.number, registry.record_of(session_id), session)
         journal = registry.journal
         if journal is not None:
-            found = await self._remembered(journal, session_id) or await self._searched(journal, session_id)
-            if found is not None:
-                return _Found(found[0], found[1], registry.numbered(found[0]))
+            if (known := await self._remembered(journal, session_id)) is not None:
+                return _Found(*known, registry.numbered(known[0]))
+            if (found := await self._searched(journal, session_id)) is not None:
+                return _Found(found[1], found[2], registry.numbered(found[1]))
         raise SessionUnknown(f"This server has no session {session_id[:128]!r}", param="session_id")
 
     async def _remembered(self, journal: Journal, session_id: str) -> tuple[int, SessionRecord] | None:
@@ -177,16 +183,11 @@ class SessionDirectory:
                 return number, record
         return None
 
-    async def _searched(self, journal: Journal, session_id: str) -> tuple[int, SessionRecord] | None:
-        def looked(
-            store: JournalStore, place: int | None
-        ) -> tuple[tuple[int, SessionRecord] | None, int | None]:
-            walk = store.walk(place, WALK)
-            return walk.session(session_id), walk.place
-
+    async def _searched(self, journal: Journal, session_id: str) -> _Place | None:
+        """What `Walk.found` has of the session with this id; None if the journal has none."""
         place: int | None = None
         while True:
-            found, place = await journal.read(partial(looked, place=place))
+            found, place = await journal.read(partial(_look, session_id, place))
             if found is not None or place is None:
                 return found
 
@@ -251,10 +252,10 @@ class SessionDirectory:
         assert journal is not None, "the record was read there"
         return damaged(await journal.read(lambda store: store.name_of(found.number)), "")
 
-    def _log(self, what: str, record: SessionRecord) -> None:
+    def _log(self, what: str, session_id: str, record: SessionRecord | None) -> None:
         """Log what was done with a session; the route's lines name the operator."""
-        facts = about_session(record.id, tenant=self._tenant(record.salt) or None)
-        log.info("session %s by an operator", what, extra=facts)
+        tenant = None if record is None else self._tenant(record.salt) or None
+        log.info("session %s by an operator", what, extra=about_session(session_id, tenant=tenant))
 
     def _tenant(self, salt: bytes) -> str:
         if self._service.tenants is not self._tenants:
@@ -267,6 +268,10 @@ class SessionDirectory:
         self._numbers.move_to_end(session_id)
         if len(self._numbers) > REMEMBERED:
             self._numbers.popitem(last=False)
+
+
+def _look(session_id: str, place: int | None, store: JournalStore) -> tuple[_Place | None, int | None]:
+    return store.search(place, WALK, session_id)
 
 
 def _record(found: _Found) -> SessionRecord:

@@ -88,11 +88,6 @@ class Walk:
     found: tuple[tuple[int, int, SessionRecord | None], ...]
     place: int | None
 
-    def session(self, session_id: str) -> tuple[int, SessionRecord] | None:
-        """The number and the record of the session with this id, if it is in this part."""
-        wanted = ((number, record) for _, number, record in self.found if record is not None)
-        return next((one for one in wanted if one[1].id == session_id and one[1].is_session), None)
-
 
 Condense: TypeAlias = Callable[[Sequence[AnyOperation]], tuple[int, AnyOperation] | None]
 """A function that makes a snapshot of some first operations of a session: it gets all, and returns how many the
@@ -714,6 +709,18 @@ class JournalStore:
                 except RecordDamaged:
                     found.append((place, number, None))
         return Walk(tuple(found), place or None)
+
+    def search(
+        self, before: int | None, most: int, session_id: str
+    ) -> tuple[tuple[int, int, SessionRecord | None] | None, int | None]:
+        """Look for the session with this id in a part of a walk, a damaged one by its `name_of`. Returns what
+        `Walk.found` has of it, None if it is not there, and the `Walk.place`. Raises ``StorageUnavailable``."""
+        walk = self.walk(before, most)
+        for one in walk.found:
+            _, number, record = one
+            if session_id == (self.name_of(number) if record is None else record.is_session and record.id):
+                return one, walk.place
+        return None, walk.place
 
     def unused_seconds(self, number: int) -> float | None:
         """For how long servers have run since the session was last written to; None if it is not kept."""

@@ -23,7 +23,7 @@ from holdfast.sdk.errors import ExportInvalid
 from holdfast.sessions.journal.lock import StoreLock
 from holdfast.tests.gateway.responses.stage import Stage, staged
 from holdfast.tests.gateway.responses.stage import told as told_
-from holdfast.tests.stored_files import bytes_below
+from holdfast.tests.stored_files import bytes_below, strike
 
 pytestmark = pytest.mark.anyio
 
@@ -139,6 +139,19 @@ async def test_on_the_store_of_a_server_that_does_not_run(
     assert code == 0 and header["entries"] == len(entries) == 2 and header["id"] == fork
     code, told = invoke("close", third, *on)
     assert code == 2 and "at its server" in told
+
+
+async def test_a_session_whose_record_is_damaged_is_deleted_as_it_is_listed(
+    store: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    root, (third, fork) = store
+    strike(root, fork)
+    on = ("--store", str(root))
+    (struck,) = [one["id"] for one in rows(invoke("list", *on, "--json")[1]) if one["state"] == "damaged"]
+    assert invoke("show", struck, *on)[0] == 2
+    assert invoke("delete", struck, "--yes", *on)[0] == 0
+    left = {one["id"]: one["state"] for one in rows(invoke("list", *on, "--json")[1])}
+    assert third in left and "damaged" not in left.values()
 
 
 async def test_an_export_of_a_store_goes_on_at_a_server(

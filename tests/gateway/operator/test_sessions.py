@@ -26,7 +26,7 @@ from holdfast.sessions.settings import JournalSettings
 from holdfast.tests.gateway.responses.stage import Json, Stage, staged, told
 from holdfast.tests.gateway.scripted_service import END, Scripted, spoken
 from holdfast.tests.operations import Lines
-from holdfast.tests.stored_files import bytes_below
+from holdfast.tests.stored_files import bytes_below, strike
 
 pytestmark = pytest.mark.anyio
 SESSIONS = "/operator/sessions"
@@ -171,6 +171,22 @@ async def test_a_damaged_session_is_listed_as_one_and_hides_no_other(tmp_path: P
         for path in (f"/{struck}", f"/{struck}/export"):
             assert await stage.refused("GET", SESSIONS + path) == (500, "session_damaged", None)
         assert (await asked(stage, f"/{struck}", "DELETE"))["deleted"]
+        assert [one["id"] for one in await listed(stage)] == [whole]
+
+
+async def test_a_session_whose_record_is_damaged_is_deleted_as_it_is_listed(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        client = in_memory(stage.service)
+        whole, _ = await left(client, "This one is whole.")
+        session_id, _ = await left(client, "This one is struck.")
+    strike(tmp_path, session_id)
+    async with staged(tmp_path) as stage:
+        (struck,) = [one["id"] for one in await listed(stage) if one["state"] == "damaged"]
+        path = f"/{struck}"
+        assert await stage.refused("GET", SESSIONS + path) == (500, "session_damaged", None)
+        assert (await asked(stage, path, "DELETE"))["deleted"]
+        assert [one["id"] for one in await listed(stage)] == [whole]
+    async with staged(tmp_path) as stage:
         assert [one["id"] for one in await listed(stage)] == [whole]
 
 
