@@ -340,7 +340,7 @@ def sessions(
         ),
     ] = None,
     after: Annotated[
-        str | None, typer.Option(help="Of `list`: go on where a list with --limit ended.")
+        str | None, typer.Option(help="Of `list`: only sessions behind this one, by its id.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Of `list` and `show`: JSON, a line each.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Of `delete`: do not ask.")] = False,

@@ -124,9 +124,7 @@ class StoredSessions:
     def page(self, limit: int, after: str | None, tenant: str | None) -> SessionPage:
         """One model after the other."""
         found: list[ListedSession] = []
-        model, _, place = (after or "0").partition(".")
-        if not (f"{model}{place}".isascii() and f"{model}{place or 0}".isdecimal()):
-            raise SettingsInvalid("--after is not what a list with --limit ended with")
+        model, _, place = self._place_of(after).partition(".")
         salt = None if tenant is None else salt_of(tenant)
         for at, store in list(enumerate(self._stores))[int(model) :]:
             walk = Walk((), int(place) if place else None)
@@ -136,7 +134,7 @@ class StoredSessions:
                     if record is None or record.is_session:
                         found.append(self._listed(store, number, record))
                     if len(found) == limit:
-                        return SessionPage(data=found, next=f"{at}.{spot}" if spot else f"{at + 1}")
+                        return SessionPage(data=found, next=f"{at}.{spot}" if spot else f"{at + 1}.")
                 if walk.place is None:
                     break
             place = ""
@@ -176,6 +174,19 @@ class StoredSessions:
 
     def end(self) -> None:
         self._opened.close()
+
+    def _place_of(self, after: str | None) -> str:
+        """Where a page begins: the number of a model's store, and behind a point a place in its walk."""
+        if after is None:
+            return "0"
+        if "." in after and after.isascii() and after.replace(".", "", 1).isdecimal():
+            return after
+        for at, store in enumerate(self._stores):
+            if (found := _searched(store, after)) is not None:
+                return f"{at}.{found[0]}"
+        raise SettingsInvalid(
+            "--after is neither the id of a session nor what a list with --limit ended with"
+        )
 
     def _known(self, session_id: str) -> tuple[JournalStore, int, SessionRecord | None]:
         """Where a session is, and its record; None if that is damaged."""
@@ -256,7 +267,7 @@ def list_(
         if after is None:
             return
         if left == 0:
-            print(f"holdfast: there are more: --after {after}", file=sys.stderr)
+            print(f"holdfast: there are more: --after {page.data[-1].id}", file=sys.stderr)
             return
 
 

@@ -72,11 +72,12 @@ class SessionDirectory:
 
     async def page(self, limit: int, after: str | None, tenant: str | None) -> SessionPage:
         """At most ``limit`` sessions, the latest made first; those that the journal does not keep come before
-        all others. ``after``: `SessionPage.next` of the page before. ``tenant``: only those of the tenant with
-        this name; None: all. Raises ``FieldInvalid`` for an ``after`` that is none."""
+        all others. ``after``: the id of a session, behind which the page begins, or `SessionPage.next` of the
+        page before. ``tenant``: only those of the tenant with this name; None: all. Raises ``FieldInvalid`` for
+        an ``after`` that is none."""
         live = self._live()
         salt = None if tenant is None else salt_of(tenant)
-        memory, place = _place_of(after)
+        memory, place = await self._place_of(live, after)
         found: list[_Found] = []
         if memory is not None or after is None:
             for number in await live.registry.unkept(memory, salt):
@@ -191,6 +192,23 @@ class SessionDirectory:
             if found is not None or place is None:
                 return found
 
+    async def _place_of(self, live: LiveSessions, after: str | None) -> tuple[int | None, int | None]:
+        """Where a page begins: before this number among the sessions that the journal does not keep, and before
+        this place in it. None: at the latest."""
+        if after is None:
+            return None, None
+        digits = after.removeprefix("m")
+        if digits.isascii() and digits.isdecimal() and len(digits) <= 18:
+            return (UNKEPT + int(digits), None) if after.startswith("m") else (None, int(digits))
+        with suppress(SessionUnknown):
+            number = live.registry.get(after).log.number
+            if number >= UNKEPT:
+                return number, None
+        journal = live.registry.journal
+        if journal is not None and (found := await self._searched(journal, after)) is not None:
+            return None, found[0]
+        raise FieldInvalid("`after` must be the id of a session, or the `next` of a page", "after")
+
     async def _history(self, live: LiveSessions, found: _Found) -> tuple[History, bytes | None]:
         """A history of the session in which no turn runs, and the latest configuration that the journal has;
         None if it has none, or was not asked."""
@@ -278,14 +296,3 @@ def _record(found: _Found) -> SessionRecord:
     if found.record is None:
         raise RecordDamaged("The session's record is damaged")
     return found.record
-
-
-def _place_of(after: str | None) -> tuple[int | None, int | None]:
-    """Where a page begins: before this number among the sessions that the journal does not keep, and before
-    this place in it. None: at the latest."""
-    if after is None:
-        return None, None
-    digits = after.removeprefix("m")
-    if not (digits.isascii() and digits.isdecimal() and len(digits) <= 18):
-        raise FieldInvalid("`after` must be the `next` of a page", "after")
-    return (UNKEPT + int(digits), None) if after.startswith("m") else (None, int(digits))

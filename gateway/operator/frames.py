@@ -24,7 +24,10 @@ class SessionsQuery(msgspec.Struct, kw_only=True, frozen=True):
     """The URL parameters of the list of sessions."""
 
     limit: Annotated[int, Meta(ge=1, le=MOST, description="The most sessions of a page.")] = PAGE
-    after: Annotated[str | None, Meta(description="`next` of the page before.")] = None
+    after: Annotated[
+        str | None,
+        Meta(description="The id of a session: only those behind it. Or `next` of the page before."),
+    ] = None
     tenant: Annotated[str | None, Meta(description="Only sessions of the tenant with this name.")] = None
 
 

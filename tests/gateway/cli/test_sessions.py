@@ -130,8 +130,8 @@ async def test_on_the_store_of_a_server_that_does_not_run(
     pages = [rows(invoke("list", *on, "--json", "--limit", "1")[1].splitlines()[0])]
     code, told = invoke("list", *on, "--limit", "1")
     assert "there are more: --after" in told and pages[0][0]["id"] == fork
-    after = told.split("--after ")[1].split()[0]
-    assert third in invoke("list", *on, "--limit", "1", "--after", after)[1]
+    assert told.split("--after ")[1].split()[0] == fork
+    assert third in invoke("list", *on, "--limit", "1", "--after", fork)[1]
     code, told = invoke("show", third, *on)
     assert code == 0 and "The third." in told and fork in told and "\x1b" not in told
     code, told = invoke("export", fork, *on)

@@ -99,6 +99,8 @@ async def test_pages_have_each_session_once_the_latest_first(tmp_path: Path, kep
             assert len(page["data"]) == size
             query = f"?limit=3&after={page['next']}"
         assert page["next"] is None and found == made[::-1]
+        behind = await listed(stage, f"?limit=3&after={found[2]}")
+        assert [one["id"] for one in behind] == found[3:6]
         assert await stage.refused("GET", f"{SESSIONS}?after=x") == (400, "invalid_value", "after")
         assert await stage.refused("GET", f"{SESSIONS}?limit=101") == (400, "invalid_value", "limit")
 
