@@ -263,8 +263,12 @@ class Service:
         most = min(bound.most_bytes(context), limits.body_bytes) if told is None else told
         async with self._bodies.held(salt, most, limits.body_seconds):
             data = await read_body(request, check_size)
-            bound.check(data, context)
-            return await self.aside(salt, len(data), lambda _: decode(data)), len(data)
+
+            def decoded(_: Stopped) -> _T:
+                bound.check(data, context)
+                return decode(data)
+
+            return await self.aside(salt, len(data), decoded), len(data)
 
     async def aside(self, salt: bytes, size: int, work: Callable[[Stopped], _T]) -> _T:
         """Call ``work``, which takes long if ``size``, in bytes, is large, and return its result: it may run on

@@ -6,7 +6,7 @@ and `framed` raise a `FrameError` and nothing else.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -30,6 +30,8 @@ MAX_FRAME_BYTES = 1 << 20
 MAX_FRAME_VALUES = 1 << 15
 MAX_EVENT_ID = 512
 MAX_QUOTED = 256
+PART = 1 << 17
+"""Bytes of a long body that are looked at without a pause."""
 
 _CLIENT: msgspec.json.Decoder[ClientEvent] = msgspec.json.Decoder(ClientEvent)
 _SERVER: msgspec.json.Decoder[ServerEvent] = msgspec.json.Decoder(ServerEvent)
@@ -140,12 +142,26 @@ def framed(event: ClientEvent) -> bytes:
 def has_more_values(data: bytes, most: int) -> bool:
     """Whether JSON text holds more than `most` values: lists and objects, and entries beyond the first one of
     each. It is found without decoding them, which takes up to a microsecond for each."""
-    if len(data) <= most or _marks_in(data) <= most:
+    if len(data) <= most or sum(map(_marks_in, _parts(data))) <= most:
         return False
-    bare = data.replace(b"\\\\", b"").replace(b'\\"', b"")  # every quote left begins or ends a text
-    if bare.count(b'"') > 4 * most:  # of a name and a text for each comma
-        return True
-    return _marks_in(b"".join(bare.split(b'"')[::2])) > most  # those in texts do not count
+    quotes = marks = 0
+    for part in _parts(data):
+        bare = part.replace(b"\\\\", b"").replace(b'\\"', b"")  # every quote left begins or ends a text
+        quotes += bare.count(b'"')
+        if quotes > 4 * most:  # of a name and a text for each comma
+            return True
+        marks += _marks_in(b"".join(bare.split(b'"')[::2]))  # those in texts do not count
+    return marks > most
+
+
+def _parts(data: bytes) -> Iterator[bytes]:
+    """`data` in parts that end with a line, of `PART` bytes or more: between two of them other threads run. In
+    JSON no text has a line feed, so none is cut."""
+    begin = 0
+    while begin < len(data):
+        end = data.find(b"\n", begin + PART) + 1 or len(data)
+        yield data[begin:end]
+        begin = end
 
 
 def _marks_in(data: bytes) -> int:

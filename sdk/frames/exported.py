@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 import msgspec
@@ -85,7 +85,7 @@ def export_lines(header: ExportHeader, entries: Iterable[ExportEntry]) -> bytes:
 def read_export(data: bytes) -> tuple[ExportHeader, list[ExportEntry]]:
     """The exported session in ``data``. Raises `ExportInvalid` for anything else, for one of another version,
     and for one that was cut off."""
-    first, *lines = data.removesuffix(b"\n").split(b"\n")
+    first, *lines = _lines(data)
     kind = _decoded(_KIND, first, 1)
     if kind.type != KIND:
         raise ExportInvalid("This is no exported session: its first line has no `type` of one")
@@ -100,6 +100,15 @@ def read_export(data: bytes) -> tuple[ExportHeader, list[ExportEntry]]:
             f"The exported session {cut}: behind its first line {header.entries} must follow, not {len(lines)}"
         )
     return header, [_decoded(_ENTRY, line, at) for at, line in enumerate(lines, 2)]
+
+
+def _lines(data: bytes) -> Iterator[bytes]:
+    """The lines, one by one, so that other threads run meanwhile."""
+    begin, last = 0, len(data) - data.endswith(b"\n")
+    while (end := data.find(b"\n", begin, last)) >= 0:
+        yield data[begin:end]
+        begin = end + 1
+    yield data[begin:last]
 
 
 def _decoded(decoder: msgspec.json.Decoder[Any], line: bytes, at: int) -> Any:

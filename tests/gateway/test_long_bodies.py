@@ -98,6 +98,24 @@ async def test_others_are_answered_while_a_long_body_is_served(name: str) -> Non
         assert ended == ["short", "long"]
 
 
+async def test_others_are_answered_while_the_values_of_an_export_are_counted() -> None:
+    async with stage() as on:
+        ended: list[str] = []
+
+        async def post() -> None:
+            answer = await on.http.post("/v1/sessions", content=b"[1,\n" * (1 << 21))
+            assert answer.status_code == 413 and "values" in answer.text
+            ended.append("long")
+
+        async def get() -> None:
+            for _ in range(9):
+                assert (await on.http.get("/version")).status_code == 200
+            ended.append("short")
+
+        await asyncio.gather(post(), get())
+        assert ended == ["short", "long"]
+
+
 @pytest.mark.parametrize("what", ["retrieve", "go on", "delete"])
 async def test_others_are_answered_while_a_long_stored_response_is_read(what: str) -> None:
     async with stage(*["Well."] * 4) as on:

@@ -518,6 +518,14 @@ def test_values_are_counted_without_decoding_them(value: Any, off: int, ascii_on
     assert codec.has_more_values(data, most) == (values_in(whole) > most)
 
 
+def test_values_of_a_body_in_many_lines_are_counted_once() -> None:
+    lines = [{"text": '\\\\", [{' * 9, "of": [at, "more"]} for at in range(6000)]
+    data = json.dumps(lines, indent=1).encode()
+    assert len(data) > 4 * codec.PART
+    assert codec.has_more_values(data, values_in(lines) - 1)
+    assert not codec.has_more_values(data, values_in(lines))
+
+
 @pytest.mark.parametrize("piece", [b"1,", b"[],", b'{"a":1},', b'"\\"",'])
 def test_a_frame_of_too_many_values_is_refused_in_both_forms(piece: bytes) -> None:
     frame = b'{"type":"session.update","x":[' + piece * 40_000 + b"0]}"
