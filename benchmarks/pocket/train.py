@@ -21,7 +21,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 
 from .dialogues import Mix
 from .tokens import CONTEXT, END, PAD, VOCABULARY, token_id, train_tokenizer
-from .trainer import TrainingBatch, Encoder, Trainer
+from .trainer import Encoder, Trainer, TrainingBatch
 
 TOKENS_PER_BATCH = 8192
 
