@@ -466,6 +466,8 @@ class Connection:
             return
         if self._resumption is not None:
             self._resumption.read(frame, event)
+            if self._resumption.postpones(event):
+                return
         if event is None:
             return
         if isinstance(event, SessionDetached) and event.reason == "session_deleted":

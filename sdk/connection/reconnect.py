@@ -33,6 +33,8 @@ from .transport import Transport
 FINAL_CODES = frozenset({1002, 1003, 1007, 1008, 1009, 1010, 4001, DELETED})
 """WebSocket close codes after which the session is not resumed: a new connection would end in the same way, or
 another client has the session now, or it was deleted."""
+GOING_AWAY = "server_going_away"
+"""The code of the error with which a server that ends refuses new turns."""
 MAX_UNSURE = 1024
 """At most so many client events are kept to be sent again; beyond that the oldest are dropped."""
 _Result = TypeVar("_Result")
@@ -158,6 +160,17 @@ class Resumption:
         handle = getattr(event, "handle", None)
         if isinstance(handle, str):
             self.handle = handle
+
+    def postpones(self, event: ServerEvent | None) -> bool:
+        """Whether the server refused a client event because it is going away, and this session can be resumed.
+        Then that event is kept, and is sent again to the next server, behind those that this one has served."""
+        if self.handle is None or not isinstance(event, ErrorEvent) or event.error.code != GOING_AWAY:
+            return False
+        refused = event.error.event_id
+        if refused is None or refused not in self._unsure:
+            return False
+        self._unsure.move_to_end(refused)
+        return True
 
     def arrived(self, event_id: str) -> None:
         """Called when the server is known to have this client event and all that were sent before it: forgets

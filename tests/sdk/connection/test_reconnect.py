@@ -170,6 +170,20 @@ async def test_of_several_answers_lost_with_a_server_all_are_asked_for_again() -
     assert second.ids() == ["one", "two", "three"]
 
 
+async def test_a_turn_that_a_server_refuses_because_it_ends_is_sent_to_the_next_one() -> None:
+    details = server.ErrorDetails(
+        type="server_error", code="server_going_away", message="Gone", event_id="turn"
+    )
+    second = Line(resumed(last_client_event="behind", reopened=True), deleted("e", "x"))
+    connection = Connection(
+        Line(server.ErrorEvent(event_id="no", error=details), code=1012), back_over(second)
+    )
+    await connection.send(client.ResponseCreate(event_id="turn"))
+    await connection.send(client.ItemDelete(item_id="i", event_id="behind"))
+    assert (await connection.receive()).event_id == "e"
+    assert second.ids() == ["turn"]
+
+
 async def test_an_answer_is_asked_for_again_though_its_question_was_known_to_have_come() -> None:
     """A socket was cut before, or a later question was answered first: then the server died."""
 
