@@ -19,11 +19,10 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.gateway.cli.demo import figures, played, verdict
+from holdfast.gateway.cli.demo import engine_of, figures, played, verdict
 from holdfast.gateway.server import serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.model.folder import POCKET
-from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import Chat, connect
 from holdfast.sdk.text_input import TextInput
 
@@ -117,7 +116,7 @@ async def _call(console: Console, speed: float, script: tuple[SpokenLine, ...]) 
     wrong: list[str] = []
     pairs: list[tuple[VoiceReply, VoiceReply]] = []
     async with (
-        serving(GatewaySettings(port=0), EngineSettings(model=POCKET)) as running,
+        serving(GatewaySettings(port=0), engine_of(POCKET)) as running,
         connect(running.url) as client,
         client.session(temperature=0) as streamed,
         client.session(temperature=0) as plain,

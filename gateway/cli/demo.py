@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ...kvstore.log_lines import LogSettings
 from ...runtime.errors import RuntimeFault
 from ...runtime.model.folder import POCKET
 from ...runtime.settings import EngineSettings
@@ -125,12 +126,17 @@ def figures(title: str, headings: Iterable[str], rows: Iterable[Iterable[object]
     return table
 
 
+def engine_of(model: str) -> EngineSettings:
+    """Settings of a demo's engine: it logs what is wrong alone, as its lines stand among those of the demo."""
+    return EngineSettings(model=model, logs=LogSettings(level="warning"))
+
+
 async def _demo(model: str, console: Console) -> int:
     from ...benchmarks.crash_demo import play_crashes
 
     known = model == POCKET
     console.print(f"[dim]Starting a server, and an engine with the {model} model in its own process…[/dim]")
-    async with serving(GatewaySettings(port=0), EngineSettings(model=model)) as running:
+    async with serving(GatewaySettings(port=0), engine_of(model)) as running:
         console.print(f"[dim]Engine {running.engine.pid} loaded; talking over {running.url}[/dim]\n")
         name = running.service.model
         limits: dict[str, Any] = {"tools": [get_weather, add]} if known else {"max_output_tokens": LONGEST}

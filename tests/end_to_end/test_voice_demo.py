@@ -12,9 +12,10 @@ from holdfast.benchmarks import voice_demo
 SPOKEN = "one two three four five six seven eight nine ten"
 
 
-def test_a_call_is_the_same_streamed_and_not(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_call_is_the_same_streamed_and_not(capfd: pytest.CaptureFixture[str]) -> None:
     assert voice_demo.run(speed=20, lines=4) == 0
-    shown = capsys.readouterr().out
+    shown, log = capfd.readouterr()
+    assert not log, "the engine's process logs nothing among the lines"
     counts = re.findall(r"TTFT from the end of speech \d+ ms, not streamed \d+ ms", shown)
     assert len(counts) == 4
     assert "cut after 40 characters" in shown and "4821" in shown
