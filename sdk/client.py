@@ -166,8 +166,8 @@ async def connect(
     `ssl`: `ssl.create_default_context(cafile="ca.pem")` for an authority of your own.
 
     A lost connection is made again, and the session goes on where it was; `patience` sets for how long that is
-    tried. `msgpack`: send and receive MessagePack in place of JSON, if the server has it. Raises
-    `ConnectionFailed` at once if `url` is no address.
+    tried. The first connection of a session is tried once. `msgpack`: send and receive MessagePack in place of
+    JSON, if the server has it. Raises `ConnectionFailed` at once if `url` is no address.
     """
     address = url or os.environ.get("HOLDFAST_URL") or DEFAULT_URL
     key = os.environ.get("HOLDFAST_API_KEY") if api_key is None else api_key
