@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import sdk
-from holdfast.sdk import sync
+from holdfast.sdk import errors, sync
 
 GUIDE = Path(sdk.__file__).with_name("README.md").read_text()
 MADE = {"Chat", "Turn", "Run", "Reply", "TextInput", "SyncChat", "SyncClient", "SyncStream", "AsyncOpening"}
@@ -63,6 +63,11 @@ def test_each_name_in_a_public_signature_can_be_imported() -> None:
                 if not known and used not in sdk.__all__:
                     missing.setdefault(used, name)
     assert not missing
+
+
+def test_each_error_of_the_tree_can_be_imported() -> None:
+    tree = {name for name, one in vars(errors).items() if inspect.isclass(one) and issubclass(one, Exception)}
+    assert tree <= set(sdk.__all__), tree - set(sdk.__all__)
 
 
 def test_tool_like_is_among_them() -> None:
