@@ -20,7 +20,6 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.markup import escape
 
 from ...sdk.chat import Chat
 from ...sdk.client import connect
@@ -403,10 +402,16 @@ class TerminalChat:
         self._tell("holdfast chat --resume ID goes on with one" if kept else "no session is kept yet")
 
     def _tell(self, text: str) -> None:
-        self._console.print(f"[dim]{escape(printable(text))}[/dim]", soft_wrap=True)
+        self._note(text, "dim")
 
     def _refuse(self, error: SDKError) -> None:
-        self._console.print(f"[red]{escape(f'{error.code}: {told(error)}')}[/red]", soft_wrap=True)
+        self._note(f"{error.code}: {told(error)}", "red")
+
+    def _note(self, text: str, style: str) -> None:
+        """Print a text that is no reply. On a terminal its lines break between words."""
+        self._console.print(
+            printable(text), style=style, markup=False, soft_wrap=not self._console.is_terminal
+        )
 
 
 def told(error: SDKError) -> str:

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import websockets
 
+from holdfast.gateway.cli.chat import HELP
 from holdfast.gateway.cli.chat_state import ChatState
 from holdfast.sdk.frames import client, codec, server
 from holdfast.sdk.frames.session import SessionResource
@@ -182,6 +183,16 @@ async def test_words_are_not_broken_at_the_edge(tmp_path: Path) -> None:
     begin = next(at for at, line in enumerate(lines) if line.startswith("The quick"))
     shown = [word for line in lines[begin:] for word in line.split()]
     assert shown[: len(words)] == words
+
+
+async def test_words_of_notices_are_not_broken_at_the_edge(tmp_path: Path) -> None:
+    async with scripted() as served, chatting(served.url, tmp_path, columns=30) as terminal:
+        for typed in ("/help", "/set colour red", "/quit"):
+            await terminal.until("you>")
+            terminal.type(f"{typed}\r")
+        await terminal.until("stop_token_ids")
+        shown = {word for line in rendered(terminal.raw, 30) for word in line.split()}
+    assert {*HELP.split(), "repetition_penalty,", "presence_penalty,"} <= shown
 
 
 def rendered(raw: str, columns: int) -> list[str]:
