@@ -41,7 +41,7 @@ HELP = """\
 /fork             go on in a copy of this conversation; /back returns to where it was copied
 /save FILE        write the conversation to a new file: JSON for a name that ends in .json, else text
 /system [TEXT]    show or replace the system prompt, for the replies from now on
-/set [NAME VALUE] show or set a parameter: /set temperature 0.2; without a value: the model's own
+/set [NAME VALUE] show the parameters, or set one: /set temperature 0.2; without a value: the model's own
 /sessions         the sessions of earlier chats, for holdfast chat --resume ID
 /quit             leave, as Ctrl-D does, or Ctrl-C twice
 //TEXT            say a text that begins with a slash
@@ -390,10 +390,8 @@ class TerminalChat:
                 read = value.strip()
             changed: Any = {name: read}
             await chat.update(**changed)
-        values = {one: getattr(chat.session, one, None) for one in ([name] if given else SETTABLE)}
-        for one, now in values.items():
-            if given or now not in (None, msgspec.UNSET, [], {}):
-                self._tell(f"{one} {_plain(now)}")
+        for one in [name] if given else SETTABLE:
+            self._tell(f"{one} {_plain(getattr(chat.session, one))}")
 
     async def _sessions(self, rest: str) -> None:
         kept = self._state.read().sessions
@@ -451,7 +449,7 @@ def _plural(word: str, count: int) -> str:
 
 
 def _plain(value: object) -> str:
-    return "the model's own" if value is None else json.dumps(msgspec.to_builtins(value), ensure_ascii=False)
+    return "not set" if value is None else json.dumps(msgspec.to_builtins(value), ensure_ascii=False)
 
 
 def _ago(seconds: float) -> str:

@@ -18,6 +18,7 @@ import websockets
 from holdfast.gateway.cli.chat import HELP
 from holdfast.gateway.cli.chat_state import ChatState
 from holdfast.sdk.frames import client, codec, server
+from holdfast.sdk.frames.sampling import SamplingFields
 from holdfast.sdk.frames.session import SessionResource
 
 from ...sdk.scripted import Script
@@ -274,12 +275,20 @@ async def test_options_and_commands_set_the_system_prompt_and_parameters(tmp_pat
             ("/set max-tokens 7", "max_output_tokens 7"),
             ("/set colour red", "there is no parameter colour"),
             ("/set temperature high", "invalid_value"),
-            ("/set temperature", "temperature the model's own"),
+            ("/set temperature", "temperature not set"),
             ("/system Be kind.", "system prompt: Be kind."),
         ):
             await terminal.until("you>")
             terminal.type(f"{typed}\r")
             await terminal.until(told)
+
+
+async def test_set_lists_all_that_can_be_set_with_its_value(tmp_path: Path) -> None:
+    async with scripted() as served:
+        ran = await asyncio.to_thread(piped, served.url, tmp_path, '/set stop ["END"]\n/set\n')
+    listed = dict(line.split(" ", 1) for line in ran.stderr.splitlines()[1:])
+    assert set(listed) == set(SamplingFields.__struct_fields__)
+    assert (listed["stop"], listed["seed"], listed["max_output_tokens"]) == ('["END"]', "not set", '"inf"')
 
 
 def piped(url: str, state: Path, text: str) -> subprocess.CompletedProcess[str]:
