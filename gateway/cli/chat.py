@@ -26,11 +26,13 @@ from ...sdk.client import connect
 from ...sdk.connection.reconnect import Patience, Retry
 from ...sdk.connection.responses import Finished
 from ...sdk.connection.transport import DEFAULT_URL, realtime_url, shown
-from ...sdk.errors import ConnectionFault, SDKError, SessionLost
+from ...sdk.errors import ConnectionFault, FieldInvalid, SDKError, SessionLost
 from ...sdk.frames.items import MessageItem
+from ...sdk.frames.sampling import SamplingFields
 from ...sdk.params import SamplingOptions, UpdateOptions
 from .chat_state import LONGEST_TITLE, ChatState, KeptSession, TypedLines
 from .terminal import PROMPT, Output, PlainLines, TerminalPrompt, printable
+from .type_words import fields_of, in_words
 
 LAST = "last"
 """In place of a handle: the session that was used last."""
@@ -389,7 +391,12 @@ class TerminalChat:
             except ValueError:
                 read = value.strip()
             changed: Any = {name: read}
-            await chat.update(**changed)
+            try:
+                await chat.update(**changed)
+            except FieldInvalid:
+                allowed = next(one.type for one in fields_of(SamplingFields) if one.name == name)
+                words = f"{name} cannot be {_plain(read)}; allowed: {in_words(allowed)}"
+                raise FieldInvalid(words, name) from None
         for one in [name] if given else SETTABLE:
             self._tell(f"{one} {_plain(getattr(chat.session, one))}")
 

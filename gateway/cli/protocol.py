@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
-from msgspec.inspect import Field, StructType, type_info
+from msgspec.inspect import Field, StructType
 
 from ...sdk.frames import unserved
 from ...sdk.frames.client import ClientEvent, ClientFrame
@@ -20,6 +20,7 @@ from ...sdk.frames.server import OwnFrame, ServerEvent, ServerFrame
 from ..access.quotas import CLIENT_QUOTAS, TENANT_QUOTAS, Quota, written
 from ..errors import TABLE, WireError
 from ..realtime import response
+from .type_words import fields_of, in_words
 
 PATH = Path(__file__).resolve().parents[1] / "PROTOCOL.md"
 
@@ -97,12 +98,12 @@ def _order() -> Iterator[str]:
 def _events(title: str, frame: type, union: Any) -> Iterator[str]:
     yield f"## {title}\n"
     yield _text(frame) + "\n"
-    yield from _table(_fields(frame))
-    common = {field.encode_name for field in _fields(frame)}
+    yield from _table(fields_of(frame))
+    common = {field.encode_name for field in fields_of(frame)}
     for event in sorted(get_args(union), key=_tag):
         yield f"### `{_tag(event)}`" + (" (ours)" if issubclass(event, OwnFrame) else "") + "\n"
         yield _text(event) + "\n"
-        yield from _table(field for field in _fields(event) if field.encode_name not in common)
+        yield from _table(field for field in fields_of(event) if field.encode_name not in common)
 
 
 def _objects() -> Iterator[str]:
@@ -111,7 +112,7 @@ def _objects() -> Iterator[str]:
     found: dict[str, type] = {}
     waiting: list[type] = list(events)
     while waiting:
-        for field in _fields(waiting.pop()):
+        for field in fields_of(waiting.pop()):
             new = {struct.__name__: struct for struct in _structs(field.type)}
             waiting += [struct for name, struct in new.items() if name not in found]
             found |= new
@@ -120,7 +121,7 @@ def _objects() -> Iterator[str]:
         yield f"### {name}\n"
         tag = _tag(found[name])
         yield _text(found[name]) + (f" Its `type` is `{tag}`." if tag else "") + "\n"
-        yield from _table(_fields(found[name]))
+        yield from _table(fields_of(found[name]))
 
 
 def _unserved() -> Iterator[str]:
@@ -186,15 +187,9 @@ def _tag(struct: Any) -> str:
     return str(struct.__struct_config__.tag or "")
 
 
-def _fields(struct: Any) -> tuple[Field, ...]:
-    info = type_info(struct)
-    assert isinstance(info, StructType)
-    return info.fields
-
-
 def _table(fields: Any) -> Iterator[str]:
     rows = [
-        f"| `{field.encode_name}` | {_cell(_shown(field.type))} | {_default(field)} |" for field in fields
+        f"| `{field.encode_name}` | {_cell(in_words(field.type))} | {_default(field)} |" for field in fields
     ]
     if rows:
         yield from ("| field | type | default |", "|---|---|---|", *rows, "")
@@ -218,48 +213,6 @@ def _structs(kind: Any) -> Iterator[type]:
             yield from _structs(inner)
     for inner in getattr(kind, "types", ()):
         yield from _structs(inner)
-
-
-def _shown(kind: Any) -> str:
-    """A type of `msgspec.inspect` in words: ``string of at most 64 characters``. Raises ``TypeError`` for a
-    kind without words."""
-    match type(kind).__name__:
-        case "UnionType":
-            return " or ".join(_shown(inner) for inner in kind.types)
-        case "LiteralType":
-            return " or ".join(f"`{msgspec.json.encode(value).decode()}`" for value in kind.values)
-        case "ListType":
-            return f"list of {_shown(kind.item_type)}{_bounds(kind, 'entries')}"
-        case "DictType":
-            return f"object: {_shown(kind.key_type)} to {_shown(kind.value_type)}{_bounds(kind, 'entries')}"
-        case "StructType":
-            return str(kind.cls.__name__)
-        case "StrType":
-            pattern = f" matching `{kind.pattern}`" if kind.pattern else ""
-            return f"string{_bounds(kind, 'characters')}{pattern}"
-        case "IntType" | "FloatType" as name:
-            return ("integer" if name == "IntType" else "number") + _range(kind)
-        case "BoolType":
-            return "boolean"
-        case "NoneType":
-            return "null"
-        case "AnyType":
-            return "any JSON"
-        case other:
-            raise TypeError(f"no words for {other}")
-
-
-def _bounds(kind: Any, unit: str) -> str:
-    least, most = kind.min_length, kind.max_length
-    if least and most:
-        return f" of {least} to {most} {unit}" if least != most else f" of {most} {unit}"
-    return f" of at most {most} {unit}" if most else f" of at least {least} {unit}" if least else ""
-
-
-def _range(kind: Any) -> str:
-    signs = (("≥", kind.ge), (">", kind.gt), ("≤", kind.le), ("<", kind.lt))
-    told = [f"{sign} {value}" for sign, value in signs if value is not None]
-    return f" ({', '.join(told)})" if told else ""
 
 
 def _text(documented: Any) -> str:

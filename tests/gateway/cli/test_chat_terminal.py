@@ -274,7 +274,9 @@ async def test_options_and_commands_set_the_system_prompt_and_parameters(tmp_pat
             ("/set temperature 0.2", "temperature 0.2"),
             ("/set max-tokens 7", "max_output_tokens 7"),
             ("/set colour red", "there is no parameter colour"),
-            ("/set temperature high", "invalid_value"),
+            ("/set temperature high", 'temperature cannot be "high"; allowed: number (≥ 0, ≤ 2) or null'),
+            ("/set top_p 0", "top_p cannot be 0; allowed: number (> 0, ≤ 1) or null"),
+            ("/set max-tokens many", 'max_output_tokens cannot be "many"; allowed: integer (≥ 1, '),
             ("/set temperature", "temperature not set"),
             ("/system Be kind.", "system prompt: Be kind."),
         ):
