@@ -43,6 +43,8 @@ from .turn import Turn
 from .unread import Unread
 
 MAX_TOOL_ROUNDS = 8
+NO_ITEM = "item_not_found"
+"""The code of the error with which the server answers that it has no such item."""
 MAX_LISTED = 1000
 """At most so many sessions are in one page of `Chat.tree`."""
 SUMMARY_REQUEST = (
@@ -473,12 +475,29 @@ class Chat:
     async def retrieve(self, item_id: str) -> AnyItem:
         """The item with the id `item_id`, as the server has it. Raises `ServerError` if there is none,
         `ChatBusy`."""
+        return (await self._retrieved(item_id)).item
+
+    async def history(self, most: int | None = None) -> list[AnyItem]:
+        """The last `most` items of the conversation (None: all of them), in order, as the server has them; also
+        those that are out of the context. Each is asked for by itself. Raises `ServerError`, `ChatBusy`."""
+        try:
+            answer = await self._retrieved(None)
+        except ServerError as error:
+            if error.code != NO_ITEM:
+                raise
+            return []
+        found = [answer.item]
+        while answer.previous_item_id is not None and (most is None or len(found) < most):
+            answer = await self._retrieved(answer.previous_item_id)
+            found.append(answer.item)
+        return found[::-1]
+
+    async def _retrieved(self, item_id: str | None) -> server.ItemRetrieved:
         await self._idle()
         retrieve = client.ItemRetrieve(item_id=item_id)
-        found = await self._connection.request(
-            retrieve, server.ItemRetrieved, lambda event: event.item.id == item_id
+        return await self._connection.request(
+            retrieve, server.ItemRetrieved, lambda event: item_id in (None, event.item.id)
         )
-        return found.item
 
     async def delete(self, item_id: str) -> None:
         """Remove the item with the id `item_id` from the conversation. Raises `ServerError` if there is none,

@@ -192,8 +192,7 @@ class Conversation:
                 item = item_of(event.item, self._ids)
                 return [*self.insert(item, event.previous_item_id), *self.incoming.answered([item])]
             case client.ItemRetrieve(item_id=item_id):
-                found = frame_of(self._history.get(item_id))
-                return [Send(server.ItemRetrieved(event_id=self.event_id(), item=found))]
+                return [Send(self._retrieved(item_id))]
             case client.ItemDelete(item_id=item_id):
                 self._delete_item(item_id)
                 return [Send(server.ItemDeleted(event_id=self.event_id(), item_id=item_id))]
@@ -246,6 +245,10 @@ class Conversation:
             server.ItemAdded(event_id=self.event_id(), item=frame, previous_item_id=previous),
             server.ItemDone(event_id=self.event_id(), item=frame, previous_item_id=previous),
         ]
+
+    def _retrieved(self, item_id: str | None) -> server.ItemRetrieved:
+        item, previous = self._history.found(item_id)
+        return server.ItemRetrieved(event_id=self.event_id(), item=frame_of(item), previous_item_id=previous)
 
     def _delete_item(self, item_id: str) -> None:
         writer = self._writer()
@@ -444,8 +447,7 @@ class Conversation:
             case client.ItemDelete(item_id=item_id):
                 return [server.ItemDeleted(event_id=self.event_id(), item_id=item_id)]
             case client.ItemRetrieve(item_id=item_id):
-                found = frame_of(self._history.get(item_id))
-                return [server.ItemRetrieved(event_id=self.event_id(), item=found)]
+                return [self._retrieved(item_id)]
             case client.TextClear():
                 return [server.TextCleared(event_id=self.event_id())]
             case client.TextCommit():
@@ -455,10 +457,8 @@ class Conversation:
         return []
 
     def _shown_again(self, item_id: str) -> list[server.ServerEvent]:
-        item = frame_of(self._history.get(item_id))
-        order = [known.id for known in self._history.items()]
-        at = order.index(item_id)
-        return self._shown(item, order[at - 1] if at else None)
+        item, previous = self._history.found(item_id)
+        return self._shown(frame_of(item), previous)
 
     def _cancel(self, response_id: str | None) -> list[Effect]:
         live = self._writer() if response_id is None else self.running.get(response_id)

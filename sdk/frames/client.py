@@ -53,9 +53,10 @@ class ItemCreate(ClientFrame, frozen=True, tag="conversation.item.create"):
 
 
 class ItemRetrieve(ClientFrame, frozen=True, tag="conversation.item.retrieve"):
-    """Ask for an item of the conversation, as the server has it. Answered by `conversation.item.retrieved`."""
+    """Ask for an item of the conversation, as the server has it: the last one if `item_id` is absent (ours).
+    Answered by `conversation.item.retrieved`."""
 
-    item_id: Identifier
+    item_id: Identifier | None = None
 
 
 class ItemDelete(ClientFrame, frozen=True, tag="conversation.item.delete"):

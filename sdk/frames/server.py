@@ -98,9 +98,11 @@ class ItemDone(ServerFrame, frozen=True, tag="conversation.item.done"):
 
 
 class ItemRetrieved(ServerFrame, frozen=True, tag="conversation.item.retrieved"):
-    """Answers `conversation.item.retrieve`: the item, as the server has it."""
+    """Answers `conversation.item.retrieve`: the item, as the server has it. `previous_item_id` (ours): the item
+    before it in the conversation (null: it is the first)."""
 
     item: AnyItem
+    previous_item_id: str | None = None
 
 
 class ItemDeleted(ServerFrame, frozen=True, tag="conversation.item.deleted"):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from typing import TypeAlias, cast
 
 import msgspec
@@ -237,6 +237,17 @@ class History:
     def get(self, item_id: str) -> Item:
         """The item with this id. Raises ``ItemUnknown``."""
         return next(item for item in _items_of(self._entry(item_id, "item_id")) if item.id == item_id)
+
+    def found(self, item_id: str | None) -> tuple[Item, str | None]:
+        """The item with this id, or for None the last one, and the id of the item before it; None if it is the
+        first. Raises ``ItemUnknown``."""
+        if item_id is not None:
+            self._entry(item_id, "item_id")
+        upwards = dropwhile(lambda item: item_id not in (None, item.id), self.backwards())
+        item, previous = next(upwards, None), next(upwards, None)
+        if item is None:
+            raise ItemUnknown("The conversation has no items", param="item_id")
+        return item, None if previous is None else previous.id
 
     def insert(self, item: Item, previous_item_id: str | None = None) -> None:
         """Put an item after ``previous_item_id``: None appends, ``"root"`` puts it first. Raises

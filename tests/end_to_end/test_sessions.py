@@ -65,6 +65,18 @@ async def test_tools_are_called_and_their_answers_used(client: Client) -> None:
             assert finished.kv is not None and finished.kv.prefilled == finished.kv.new
 
 
+async def test_a_session_tells_its_history_to_a_client_that_comes_back(client: Client) -> None:
+    async with client.session() as chat:
+        assert await chat.history() == []
+        replies = [await chat.say(line).text() for line in LINES[:2]]
+        handle = chat.handle
+    assert handle is not None
+    async with client.resume(handle) as chat:
+        said = [item.text for item in await chat.history() if isinstance(item, MessageItem)]
+        assert said == [LINES[0], replies[0], LINES[1], replies[1]]
+        assert [item.id for item in await chat.history(2)] == [item.id for item in await chat.history()][2:]
+
+
 async def test_a_cancelled_reply_keeps_its_kv_and_its_words(client: Client) -> None:
     async with client.session() as chat:
         said = ""

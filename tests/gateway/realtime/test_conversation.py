@@ -433,6 +433,17 @@ def test_retrieve_and_delete() -> None:
         assert (error.code, error.param, error.event_id) == ("item_not_found", "item_id", "e9")
 
 
+def test_items_are_read_upwards_from_the_last() -> None:
+    stage = Stage()
+    assert stage.refused("conversation.item.retrieve").code == "item_not_found"
+    for name in ("u1", "u2", "u3"):
+        stage.says(name, item={"id": name})
+    for asked, item, previous in ((None, "u3", "u2"), ("u2", "u2", "u1"), ("u1", "u1", None)):
+        (found,) = stage.sends("conversation.item.retrieve", item_id=asked)
+        assert isinstance(found, server.ItemRetrieved)
+        assert (found.item.id, found.previous_item_id) == (item, previous)
+
+
 @pytest.mark.parametrize(
     ("fields", "code"),
     [
