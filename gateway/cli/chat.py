@@ -13,8 +13,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ from .chat_state import LONGEST_TITLE, ChatState, KeptSession, TypedLines
 from .terminal import PROMPT, Output, PlainLines, TerminalPrompt, printable
 from .type_words import fields_of, in_words
 
+LAST_ITEMS = 8
+"""In so many items of a conversation its last turn is looked for."""
 LAST = "last"
 """In place of a handle: the session that was used last."""
 NAMES = {"max_tokens": "max_output_tokens"}
@@ -116,15 +119,23 @@ async def _chat(
             return await terminal.talk()
 
 
+@dataclass(slots=True)
 class ShownBranch:
-    """A conversation, or a fork of it, with what the terminal has shown. ``chat``: its session. ``said``: for
-    each turn, the user's text and the reply. ``kept``: what is kept of it for ``--resume``: its ``marks`` are
-    where a rewind of each turn goes back to, ``root`` before the first."""
+    """A conversation, or a fork of it. ``chat``: its session. ``kept``: what is kept of it for ``--resume``;
+    its ``marks`` are where a rewind of each turn goes back to, ``root`` before the first."""
 
-    def __init__(self, chat: Chat, said: list[tuple[str, str]], kept: KeptSession) -> None:
-        self.chat = chat
-        self.said = said
-        self.kept = kept
+    chat: Chat
+    kept: KeptSession
+
+    async def messages(self, most: int | None = None) -> list[MessageItem]:
+        """The messages among the last ``most`` items of the conversation; None: of all."""
+        return [item for item in await self.chat.history(most) if isinstance(item, MessageItem)]
+
+    async def last_turn(self) -> list[MessageItem]:
+        """The last message of the user and those behind it; none at the beginning."""
+        messages = await self.messages(LAST_ITEMS)
+        turns = [at for at, item in enumerate(messages) if item.role == "user"]
+        return messages[turns[-1] :] if turns else []
 
 
 class TerminalChat:
@@ -144,7 +155,7 @@ class TerminalChat:
         self._out = out
         self._reader = reader
         self._state = state
-        self._branches = [ShownBranch(chat, [], kept)]
+        self._branches = [ShownBranch(chat, kept)]
         self._work: asyncio.Task[None] | None = None
         self._cut: asyncio.Task[None] | None = None  # what cancels the reply
         self._replying = False
@@ -275,17 +286,14 @@ class TerminalChat:
     async def _turn(self, text: str) -> None:
         branch = self._branch
         kept = branch.kept
-        spoken: list[str] = []
         self._replying = True
         try:
             async for piece in branch.chat.say(text):
-                spoken.append(piece)
                 self._out.write(piece)
         finally:
             self._replying = False
             self._out.end_line()
         last = branch.chat.last
-        branch.said.append((text, "".join(spoken)))
         kept.marks.append(kept.head)
         items = [item.id for item in last.response.output if item.id]
         kept.head = items[-1] if items else kept.head
@@ -325,20 +333,19 @@ class TerminalChat:
         mark = marks[-turns]
         await branch.chat.rewind(mark)
         branch.kept.head = mark
-        del marks[-turns:], branch.said[-turns:]
+        del marks[-turns:]
         self._keep(branch)
-        self._tell(f"{turns} {_plural('turn', turns)} taken back; the last line was: {self._last_said()}")
+        self._tell(f"{turns} {_plural('turn', turns)} taken back; {await self._last_said()}")
 
-    def _last_said(self) -> str:
-        if self._branch.said:
-            return self._branch.said[-1][0]
-        return "one of an earlier chat" if self._branch.kept.marks else "none, this is the beginning"
+    async def _last_said(self) -> str:
+        turn = await self._branch.last_turn()
+        return f"the last line was: {turn[0].text if turn else 'none, this is the beginning'}"
 
     async def _fork(self, rest: str) -> None:
         branch = self._branch
         (copy,) = await branch.chat.fork()
         kept = msgspec.structs.replace(branch.kept, marks=[*branch.kept.marks])
-        self._branches.append(ShownBranch(copy, [*branch.said], kept))
+        self._branches.append(ShownBranch(copy, kept))
         self._tell("this is a copy of the conversation; /back returns to where it was copied")
 
     async def _back(self, rest: str) -> None:
@@ -346,30 +353,11 @@ class TerminalChat:
             self._tell("this is no copy: /fork makes one")
             return
         await self._branches.pop().chat.aclose()
-        self._tell(f"back where the copy was made; the last line was: {self._last_said()}")
+        self._tell(f"back where the copy was made; {await self._last_said()}")
 
     async def _save(self, rest: str) -> None:
-        self._written(rest)
-
-    def _written(self, rest: str) -> None:
-        if not rest:
-            self._tell("/save takes a file's name")
-            return
-        said, path = self._branch.said, Path(rest).expanduser()
-        if path.suffix == ".json":
-            turns = [[{"role": "user", "text": one}, {"role": "assistant", "text": two}] for one, two in said]
-            text = json.dumps([line for turn in turns for line in turn], ensure_ascii=False, indent=1) + "\n"
-        else:
-            text = "".join(f"{PROMPT}{one}\n{two}\n\n" for one, two in said)
-        try:
-            with path.open("x", encoding="utf-8") as file:
-                file.write(text)
-        except FileExistsError:
-            self._tell(f"{path} exists and stays as it is: /save takes the name of a new file")
-        except OSError as error:
-            self._tell(f"{path} cannot be written: {error.strerror}")
-        else:
-            self._tell(f"{len(said)} {_plural('turn', len(said))} written to {path}")
+        told = _saved(await self._branch.messages(), rest) if rest else "/save takes a file's name"
+        self._tell(told)
 
     async def _system(self, rest: str) -> None:
         chat = self._branch.chat
@@ -417,6 +405,30 @@ class TerminalChat:
         self._console.print(
             printable(text), style=style, markup=False, soft_wrap=not self._console.is_terminal
         )
+
+
+def _saved(messages: list[MessageItem], name: str) -> str:
+    """Write messages to a new file. Returns what to tell of it."""
+    path = Path(name).expanduser()
+    text = _written(messages)
+    if path.suffix == ".json":
+        said = [{"role": item.role, "text": item.text} for item in messages]
+        text = json.dumps(said, ensure_ascii=False, indent=1) + "\n"
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        return f"{path} exists and stays as it is: /save takes the name of a new file"
+    except OSError as error:
+        return f"{path} cannot be written: {error.strerror}"
+    turns = sum(item.role == "user" for item in messages)
+    return f"{turns} {_plural('turn', turns)} written to {path}"
+
+
+def _written(messages: Iterable[MessageItem]) -> str:
+    """Messages as text, with an empty line behind each reply."""
+    forms = {"user": PROMPT + "{}\n", "assistant": "{}\n\n", "system": "system> {}\n"}
+    return "".join(forms[item.role].format(item.text) for item in messages)
 
 
 def told(error: SDKError) -> str:

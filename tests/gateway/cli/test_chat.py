@@ -19,6 +19,7 @@ from holdfast.gateway.cli.main import main
 from holdfast.gateway.cli.terminal import Output
 from holdfast.sdk.connection.responses import Finished
 from holdfast.sdk.errors import ResponseFailed
+from holdfast.sdk.frames.items import MessageItem
 from holdfast.sdk.frames.response import KVReceipt
 
 anyio_mark = pytest.mark.anyio
@@ -46,6 +47,13 @@ class Scripted:
         self.cancelled = asyncio.Event()
         self.closed = False
         self.forks: list[Scripted] = []
+        self.items: list[MessageItem] = []
+
+    async def history(self, most: int | None = None) -> list[MessageItem]:
+        return self.items[-most:] if most else self.items
+
+    async def retrieve(self, item_id: str) -> MessageItem:
+        return self.items[-1]
 
     @property
     def last(self) -> Finished:
@@ -60,12 +68,15 @@ class Scripted:
                 signal.raise_signal(signal.SIGINT)
                 await self.cancelled.wait()
             yield piece
+        self.items += [MessageItem.of("user", text), MessageItem.of("assistant", f"to {text}")]
 
     async def cancel(self) -> None:
         self.cancelled.set()
 
     async def rewind(self, to: str) -> None:
         self.rewound.append(to)
+        turns = 0 if to == "root" else int(to.rpartition("-")[2])
+        del self.items[2 * turns :]
 
     async def fork(self) -> list[Scripted]:
         self.forks.append(Scripted("fork"))
@@ -95,10 +106,12 @@ class Typed:
         pass
 
 
-async def talked(talk: Scripted, folder: Path, *lines: str) -> str:
-    """What is shown of a chat in which these lines are typed."""
+async def talked(talk: Scripted, folder: Path, *lines: str, resume: bool = False) -> str:
+    """What is shown of a chat in which these lines are typed. ``resume``: the one that was kept last."""
     shown = io.StringIO()
     kept = KeptSession("main", "", "ws://here", head="root")
+    if resume:
+        kept = ChatState(folder).read().sessions[0]
     console, out = Console(file=shown, width=200, highlight=False), Output(shown)
     assert await chat.TerminalChat(talk, console, out, Typed(*lines), ChatState(folder), kept).talk() == 0
     return shown.getvalue()
@@ -168,6 +181,15 @@ async def test_save_leaves_a_file_that_exists_as_it_is(tmp_path: Path) -> None:
     file.write_text("mine")
     shown = await talked(Scripted(), tmp_path, "one", f"/save {file}")
     assert file.read_text() == "mine" and "exists and stays as it is" in shown
+
+
+@anyio_mark
+async def test_save_writes_also_what_was_said_before_the_session_was_resumed(tmp_path: Path) -> None:
+    talk, file = Scripted(), tmp_path / "talk.txt"
+    await talked(talk, tmp_path, "one", "two")
+    shown = await talked(talk, tmp_path, "three", f"/save {file}", resume=True)
+    assert file.read_text() == "".join(f"you> {one}\nto {one}\n\n" for one in ("one", "two", "three"))
+    assert f"3 turns written to {file}" in shown
 
 
 @anyio_mark
