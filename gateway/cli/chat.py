@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import msgspec
@@ -31,7 +32,7 @@ from ...sdk.errors import ConnectionFault, FieldInvalid, SDKError, SessionLost
 from ...sdk.frames.items import MessageItem
 from ...sdk.frames.sampling import SamplingFields
 from ...sdk.params import SamplingOptions, UpdateOptions
-from .chat_state import LONGEST_TITLE, ChatState, KeptSession, TypedLines
+from .chat_state import LONGEST_TITLE, MOST_MARKS, ChatState, KeptSession, TypedLines
 from .terminal import PROMPT, Output, PlainLines, TerminalPrompt, printable
 from .type_words import fields_of, in_words
 
@@ -307,16 +308,19 @@ class TerminalChat:
             self._state.keep(branch.kept)
 
     async def _recall(self) -> None:
-        """Show where a resumed session stands: its last reply."""
+        """Show where a resumed session stands: its last turn, marked as past."""
         kept = self._branch.kept
         if not kept.handle:
             return
         self._keep(self._branch)
         self._tell(f"resumed: {kept.title or kept.id}")
         with suppress(SDKError):
-            item = await self._branch.chat.retrieve(kept.head) if kept.head else None
-            if isinstance(item, MessageItem):
-                self._tell(item.text)
+            turn = await self._branch.last_turn()
+            earlier = len(kept.marks) - 1
+            bound = "at least " if len(kept.marks) == MOST_MARKS else ""
+            left = f", {bound}{earlier} {_plural('turn', earlier)} before it left out" if earlier > 0 else ""
+            if turn:
+                self._tell(f"said before (the last turn{left}):\n{indent(_written(turn).rstrip(), '    ')}")
 
     # --- commands -------------------------------------------------------------------------------------------
 

@@ -52,9 +52,6 @@ class Scripted:
     async def history(self, most: int | None = None) -> list[MessageItem]:
         return self.items[-most:] if most else self.items
 
-    async def retrieve(self, item_id: str) -> MessageItem:
-        return self.items[-1]
-
     @property
     def last(self) -> Finished:
         return finished(output=[SimpleNamespace(id=f"{self.name}-{len(self.heard)}")])
@@ -190,6 +187,15 @@ async def test_save_writes_also_what_was_said_before_the_session_was_resumed(tmp
     shown = await talked(talk, tmp_path, "three", f"/save {file}", resume=True)
     assert file.read_text() == "".join(f"you> {one}\nto {one}\n\n" for one in ("one", "two", "three"))
     assert f"3 turns written to {file}" in shown
+
+
+@anyio_mark
+async def test_what_a_resumed_session_said_last_is_marked_as_past(tmp_path: Path) -> None:
+    talk = Scripted()
+    await talked(talk, tmp_path, "one", "two", "three")
+    shown = await talked(talk, tmp_path, "/rewind", resume=True)
+    assert "said before (the last turn, 2 turns before it left out):\n    you> three\n    to three\n" in shown
+    assert "1 turn taken back; the last line was: two" in shown
 
 
 @anyio_mark
