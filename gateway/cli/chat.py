@@ -298,7 +298,8 @@ class TerminalChat:
         kept.marks.append(kept.head)
         items = [item.id for item in last.response.output if item.id]
         kept.head = items[-1] if items else kept.head
-        kept.title = kept.title or " ".join(text.split())[:LONGEST_TITLE]
+        kept.last = " ".join(text.split())[:LONGEST_TITLE]
+        kept.title = kept.title or kept.last
         self._keep(branch)
         self._tell(cost(last))
 
@@ -348,7 +349,8 @@ class TerminalChat:
     async def _fork(self, rest: str) -> None:
         branch = self._branch
         (copy,) = await branch.chat.fork()
-        kept = msgspec.structs.replace(branch.kept, marks=[*branch.kept.marks])
+        title = branch.kept.title and f"fork of {branch.kept.title.removeprefix('fork of ')}"
+        kept = msgspec.structs.replace(branch.kept, marks=[*branch.kept.marks], title=title)
         self._branches.append(ShownBranch(copy, kept))
         self._tell("this is a copy of the conversation; /back returns to where it was copied")
 
@@ -395,7 +397,10 @@ class TerminalChat:
     async def _sessions(self, rest: str) -> None:
         kept = self._state.read().sessions
         for one in kept:
-            self._tell(f"{one.id}  {_ago(time.time() - one.used)}  {one.model} at {one.url}  {one.title}")
+            last = f" … {one.last}" if one.last not in ("", one.title) else ""
+            self._tell(
+                f"{one.id}  {_ago(time.time() - one.used)}  {one.model} at {one.url}  {one.title}{last}"
+            )
         self._tell("holdfast chat --resume ID goes on with one" if kept else "no session is kept yet")
 
     def _tell(self, text: str) -> None:

@@ -24,14 +24,15 @@ LONGEST_TITLE = 60
 
 class KeptSession(msgspec.Struct):
     """A session that was talked with. ``handle``: opens it at the server ``url``. ``title``: how its first
-    message begins. ``used``: when it was last, in seconds since the epoch. ``marks``: for each turn, the id of
-    the item before it; ``head``: the id of the last item; "": not known."""
+    message begins; ``last``: how its last one does. ``used``: when it was last, in seconds since the epoch.
+    ``marks``: for each turn, the id of the item before it; ``head``: the id of the last item; "": not known."""
 
     id: str
     handle: str
     url: str
     model: str = ""
     title: str = ""
+    last: str = ""
     used: float = 0.0
     marks: list[str] = []
     head: str = ""

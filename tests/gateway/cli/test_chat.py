@@ -106,7 +106,7 @@ class Typed:
 async def talked(talk: Scripted, folder: Path, *lines: str, resume: bool = False) -> str:
     """What is shown of a chat in which these lines are typed. ``resume``: the one that was kept last."""
     shown = io.StringIO()
-    kept = KeptSession("main", "", "ws://here", head="root")
+    kept = KeptSession(talk.session.id, "", "ws://here", head="root")
     if resume:
         kept = ChatState(folder).read().sessions[0]
     console, out = Console(file=shown, width=200, highlight=False), Output(shown)
@@ -196,6 +196,15 @@ async def test_what_a_resumed_session_said_last_is_marked_as_past(tmp_path: Path
     shown = await talked(talk, tmp_path, "/rewind", resume=True)
     assert "said before (the last turn, 2 turns before it left out):\n    you> three\n    to three\n" in shown
     assert "1 turn taken back; the last line was: two" in shown
+
+
+@anyio_mark
+async def test_sessions_that_began_alike_are_told_apart(tmp_path: Path) -> None:
+    await talked(Scripted(), tmp_path, "one", "two", "/fork", "three")
+    await talked(Scripted("other"), tmp_path, "one", "four")
+    shown = await talked(Scripted("new"), tmp_path, "/sessions")
+    listed = [line.partition(" at ws://here  ")[2] for line in shown.splitlines() if "ws://here" in line]
+    assert listed == ["one … four", "fork of one … three", "one … two"]
 
 
 @anyio_mark
