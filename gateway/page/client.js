@@ -451,11 +451,13 @@ export class Client extends EventTarget {
     this._tell("conversations");
   }
 
-  /** The conversation as the list has it. Its name is its first message, or what the first session was named. */
+  /** The conversation as the list has it. Its name is its first message, or what the first session was named; `last`: the last message. */
   _brief(all) {
     if (!this.conversation) return {};
     const first = all[0]?.items.find((item) => item.role === "user");
     this.conversation.name = all[0]?.name || first?.text.trim().slice(0, 120) || this.conversation.name;
+    const last = this.current?.items.findLast((item) => item.role === "user");
+    this.conversation.last = last?.text.trim().slice(0, 120) || this.conversation.last;
     return { ...this.conversation, current: this.current?.id ?? null, sessions: all.map((session) => session.brief()) };
   }
 

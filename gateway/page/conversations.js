@@ -29,7 +29,7 @@ export class ConversationList {
     if (current) open.setAttribute("aria-current", "true");
     open.append(
       make("span", { className: "name", dir: "auto", textContent: name }),
-      make("span", { className: "about", textContent: WHEN.format(one.used) }),
+      make("span", { className: "about", textContent: [WHEN.format(one.used), one.last !== one.name && one.last].filter(Boolean).join(" · ") }),
     );
     const erase = button("Delete", () => this._acts.erase(one), { className: "quiet" });
     erase.setAttribute("aria-label", `Delete ${name}`);

@@ -25,7 +25,7 @@ export function keep(name, value, store = () => localStorage) {
 /** For `kept` and `keep`: what is kept for this tab alone. */
 export const tab = () => sessionStorage;
 
-/** All conversations, the one that was used last first: `id`, `name`, `used` (milliseconds), `current`, `sessions`. */
+/** All conversations, the one that was used last first: `id`, `name`, `last`, `used` (milliseconds), `current`, `sessions`. */
 export function conversations() {
   let names = [];
   try {

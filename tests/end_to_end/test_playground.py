@@ -377,6 +377,7 @@ async def test_a_conversation_of_the_list_is_opened_again_and_deleted(page: Page
     await page.reload()
     await page.until(f"{OPEN} && document.querySelectorAll('.item').length === 6")
     assert await listed(page) == ["My name is Marisol.", "Tell me the story of the fox."]
+    assert (await page.text("#conversations .about")).endswith(" · And what is my name?")
     await page.click("#conversations li:last-child .branch")
     await page.until(f"{OPEN} && document.querySelectorAll('.item').length === 2")
     await page.until("document.querySelector('.item.assistant .said').textContent.length > 20")
