@@ -24,7 +24,6 @@ from ..sdk.frames.packed import PACKED
 from .access.admission import TURN_ROUTES, limit_headers
 from .access.attribution import OTHER
 from .access.auth import (
-    KEY,
     KEY_PROTOCOL,
     OPERATOR,
     PAGE_FILES,
@@ -32,7 +31,7 @@ from .access.auth import (
     Guard,
     Hosts,
     caller_of,
-    owners_of,
+    identity_of,
     refusal,
     refusing,
     speaks_messages,
@@ -51,7 +50,6 @@ from .net.proxy import BehindProxy
 from .operator.routes import ROWS as OPERATOR_ROWS
 from .operator.routes import operator_routes
 from .pages import document_routes, page_routes
-from .realtime.socket import ClientIdentity
 from .responses.routes import ROWS as RESPONSES_ROWS
 from .responses.routes import SOCKET as RESPONSES_SOCKET
 from .responses.routes import responses_routes
@@ -190,7 +188,7 @@ class _Routes:
         except Exception as error:
             await socket.send_denial_response(refusal(error, socket.scope))
             return
-        client = _identity(socket)  # before the headers are gone
+        client = identity_of(socket)  # before the headers are gone
         chosen = _subprotocol(socket.scope.get("subprotocols", ()))
         await socket.accept(chosen)
         most = self._service.settings.limits.frame_bytes
@@ -211,9 +209,9 @@ class _Routes:
     async def import_session(self, request: Request) -> Response:
         """Begin a session with an exported one."""
         await self._service.loaded()
-        owner, salt = owners_of(request.headers)[0], request.scope[TENANT]
+        client = caller_of(request.scope)
         data, _ = await self._service.read(request, bytes, EXPORT)
-        return _json(await self._service.import_session(data, owner, salt))
+        return _json(await self._service.import_session(data, client.owner, client.salt))
 
     async def models(self, request: Request) -> Response:
         """List the names of the served model, in OpenAI's list form, or in Anthropic's for its clients."""
@@ -294,21 +292,3 @@ def _subprotocol(offered: Sequence[str]) -> str | None:
     keys = (one for one in offered if one.startswith(KEY_PROTOCOL))
     named = (one for one in (PACKED, "realtime") if one in offered)
     return next(named, None) or next(keys, None)
-
-
-def _identity(socket: WebSocket) -> ClientIdentity:
-    asked, caller = socket.query_params, caller_of(socket.scope)
-    owner, former = owners_of(socket.headers)
-    return ClientIdentity(
-        owner=owner,
-        former_owner=former,
-        salt=caller.salt,
-        key=caller.key,
-        aliases=socket.scope.get(KEY, ())[1:],
-        trace=caller.trace,
-        address="" if socket.client is None else socket.client.host,
-        resumable=asked.get("resumable") == "true",
-        resume=asked.get("resume") == "true",
-        model=asked.get("model"),
-        attribution=caller.attribution,
-    )

@@ -28,7 +28,7 @@ from ..sessions.registry import SessionRegistry
 from ..sessions.stored import StoredObjects
 from ..sessions.workers import Stopped
 from .access.attribution import TenantLabels
-from .access.auth import TENANT
+from .access.auth import TENANT, ClientIdentity
 from .access.rate_limits import RateLimiter
 from .access.tenants import ALLOWED, Tenants
 from .access.turn_queue import TurnQueue
@@ -43,7 +43,7 @@ from .net.bodies import CONVERSATION, BodyBound, BodyMemory, read_body, told_byt
 from .net.channel import Channel
 from .net.outbox import Outbox
 from .realtime.session import RealtimeDefaults, RealtimeFace
-from .realtime.socket import ClientIdentity, RealtimeSocket
+from .realtime.socket import RealtimeSocket
 from .settings import GatewaySettings
 
 if TYPE_CHECKING:  # it needs an extra
@@ -365,7 +365,7 @@ class Service:
         assert task is not None, "a connection has a task of its own"
         self._sockets[task] = socket
         self._check_key(socket)  # it may have been removed since the request was let in
-        with logging_with(**socket.client.attribution.facts()):
+        with logging_with(**socket.client.caller.attribution.facts()):
             try:
                 await socket.run()
             except SlowReader as slow:
@@ -412,8 +412,8 @@ class Service:
     def _check_key(self, socket: ServedSocket) -> bool:
         """Begin to close a socket if its key was removed, or belongs to another tenant now. Returns whether
         that is so."""
-        keys, client = self.tenants.keys, socket.client
-        if keys is None or not client.key or keys.opens((client.key, *client.aliases), client.salt):
+        keys, caller = self.tenants.keys, socket.client.caller
+        if keys is None or not caller.key or keys.opens((caller.key, *socket.client.aliases), caller.salt):
             return False
         socket.leave(KeyRemoved())
         return True

@@ -26,6 +26,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from ...kvstore.log_lines import about, logging_with
 from ...sessions.conversation.items import new_id
@@ -92,13 +93,15 @@ HOST = re.compile(r"(\[(?P<address>[^\[\]]+)\]|(?P<name>[^:\[\]]+))(:\d*)?", re.
 class TurnCaller:
     """The client for which turns run. ``key``: the BLAKE2b of its API key, ``salt``: that of its tenant; both
     are empty without keys. ``trace``: its `TRACE_HEADERS`. ``place``: in the queue, for the turn of its
-    request; None if the turn gets one when it begins. ``attribution``: for log lines and metrics."""
+    request; None if the turn gets one when it begins. ``attribution``: for log lines and metrics. ``owner``:
+    the digest of its key by which it owns sessions (`owners_of`)."""
 
     key: bytes = b""
     salt: bytes = b""
     trace: Mapping[str, str] = field(default_factory=dict)
     place: Place | None = None
     attribution: Attribution = Attribution()
+    owner: bytes = b""
 
 
 def caller_of(scope: Scope) -> TurnCaller:
@@ -106,7 +109,43 @@ def caller_of(scope: Scope) -> TurnCaller:
     headers = Headers(scope=scope)
     trace = {name: headers[name] for name in TRACE_HEADERS if name in headers}
     key, salt = scope.get(KEY, (b"",))[0], scope.get(TENANT, b"")
-    return TurnCaller(key, salt, trace, scope.get(PLACE), scope.get(ATTRIBUTION, Attribution()))
+    attribution, owner = scope.get(ATTRIBUTION, Attribution()), owners_of(headers)[0]
+    return TurnCaller(key, salt, trace, scope.get(PLACE), attribution, owner)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientIdentity:
+    """Which client a connection belongs to, and what it asked for when it connected.
+
+    ``caller``: the client; only one with the same ``owner`` can resume its sessions. ``former_owner``: the
+    digest that earlier versions made of its key, which serves as well. ``aliases``: other digests of that key.
+    ``address``: its IP address. ``resumable``: it can come back with a handle, so its replies continue without
+    it. ``resume``: it comes back now, so the socket opens no new session. ``model``: the model name that it
+    asked for.
+    """
+
+    caller: TurnCaller = TurnCaller(attribution=Attribution(protocol="realtime"))
+    former_owner: bytes | None = None
+    aliases: tuple[bytes, ...] = ()
+    address: str = ""
+    resumable: bool = False
+    resume: bool = False
+    model: str | None = None
+
+
+def identity_of(socket: WebSocket) -> ClientIdentity:
+    """The client of a WebSocket that the guard has let in. Call it before the socket is accepted: then its
+    headers are gone."""
+    asked = socket.query_params
+    return ClientIdentity(
+        caller_of(socket.scope),
+        owners_of(socket.headers)[1],
+        aliases=socket.scope.get(KEY, ())[1:],
+        address="" if socket.client is None else socket.client.host,
+        resumable=asked.get("resumable") == "true",
+        resume=asked.get("resume") == "true",
+        model=asked.get("model"),
+    )
 
 
 def owners_of(headers: Headers) -> tuple[bytes, ...]:

@@ -14,11 +14,11 @@ from ...sdk.frames.codec import decode_body
 from ...sessions.conversation.items import new_id
 from ...sessions.errors import PromptTooLong
 from ...sessions.turn.events import ReplyDone
-from ..access.auth import refusing
+from ..access.auth import caller_of, refusing
 from ..documents.rows import RouteRow
 from ..errors import http_answer
 from ..live.session import log_refusal
-from ..live.transcripts import AskedTurn, requester_of
+from ..live.transcripts import AskedTurn
 from ..net.bodies import (
     DONE,
     IDS,
@@ -96,7 +96,7 @@ class _ChatFace:
 
     async def chat(self, request: Request) -> Response:
         """Serve ``POST /v1/chat/completions``: run the turn and answer with all replies, or with a stream."""
-        client = requester_of(request)
+        client = caller_of(request.scope)
         body, size = await self._service.read(
             request, lambda data: decode_body(data, frames.REQUEST, frames.is_unserved)
         )
@@ -122,7 +122,7 @@ class _ChatFace:
     async def complete(self, request: Request) -> Response:
         """Serve ``POST /v1/completions``: complete the prompts and answer with all replies, or with a
         stream."""
-        client = requester_of(request)
+        client = caller_of(request.scope)
         body, size = await self._service.read(
             request,
             lambda data: decode_body(data, completions.REQUEST, completions.is_unserved),
@@ -149,7 +149,7 @@ class _ChatFace:
 
     async def tokenize(self, request: Request) -> Response:
         """Serve ``POST /tokenize``: answer with the token ids of a text, or of a conversation's prompt."""
-        client = requester_of(request)
+        client = caller_of(request.scope)
         body, size = await self._service.read(
             request, lambda data: decode_body(data, completions.TOKENIZE), TEXT
         )
@@ -181,7 +181,7 @@ class _ChatFace:
                 f"there are {len(body.tokens)} token ids", most, len(body.tokens), param="tokens"
             )
         return await self._service.aside(
-            requester_of(request).salt,
+            caller_of(request.scope).salt,
             size,
             lambda _: json_answer(completions.Detokenized(prompt=transcripts.raw_text(body.tokens))),
         )

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec.structs import replace
-from starlette.requests import HTTPConnection
 
 from ...kvstore.log_lines import logging_with
 from ...runtime.link.client import EngineLink
@@ -37,41 +36,13 @@ from ...sessions.turn.events import (
 from ...sessions.turn.request import RequestBounds, TurnRequest, token_ids
 from ...sessions.turn.response import TurnResponse
 from ...sessions.workers import Stopped
-from ..access.attribution import Attribution
-from ..access.auth import TurnCaller, caller_of, owners_of
-from ..access.turn_queue import Place
+from ..access.auth import TurnCaller
 from ..errors import GatewayError
 from .session import LiveSession
 from .sessions import LiveSessions, Transcript
 
 QUEUED = 256
 """The most events of a turn that wait to be taken for its client. With so many, the turn itself waits."""
-
-
-@dataclass(frozen=True, slots=True)
-class Requester:
-    """The client of a request. ``owner``: the digest of its key. ``salt``: its tenant's. ``key``: the
-    BLAKE2b of its API key; empty if the server has no keys. ``trace``: the span that its turns are part of.
-    ``place``: in the queue, if the request has one. ``attribution``: for log lines and metrics."""
-
-    owner: bytes = b""
-    salt: bytes = b""
-    key: bytes = b""
-    trace: Mapping[str, str] = field(default_factory=dict)
-    place: Place | None = None
-    attribution: Attribution = Attribution()
-
-    @property
-    def caller(self) -> TurnCaller:
-        """The same client, as rate limits, metrics and traces know it."""
-        return TurnCaller(self.key, self.salt, self.trace, self.place, self.attribution)
-
-
-def requester_of(request: HTTPConnection) -> Requester:
-    """The client of an HTTP request or a WebSocket that the guard has let in."""
-    caller = caller_of(request.scope)
-    owner = owners_of(request.headers)[0]
-    return Requester(owner, caller.salt, caller.key, caller.trace, caller.place, caller.attribution)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +97,7 @@ class Transcripts:
         opened = forms.opened or forms.reasoning is ReasoningForm.OPENED
         return not opened and forms.calls is not CallForm.HARMONY
 
-    async def prompt_tokens(self, client: Requester, transcript: Transcript, begun: str = "") -> list[int]:
+    async def prompt_tokens(self, client: TurnCaller, transcript: Transcript, begun: str = "") -> list[int]:
         """The token ids of the prompt that a conversation gives, up to the opening of the reply. ``begun``:
         text with which the reply shall begin, put behind it. Raises ``ToolInvalid``, ``TemplateFailed``,
         ``PromptTooLong``."""
@@ -166,7 +137,7 @@ class Transcripts:
         return {name: value for name, value in named.items() if value is not None}
 
     @asynccontextmanager
-    async def turn(self, client: Requester, ask: Ask, reply_id: str) -> AsyncIterator[AskedTurn]:
+    async def turn(self, client: TurnCaller, ask: Ask, reply_id: str) -> AsyncIterator[AskedTurn]:
         """Run a request's turn during the block. Yields it when its prompt was accepted. If the block is left
         early, the turn is cancelled. ``reply_id``: of the answer that the client gets, for the turn's log line.
 
@@ -176,8 +147,8 @@ class Transcripts:
         """
         checked_preamble(ask.transcript.preamble)
         self._check_length(ask)
-        self._sessions.turns.admit(client.caller)
-        connection = _Connection(client.caller)
+        self._sessions.turns.admit(client)
+        connection = _Connection(client)
         if ask.prompts:
             live = self._sessions.open(self, connection, client.owner, client.salt, kept=False)
         else:

@@ -16,11 +16,11 @@ from ...sdk.errors import FieldUnsupported
 from ...sdk.frames.codec import decode_body
 from ...sessions.conversation.items import new_id
 from ...sessions.turn.events import ReplyDone
-from ..access.auth import MESSAGES, refusing
+from ..access.auth import MESSAGES, TurnCaller, caller_of, refusing
 from ..documents.rows import RouteRow
 from ..errors import ThreadsNotServed, messages_answer
 from ..live.session import log_refusal
-from ..live.transcripts import AskedTurn, Requester, Transcripts, requester_of
+from ..live.transcripts import AskedTurn, Transcripts
 from ..net.bodies import EventStream, json_answer, sent_event, while_connected
 from ..service import Service
 from . import frames
@@ -70,7 +70,7 @@ class _MessagesFace:
 
     async def create(self, request: Request) -> Response:
         """Serve ``POST /v1/messages``: run the turn and answer with the reply, or with a stream."""
-        client = requester_of(request)
+        client = caller_of(request.scope)
         body, size = await self._read(request, frames.REQUEST)
         transcripts = await self._service.transcripts(body.model)
         prompt = None
@@ -97,13 +97,13 @@ class _MessagesFace:
         prompt."""
         body, size = await self._read(request, frames.COUNT)
         transcripts = await self._service.transcripts(body.model)
-        ids = await self._begun_prompt(transcripts, requester_of(request), body, size)
+        ids = await self._begun_prompt(transcripts, caller_of(request.scope), body, size)
         return json_answer(frames.TokenCount(input_tokens=len(ids)), headers={"request-id": new_id("req")})
 
     async def _begun_prompt(
         self,
         transcripts: Transcripts,
-        client: Requester,
+        client: TurnCaller,
         body: frames.MessagesRequest | frames.CountRequest,
         size: int,
     ) -> list[int]:

@@ -11,9 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 from msgspec import UNSET
@@ -25,8 +24,7 @@ from ...sdk.frames.client import ClientEvent, SessionAttach, SessionDetach, Sess
 from ...sdk.frames.server import ErrorEvent, SessionDetached
 from ...sessions.conversation.items import new_id
 from ...sessions.errors import SessionError, SessionUnknown, StorageUnavailable
-from ..access.attribution import Attribution
-from ..access.auth import TurnCaller
+from ..access.auth import ClientIdentity, TurnCaller
 from ..errors import (
     Draining,
     GatewayError,
@@ -48,37 +46,6 @@ from .session import RealtimeFace, RealtimeSession
 log = logging.getLogger(__name__)
 
 _E = TypeVar("_E", bound=BaseException)
-
-
-@dataclass(frozen=True, slots=True)
-class ClientIdentity:
-    """Which client a connection belongs to, and what it asked for when it connected.
-
-    ``owner``: the digest of its key; only a client with the same one can resume its sessions. ``former_owner``:
-    the digest that earlier versions made of its key, which serves as well. ``salt``: the salt of its tenant,
-    which keeps cached KV apart. ``key``: the BLAKE2b of its API key; empty if the server has no keys.
-    ``aliases``: other digests of that key. ``trace``: its trace headers, by name. ``address``: its IP address.
-    ``attribution``: of its requests, for log lines and metrics.
-    ``resumable``: it can come back with a handle, so its replies continue without it. ``resume``: it comes back
-    now, so the socket opens no new session. ``model``: the model name that it asked for.
-    """
-
-    owner: bytes = b""
-    salt: bytes = b""
-    key: bytes = b""
-    trace: Mapping[str, str] = field(default_factory=dict)
-    address: str = ""
-    resumable: bool = False
-    resume: bool = False
-    model: str | None = None
-    former_owner: bytes | None = None
-    aliases: tuple[bytes, ...] = ()
-    attribution: Attribution = Attribution(protocol="realtime")
-
-    @property
-    def caller(self) -> TurnCaller:
-        """The client for which turns on this connection run."""
-        return TurnCaller(self.key, self.salt, self.trace, attribution=self.attribution)
 
 
 class AttachedSession:
@@ -187,7 +154,7 @@ class RealtimeSocket:
 
     async def _begin(self) -> None:
         try:
-            own = self._own = self._face.open(self, self.client.owner, self.client.salt)
+            own = self._own = self._face.open(self, self.caller.owner, self.caller.salt)
         except SessionError as error:
             await self._turn_away(error)
             raise _Goodbye(wire_error(error)) from None
@@ -304,7 +271,7 @@ class RealtimeSocket:
         """Serve `session.resume`: make the session that its handle opens the socket's own, in place of the one
         before. Send the client `session.resumed` and the events that it missed. Raises a `SessionError`; the
         socket may have no session of its own then."""
-        session = await self._face.resume(self, event.handle, self.client.owner, self.client.former_owner)
+        session = await self._face.resume(self, event.handle, self.caller.owner, self.client.former_owner)
         if session is not self._own:
             self._let_go()
             self._own = session
@@ -323,7 +290,7 @@ class RealtimeSocket:
         self._attaching = True
         try:
             session = await self._face.resume(
-                attached, event.session, self.client.owner, self.client.former_owner
+                attached, event.session, self.caller.owner, self.client.former_owner
             )
         finally:
             self._attaching = False

@@ -19,8 +19,9 @@ from ...sessions.conversation.items import new_id
 from ...sessions.errors import ConversationBusy, ItemUnknown
 from ...sessions.stored import StoredObject
 from ...sessions.workers import Stopped
+from ..access.auth import TurnCaller
 from ..errors import ConversationUnknown, PreviousResponseUnknown, ResponseUnknown
-from ..live.transcripts import Ask, Requester
+from ..live.transcripts import Ask
 from ..service import Service
 from . import frames, notes
 from .events import CompactionResult, CountedInput, ResponseFault, ResponseObject, ToldConversation
@@ -101,7 +102,7 @@ class ResponsesFace:
 
     async def begin(
         self,
-        client: Requester,
+        client: TurnCaller,
         body: frames.CreateBody,
         *,
         streamed: bool,
@@ -162,7 +163,7 @@ class ResponsesFace:
         self.service.spawn(running.run())
         return running
 
-    def _hold(self, client: Requester, conversation_id: str) -> None:
+    def _hold(self, client: TurnCaller, conversation_id: str) -> None:
         """Count a response of this conversation as running, so that no other one can begin until `release`.
         Raises ``ConversationBusy`` if one runs already."""
         key = (client.salt, conversation_id)
@@ -171,13 +172,13 @@ class ResponsesFace:
             raise ConversationBusy(told, param="conversation")
         self._busy.add(key)
 
-    def release(self, client: Requester, conversation_id: str | None) -> None:
+    def release(self, client: TurnCaller, conversation_id: str | None) -> None:
         """Called when the response of this conversation has ended: others may begin. Does nothing for None."""
         self._busy.discard((client.salt, conversation_id or ""))
 
     async def _past(
         self,
-        client: Requester,
+        client: TurnCaller,
         previous: str | None,
         conversation: str | None,
         local: LocalResponses | None = None,
@@ -199,7 +200,7 @@ class ResponsesFace:
 
     async def _given(
         self,
-        client: Requester,
+        client: TurnCaller,
         given: str | Sequence[GivenItem] | None,
         owner_id: str,
         known: Sequence[KeptItem] = (),
@@ -224,12 +225,12 @@ class ResponsesFace:
             client.salt, ITEM_BYTES * (isinstance(given, list) and len(given)), kept
         )
 
-    async def items(self, client: Requester, stored: Sequence[bytes]) -> list[KeptItem]:
+    async def items(self, client: TurnCaller, stored: Sequence[bytes]) -> list[KeptItem]:
         """All items in the notes of a stored object, as `notes.items_of` finds them."""
         return await self.service.aside(client.salt, sum(map(len, stored)), lambda _: notes.items_of(stored))
 
     async def _referred(
-        self, client: Requester, given: str | Sequence[GivenItem] | None, known: Iterable[KeptItem]
+        self, client: TurnCaller, given: str | Sequence[GivenItem] | None, known: Iterable[KeptItem]
     ) -> dict[str, KeptItem]:
         """By id, the items that the references among ``given`` name: out of ``known``, or out of the stored
         object that an item's id names. Those that are not found are left out."""
@@ -245,17 +246,17 @@ class ResponsesFace:
                 found.update((item.id, item) for item in items if item.id == name)
         return found
 
-    def ended(self, client: Requester, response_id: str) -> None:
+    def ended(self, client: TurnCaller, response_id: str) -> None:
         """Called when the response with this id does not run any more: `running` finds it no longer."""
         self._running.pop((client.salt, response_id), None)
 
     # --- stored responses -----------------------------------------------------------------------------------
 
-    def running(self, client: Requester, response_id: str) -> RunningResponse | None:
+    def running(self, client: TurnCaller, response_id: str) -> RunningResponse | None:
         """The running response with this id; None if none runs."""
         return self._running.get((client.salt, response_id))
 
-    async def stored(self, client: Requester, response_id: str) -> tuple[StoredObject, KeptResponse]:
+    async def stored(self, client: TurnCaller, response_id: str) -> tuple[StoredObject, KeptResponse]:
         """A stored response: the stored object, and the response in it. One that ran when an earlier server
         ended is shown as failed. Raises ``ResponseUnknown``."""
         found = await self.service.stored.find(client.salt, response_id)
@@ -266,7 +267,7 @@ class ResponsesFace:
             note = _lost(note)
         return found, note
 
-    async def retold(self, client: Requester, response_id: str, begin: int) -> list[LoggedEvent]:
+    async def retold(self, client: TurnCaller, response_id: str, begin: int) -> list[LoggedEvent]:
         """The events of a stored response from a number on, the same as when it ran. Raises
         ``ResponseUnknown``."""
         _, note = await self.stored(client, response_id)
@@ -277,14 +278,14 @@ class ResponsesFace:
 
         return await self.service.aside(client.salt, ITEM_BYTES * sum(map(len, note.cuts)), told)
 
-    async def retrieve(self, client: Requester, response_id: str) -> ResponseObject:
+    async def retrieve(self, client: TurnCaller, response_id: str) -> ResponseObject:
         """A response, stored or running. Raises ``ResponseUnknown``."""
         running = self.running(client, response_id)
         if running is not None and running.response.store:
             return running.response
         return (await self.stored(client, response_id))[1].response
 
-    async def delete(self, client: Requester, response_id: str) -> None:
+    async def delete(self, client: TurnCaller, response_id: str) -> None:
         """Forget a stored response, and the session that wrote it; one that runs is cancelled first. Raises
         ``ResponseUnknown``."""
         running = self.running(client, response_id)
@@ -300,7 +301,7 @@ class ResponsesFace:
         await self.service.delete(sessions)
         await self.service.stored.durable()
 
-    async def input_items(self, client: Requester, response_id: str) -> list[KeptItem]:
+    async def input_items(self, client: TurnCaller, response_id: str) -> list[KeptItem]:
         """All items from which a stored response was written, in order. Raises ``ResponseUnknown``."""
         running = self.running(client, response_id)
         if running is not None and running.response.store:
@@ -311,7 +312,7 @@ class ResponsesFace:
 
     # --- without a response ---------------------------------------------------------------------------------
 
-    async def count(self, client: Requester, body: frames.CountBody) -> CountedInput:
+    async def count(self, client: TurnCaller, body: frames.CountBody) -> CountedInput:
         """The number of tokens of the prompt that a request would have. Raises ``FieldInvalid``,
         ``FieldMissing``, ``PreviousResponseUnknown``, ``ConversationUnknown``, and what
         `Transcripts.prompt_tokens` raises."""
@@ -328,7 +329,7 @@ class ResponsesFace:
         )
         return CountedInput(input_tokens=len(await transcripts.prompt_tokens(client, transcript)))
 
-    async def compact(self, client: Requester, body: frames.CompactBody) -> CompactionResult:
+    async def compact(self, client: TurnCaller, body: frames.CompactBody) -> CompactionResult:
         """Shorten a conversation: the model summarises it. A client puts the result's item in place of the
         conversation into its next request. Raises what `begin` raises, and the error of a summary that
         failed."""
@@ -367,7 +368,7 @@ class ResponsesFace:
 
     # --- conversations --------------------------------------------------------------------------------------
 
-    async def conversation(self, client: Requester, conversation_id: str) -> StoredObject:
+    async def conversation(self, client: TurnCaller, conversation_id: str) -> StoredObject:
         """A stored conversation, its latest version. Raises ``ConversationUnknown``."""
         found = await self.service.stored.find(client.salt, conversation_id)
         if found is None or notes.conversation_in(found) is None:
@@ -375,7 +376,7 @@ class ResponsesFace:
         return found
 
     async def _latest(
-        self, client: Requester, conversation_id: str, work: Callable[[StoredObject], Awaitable[T]]
+        self, client: TurnCaller, conversation_id: str, work: Callable[[StoredObject], Awaitable[T]]
     ) -> tuple[StoredObject, T]:
         """The latest version of a conversation, and what ``work`` makes of it: it works again if there is a
         newer version when it is done. Raises ``ConversationUnknown``, and what ``work`` does."""
@@ -385,7 +386,7 @@ class ResponsesFace:
             if await self.conversation(client, conversation_id) == kept:
                 return kept, made
 
-    async def make_conversation(self, client: Requester, body: frames.ConversationBody) -> ToldConversation:
+    async def make_conversation(self, client: TurnCaller, body: frames.ConversationBody) -> ToldConversation:
         """Make and store a conversation with the body's items and metadata. Raises ``FieldInvalid``,
         ``StorageUnavailable``."""
         stored = self.service.stored
@@ -400,7 +401,7 @@ class ResponsesFace:
         return made
 
     async def change_conversation(
-        self, client: Requester, conversation_id: str, body: frames.ConversationChange
+        self, client: TurnCaller, conversation_id: str, body: frames.ConversationChange
     ) -> ToldConversation:
         """Replace a conversation's metadata. Raises ``ConversationUnknown``, ``StorageUnavailable``."""
         self.service.stored.check(client.salt)
@@ -412,19 +413,19 @@ class ResponsesFace:
         await self.service.stored.durable()
         return changed
 
-    async def delete_conversation(self, client: Requester, conversation_id: str) -> None:
+    async def delete_conversation(self, client: TurnCaller, conversation_id: str) -> None:
         """Forget a conversation, and the sessions that wrote its responses. The responses stay. Raises
         ``ConversationUnknown``."""
 
         await self._forget(*await self._latest(client, conversation_id, partial(self._sessions, client)))
 
-    async def _sessions(self, client: Requester, stored: StoredObject) -> set[int]:
+    async def _sessions(self, client: TurnCaller, stored: StoredObject) -> set[int]:
         """The sessions that wrote a stored object's own responses and items, as `notes.sessions_of` finds
         them."""
         return await self.service.aside(client.salt, stored.size, lambda _: notes.sessions_of(stored))
 
     async def add_items(
-        self, client: Requester, conversation_id: str, items: Sequence[GivenItem]
+        self, client: TurnCaller, conversation_id: str, items: Sequence[GivenItem]
     ) -> list[KeptItem]:
         """Add items to a conversation. Returns them as they are stored. Raises ``ConversationUnknown``,
         ``FieldInvalid``, ``StorageUnavailable``."""
@@ -445,7 +446,7 @@ class ResponsesFace:
         await self.service.stored.durable()
         return given
 
-    async def remove_item(self, client: Requester, conversation_id: str, item: str) -> ToldConversation:
+    async def remove_item(self, client: TurnCaller, conversation_id: str, item: str) -> ToldConversation:
         """Remove an item from a conversation, and forget the sessions that wrote its responses. The responses
         stay. Raises ``ConversationUnknown``, ``ItemUnknown``."""
 
@@ -472,7 +473,7 @@ class _Finishing:
     def __init__(
         self,
         face: ResponsesFace,
-        client: Requester,
+        client: TurnCaller,
         body: frames.CreateBody,
         past: Continued,
         local: LocalResponses | None,

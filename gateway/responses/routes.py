@@ -17,12 +17,10 @@ from starlette.websockets import WebSocket
 from ...kvstore.slices import sliced
 from ...sdk.errors import FieldInvalid
 from ...sessions.errors import TurnFailed
-from ..access.auth import KEY, Endpoint, refusal, refusing
+from ..access.auth import Endpoint, caller_of, identity_of, refusal, refusing
 from ..documents.rows import RouteRow, SocketRow
-from ..live.transcripts import requester_of
 from ..net.bodies import DONE, EventStream, json_answer, while_connected
 from ..net.channel import SERVE, SocketChannel
-from ..realtime.socket import ClientIdentity
 from ..service import Service
 from . import frames, notes
 from .events import (
@@ -208,7 +206,7 @@ class _Responses:
         caching = body.prompt_cache_options
         generate = not (caching is not None and caching.prewarm)
         running = await face.begin(
-            requester_of(request), body, streamed=streamed or bool(body.background), generate=generate
+            caller_of(request.scope), body, streamed=streamed or bool(body.background), generate=generate
         )
         headers = {"x-request-id": running.response.id}
         if streamed:
@@ -235,21 +233,10 @@ class _Responses:
         except Exception as error:
             await socket.send_denial_response(refusal(error, scope))
             return
-        client = requester_of(socket)  # before the headers are gone
+        client = identity_of(socket)  # before the headers are gone
         await socket.accept()
-        address = "" if socket.client is None else socket.client.host
-        aliases = scope.get(KEY, ())[1:]
-        identity = ClientIdentity(
-            client.owner,
-            client.salt,
-            client.key,
-            client.trace,
-            address,
-            aliases=aliases,
-            attribution=client.attribution,
-        )
         channel = SocketChannel(socket)
-        served = ResponsesSocket(channel, face, client, identity)
+        served = ResponsesSocket(channel, face, client)
         scope[SERVE] = partial(face.service.serve, served, channel)
 
     def _left(self, running: RunningResponse, *, background: bool) -> None:
@@ -261,7 +248,7 @@ class _Responses:
 
     async def retrieve(self, request: Request) -> Response:
         """Serve ``GET /v1/responses/{id}``: answer with the response, or with its events from a number on."""
-        face, client = self._face, requester_of(request)
+        face, client = self._face, caller_of(request.scope)
         response_id = request.path_params["response_id"]
         if not _flag(request.query_params, "stream"):
             _number(request.query_params, "starting_after", -1, -1, LATEST)
@@ -275,13 +262,13 @@ class _Responses:
     async def delete(self, request: Request) -> Response:
         """Serve ``DELETE /v1/responses/{id}``: forget the response."""
         response_id = request.path_params["response_id"]
-        await self._face.delete(requester_of(request), response_id)
+        await self._face.delete(caller_of(request.scope), response_id)
         return json_answer(DeletionResult(id=response_id, object="response"))
 
     async def cancel(self, request: Request) -> Response:
         """Serve ``POST /v1/responses/{id}/cancel``: end a running response and answer when it has ended. A
         response that had ended before stays as it is."""
-        face, client = self._face, requester_of(request)
+        face, client = self._face, caller_of(request.scope)
         response_id = request.path_params["response_id"]
         running = face.running(client, response_id)
         if running is not None and running.response.store:
@@ -291,18 +278,18 @@ class _Responses:
     async def input_items(self, request: Request) -> Response:
         """Serve ``GET /v1/responses/{id}/input_items``: answer with a page of the items from which the response
         was written."""
-        items = await self._face.input_items(requester_of(request), request.path_params["response_id"])
+        items = await self._face.input_items(caller_of(request.scope), request.path_params["response_id"])
         return json_answer(page_of(items, request.query_params))
 
     async def compact(self, request: Request) -> Response:
         """Serve ``POST /v1/responses/compact``: answer with a summary in place of a conversation."""
         body = await _body(self._face, request, frames.CompactBody)
-        return json_answer(await self._face.compact(requester_of(request), body))
+        return json_answer(await self._face.compact(caller_of(request.scope), body))
 
     async def count(self, request: Request) -> Response:
         """Serve ``POST /v1/responses/input_tokens``: answer with the number of a prompt's tokens."""
         body = await _body(self._face, request, frames.CountBody)
-        return json_answer(await self._face.count(requester_of(request), body))
+        return json_answer(await self._face.count(caller_of(request.scope), body))
 
 
 class _Conversations:
@@ -312,28 +299,28 @@ class _Conversations:
     async def create(self, request: Request) -> Response:
         """Serve ``POST /v1/conversations``: begin a conversation."""
         body = await _body(self._face, request, frames.ConversationBody)
-        return json_answer(await self._face.make_conversation(requester_of(request), body))
+        return json_answer(await self._face.make_conversation(caller_of(request.scope), body))
 
     async def retrieve(self, request: Request) -> Response:
         """Serve ``GET /v1/conversations/{id}``: answer with the conversation's time and metadata."""
-        kept = await self._face.conversation(requester_of(request), request.path_params["conversation_id"])
+        kept = await self._face.conversation(caller_of(request.scope), request.path_params["conversation_id"])
         return json_answer(notes.conversation_in(kept))
 
     async def change(self, request: Request) -> Response:
         """Serve ``POST /v1/conversations/{id}``: replace the metadata."""
         body = await _body(self._face, request, frames.ConversationChange)
         name = request.path_params["conversation_id"]
-        return json_answer(await self._face.change_conversation(requester_of(request), name, body))
+        return json_answer(await self._face.change_conversation(caller_of(request.scope), name, body))
 
     async def delete(self, request: Request) -> Response:
         """Serve ``DELETE /v1/conversations/{id}``: forget the conversation."""
         name = request.path_params["conversation_id"]
-        await self._face.delete_conversation(requester_of(request), name)
+        await self._face.delete_conversation(caller_of(request.scope), name)
         return json_answer(DeletionResult(id=name, object="conversation.deleted"))
 
     async def items(self, request: Request) -> Response:
         """Serve ``GET /v1/conversations/{id}/items``: answer with a page of the items."""
-        client = requester_of(request)
+        client = caller_of(request.scope)
         kept = await self._face.conversation(client, request.path_params["conversation_id"])
         return json_answer(page_of(await self._face.items(client, kept.notes), request.query_params))
 
@@ -341,12 +328,12 @@ class _Conversations:
         """Serve ``POST /v1/conversations/{id}/items``: add items and answer with them."""
         body = await _body(self._face, request, frames.ConversationItems)
         name = request.path_params["conversation_id"]
-        added = await self._face.add_items(requester_of(request), name, body.items)
+        added = await self._face.add_items(caller_of(request.scope), name, body.items)
         return json_answer(ItemPage(data=added, first_id=added[0].id, last_id=added[-1].id, has_more=False))
 
     async def item(self, request: Request) -> Response:
         """Serve ``GET /v1/conversations/{id}/items/{item_id}``: answer with one item."""
-        client = requester_of(request)
+        client = caller_of(request.scope)
         kept = await self._face.conversation(client, request.path_params["conversation_id"])
         items = await self._face.items(client, kept.notes)
         return json_answer(item_in(items, request.path_params["item_id"]))
@@ -355,7 +342,7 @@ class _Conversations:
         """Serve ``DELETE /v1/conversations/{id}/items/{item_id}``: remove the item and answer with the
         conversation."""
         path = request.path_params
-        client = requester_of(request)
+        client = caller_of(request.scope)
         return json_answer(await self._face.remove_item(client, path["conversation_id"], path["item_id"]))
 
 

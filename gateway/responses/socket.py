@@ -25,6 +25,7 @@ from ...sdk.errors import FieldInvalid, FrameError, FrameTooLarge
 from ...sdk.frames.codec import checked
 from ...sessions.conversation.items import new_id
 from ...sessions.turn.events import EndReason
+from ..access.auth import ClientIdentity
 from ..errors import (
     Draining,
     NothingToCancel,
@@ -37,12 +38,10 @@ from ..errors import (
     wire_error,
 )
 from ..live.session import log_refusal, spawn
-from ..live.transcripts import Requester
 from ..net.channel import Channel, ChannelClosed
 from ..net.outbox import Outbox
 from ..net.rates import TokenBucket
 from ..net.tasks import TaskGroup
-from ..realtime.socket import ClientIdentity
 from .face import LocalResponses, ResponsesFace
 from .frames import LaneCancel, LaneCreate, LaneEvent, LaneSteer, decoded_event
 from .items import GivenItem, GivenMessage, KeptCall
@@ -92,17 +91,13 @@ class _Served:
 
 
 class ResponsesSocket:
-    """Serves one client of Responses on one WebSocket. ``channel``: the connection. ``asker``: the client, for
-    which turns run; ``client``: the same client, with its key's digests."""
+    """Serves one ``client`` of Responses on one WebSocket. ``channel``: the connection."""
 
-    def __init__(
-        self, channel: Channel, face: ResponsesFace, asker: Requester, client: ClientIdentity
-    ) -> None:
+    def __init__(self, channel: Channel, face: ResponsesFace, client: ClientIdentity) -> None:
         self.outbox = Outbox(face.limits)
         self.client = client
         self._channel = channel
         self._face = face
-        self._asker = asker
         self._limits = face.limits
         self._local = LocalResponses()
         self._lanes: dict[str | None, deque[LaneCreate]] = {}  # what waits, by lane
@@ -295,7 +290,7 @@ class ResponsesSocket:
         silent = request.generate is False or (caching is not None and bool(caching.prewarm))
         items = [item for steer in steers for item in steer.items]
         return await self._face.begin(
-            self._asker, request, streamed=True, generate=not silent, local=self._local, steers=items
+            self.client.caller, request, streamed=True, generate=not silent, local=self._local, steers=items
         )
 
     async def _tell(self, running: RunningResponse, request: LaneCreate) -> _Served:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.gateway.access.attribution import Attribution
+from holdfast.gateway.access.auth import ClientIdentity, TurnCaller
 from holdfast.gateway.metrics.tracing import TurnTracer
 from holdfast.gateway.net.channel import MemoryChannel, memory_pair
-from holdfast.gateway.realtime.socket import ClientIdentity
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.sessions.registry import SessionRegistry
@@ -97,7 +97,7 @@ class KeyedService:
         assert keys is not None
         tenant = keys.tenant(key)
         assert tenant is not None
-        identity = ClientIdentity(
+        caller = TurnCaller(
             owner=key.encode(),
             salt=_salt(tenant),
             key=digest(key),
@@ -105,7 +105,7 @@ class KeyedService:
             attribution=Attribution.of(tenant, "/v1/realtime"),
         )
         ours, theirs = memory_pair(1024)
-        serving = asyncio.ensure_future(self.service.converse(theirs, identity))
+        serving = asyncio.ensure_future(self.service.converse(theirs, ClientIdentity(caller)))
         opened = MemoryWire(ours)
         await opened.until("conversation.created")
         try:

@@ -16,13 +16,12 @@ from typing import Any
 
 import pytest
 
+from holdfast.gateway.access.auth import ClientIdentity
 from holdfast.gateway.app import ROWS, SOCKETS, build_app
 from holdfast.gateway.documents.asyncapi import asyncapi
 from holdfast.gateway.documents.openapi import openapi
-from holdfast.gateway.live.transcripts import Requester
 from holdfast.gateway.net.channel import memory_pair
 from holdfast.gateway.net.rates import Rate
-from holdfast.gateway.realtime.socket import ClientIdentity
 from holdfast.gateway.responses.face import ResponsesFace
 from holdfast.gateway.responses.socket import ResponsesSocket
 from holdfast.gateway.settings import ClientLimits, GatewaySettings
@@ -120,7 +119,7 @@ class SentEvent:
         if self.socket == "v1_realtime":
             serving = on.service.converse(ours)
         else:
-            socket = ResponsesSocket(ours, ResponsesFace(on.service), Requester(), ClientIdentity())
+            socket = ResponsesSocket(ours, ResponsesFace(on.service), ClientIdentity())
             serving = on.service.serve(socket, ours)
         task = asyncio.create_task(serving)
         try:

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.gateway.live.transcripts import Requester
+from holdfast.gateway.access.auth import ClientIdentity
 from holdfast.gateway.net.channel import MemoryChannel, memory_pair
-from holdfast.gateway.realtime.socket import ClientIdentity
 from holdfast.gateway.responses.face import ResponsesFace
 from holdfast.gateway.responses.socket import ResponsesSocket
 from holdfast.tests.gateway.responses.stage import Json, Stage, staged
@@ -78,7 +77,7 @@ async def socket(
     if lanes is None:
         serving = stage.service.converse(ours, identity)
     else:
-        serving = stage.service.serve(ResponsesSocket(ours, lanes, Requester(), identity), ours)
+        serving = stage.service.serve(ResponsesSocket(ours, lanes, identity), ours)
     task = asyncio.create_task(serving)
     try:
         yield Socket(theirs)

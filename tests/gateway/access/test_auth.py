@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from starlette.datastructures import Headers
-from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket
 
 from holdfast.gateway.access.auth import (
@@ -20,13 +19,12 @@ from holdfast.gateway.access.auth import (
     Hosts,
     Keys,
     caller_of,
+    identity_of,
     owners_of,
     salt_of,
     written_digest,
 )
-from holdfast.gateway.app import _identity
 from holdfast.gateway.errors import KeysUnusable, NetworkInvalid
-from holdfast.gateway.live.transcripts import requester_of
 from holdfast.gateway.settings import GatewaySettings, Network
 
 pytestmark = pytest.mark.anyio
@@ -371,8 +369,8 @@ def test_an_owner_is_one_digest_however_its_key_is_sent() -> None:
     assert [one for _, one in owners].count(former) == 3, "as earlier versions made it, of the header as sent"
     scope = {"type": "websocket", "query_string": b"", "client": None, "headers": []}
     scope["headers"] = [(b"x-api-key", b"s3cret")]
-    socket = _identity(WebSocket(scope, None, None))
-    assert socket.owner == requester_of(HTTPConnection(scope)).owner == owners[0][0]
+    socket = identity_of(WebSocket(scope, None, None))
+    assert socket.caller.owner == caller_of(scope).owner == owners[0][0]
     assert socket.former_owner == former
     assert anonymous[0] == anonymous[1] == hashlib.blake2b(b"", digest_size=16).digest()
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.gateway.access.auth import TurnCaller
 from holdfast.gateway.live.session import LiveSession
 from holdfast.gateway.live.sessions import LiveSessions, Transcript
-from holdfast.gateway.live.transcripts import Ask, AskedTurn, Requester, Transcripts
+from holdfast.gateway.live.transcripts import Ask, AskedTurn, Transcripts
 from holdfast.gateway.settings import ClientLimits
 from holdfast.sessions.conversation import continuation
 from holdfast.sessions.conversation.continuation import ALIKE, GivenConversation
@@ -32,8 +33,8 @@ from holdfast.tests.sessions.text.chat_languages import ours
 
 pytestmark = pytest.mark.anyio
 
-ALICE = Requester(b"alice", b"a")
-BOB = Requester(b"bob", b"b")
+ALICE = TurnCaller(owner=b"alice", salt=b"a")
+BOB = TurnCaller(owner=b"bob", salt=b"b")
 
 
 def message(role: str, text: str) -> Message:
@@ -80,7 +81,7 @@ async def text_of(turn: AskedTurn) -> dict[int, str]:
     return texts
 
 
-async def told(transcripts: Transcripts, ask: Ask, client: Requester = ALICE) -> tuple[str, ReplyDone, str]:
+async def told(transcripts: Transcripts, ask: Ask, client: TurnCaller = ALICE) -> tuple[str, ReplyDone, str]:
     """The reply, its last event, and the session that it came from."""
     async with transcripts.turn(client, ask, "reply") as turn:
         texts = await text_of(turn)

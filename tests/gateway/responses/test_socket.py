@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.gateway.live.transcripts import Requester
+from holdfast.gateway.access.auth import ClientIdentity
 from holdfast.gateway.net.channel import ChannelClosed, MemoryChannel, memory_pair
-from holdfast.gateway.realtime.socket import ClientIdentity
 from holdfast.gateway.responses.face import ResponsesFace
 from holdfast.gateway.responses.socket import IN_FLIGHT, ResponsesSocket
 from holdfast.kvstore.log_lines import LogSettings, logging_lines
@@ -72,7 +71,7 @@ ENDS = ("response.completed", "response.incomplete", "response.failed")
 async def connected(stage: Stage, face: ResponsesFace | None = None) -> AsyncIterator[Line]:
     ours, theirs = memory_pair(4096)
     face = face or ResponsesFace(stage.service)
-    socket = ResponsesSocket(ours, face, Requester(), ClientIdentity())
+    socket = ResponsesSocket(ours, face, ClientIdentity())
     task = asyncio.create_task(stage.service.serve(socket, ours))
     try:
         yield Line(theirs)
