@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from .verbs import Sampling, TokenLogprob
 
 Ints: TypeAlias = NDArray[np.int64]
+Bools: TypeAlias = NDArray[np.bool_]
 
 NO_SEQUENCE = -1
 """The sequence number of a row that warms up kernels: it belongs to no sequence."""
@@ -128,7 +129,8 @@ class Plan:
     rows.
 
     A row computes ``counts`` tokens of one sequence at positions ``[firsts, firsts + counts)``. Arrays have an
-    entry for each row, int64: ``seqs``, the sequence's number; ``slots``, its slot in the batch. ``draws``: the
+    entry for each row, int64: ``seqs``, the sequence's number; ``slots``, its slot in the batch; ``marks``, the
+    scheduler's, which tells a row that was taken back; the runner ignores it. ``draws``: the
     row draws the token at position ``firsts + counts``, by the sampling of its slot; ``fed``: its one token is
     the one that the slot drew last, which stays on the device. ``tokens``: the ids of all other rows' tokens,
     row by row, int64. ``asks``: by row number, what few rows ask for besides. ``changes``: of the batch, before
@@ -138,10 +140,11 @@ class Plan:
     step: int
     seqs: Ints = field(default_factory=lambda: NO_INTS)
     slots: Ints = field(default_factory=lambda: NO_INTS)
+    marks: Ints = field(default_factory=lambda: NO_INTS)
     firsts: Ints = field(default_factory=lambda: NO_INTS)
     counts: Ints = field(default_factory=lambda: NO_INTS)
-    draws: NDArray[np.bool_] = field(default_factory=lambda: NO_BOOLS)
-    fed: NDArray[np.bool_] = field(default_factory=lambda: NO_BOOLS)
+    draws: Bools = field(default_factory=lambda: NO_BOOLS)
+    fed: Bools = field(default_factory=lambda: NO_BOOLS)
     tokens: Ints = field(default_factory=lambda: NO_INTS)
     asks: Mapping[int, RowAsks] = field(default_factory=dict)
     changes: Changes | None = None
@@ -203,6 +206,7 @@ def plan_of(
         step,
         np.array([row.seq for row in rows], dtype=np.int64),
         np.array(list(where), dtype=np.int64),
+        np.zeros(len(rows), dtype=np.int64),
         np.array([row.first for row in rows], dtype=np.int64),
         np.array([row.count for row in rows], dtype=np.int64),
         np.array([row.sampling is not None for row in rows], dtype=bool),

@@ -23,22 +23,22 @@ from numpy.typing import NDArray
 from ..kvstore.block_table import BlockTable
 from ..kvstore.keys import KeyChain
 from ..kvstore.quotas import tenant_of
+from .columns import Columns, InColumn
 from .tokens import TokenList
 from .verbs import Finish, Sampling, SequenceState, TokenLimits, TokenLogprob, Work
 
 
 @dataclass(slots=True)
 class Turn:
-    """One generation. ``prompt``: the sequence's length when it began. ``sampled``: how many tokens it has
-    committed so far, with those that its grammar forced.
+    """One generation. ``prompt``: the sequence's length when it began.
 
     ``allowed``: the most tokens that it may sample; ``exhausted``: the reason that is given when it has
     sampled so many. ``resident``: tokens with KV that its first admission found. ``generated_from``: how many
     tokens at the prompt's end this generation had sampled before it was interrupted and begun again.
-    ``grammar``: the number of its matcher, once the grammar is compiled. ``untold``: committed tokens that
-    were not sent to the gateway yet, as ``TokenLimits.gather`` joins several; ``scores``: their log
-    probabilities. ``scored``: how many tokens of the prompt have their log probabilities, where
-    ``sampling.prompt_logprobs`` asks for them; ``prompt_scores``: those that were not sent yet.
+    ``grammar``: the number of its matcher, once the grammar is compiled. ``scores``: log probabilities of
+    tokens that were not sent to the gateway yet, as ``TokenLimits.gather`` joins several. ``scored``: how
+    many tokens of the prompt have their log probabilities, where ``sampling.prompt_logprobs`` asks for them;
+    ``prompt_scores``: those that were not sent yet.
     """
 
     sampling: Sampling
@@ -46,11 +46,9 @@ class Turn:
     prompt: int
     allowed: int
     exhausted: Finish
-    sampled: int = 0
     resident: int | None = None
     generated_from: int = 0
     grammar: int | None = None
-    untold: list[int] = field(default_factory=list)
     scores: list[TokenLogprob] = field(default_factory=list)
     scored: int = 0
     prompt_scores: list[TokenLogprob] = field(default_factory=list)
@@ -73,10 +71,10 @@ class Turn:
         which only a step gives, nor with bad words, which only a step checks."""
         return self.grammar is not None and self.sampling.logprobs is None and not self.sampling.bad_words
 
-    def forbidden(self, pending_samples: int) -> tuple[int, ...]:
-        """Ids that may not be sampled next: the stop ids, while there are fewer than ``min_tokens`` tokens.
-        ``pending_samples``: tokens that steps in flight are sampling, which count too."""
-        early = self.generated_from + self.sampled + pending_samples < self.limits.min_tokens
+    def forbidden(self, position: int) -> tuple[int, ...]:
+        """Ids that may not be sampled at this position of the sequence: the stop ids, while there are fewer
+        than ``min_tokens`` tokens."""
+        early = self.generated_from + position - self.prompt < self.limits.min_tokens
         return self.limits.stop_ids if early else ()
 
 
@@ -108,17 +106,6 @@ class Status(Enum):
     RUNNING = "running"
     """Its turn runs: it gets rows of steps."""
     CLOSED = "closed"
-
-
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """What a step in flight does for a sequence: step ``step`` computes the positions ``[first, end)``.
-    ``samples``: whether it then samples the token at ``end``."""
-
-    step: int
-    first: int
-    end: int
-    samples: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,36 +165,34 @@ class Sequence:
     ``slot`` by the slots.
 
     ``root``: the block key before the first; ``tenant``: the number of the tenant that it belongs to by it.
-    ``keys``: of the leading full blocks, at least the sealed ones.
-    ``shared_tail``: the partial last block belongs to others too, and is copied before it is written.
-    ``tail``: key and end of the partial last block that was saved last.
-    ``needs_lookup``: tokens came or KV went since the prefix cache was asked.
-    ``high_water``: tokens that have had KV at some time; computing below it is work done again.
-    ``in_flight``: by step, what steps in flight do for it. ``slot``: its slot in the runner's batch.
-    ``isolated``: suspected of having killed an engine; shares no step until it has sampled a token.
-    ``turn_expected``: a turn is about to begin. ``place``: the turn's, by age.
-    ``lease``: its lease, if it has one. ``used``: when it was used last; ``returns``: when it is expected back,
-    in seconds of the engine's clock; None: that is not known, or it is back.
+    ``keys``: of the leading full blocks, at least the sealed ones. ``shared_tail``: the partial last block
+    belongs to others too, and is copied before it is written. ``tail``: key and end of the partial last block
+    that was saved last. ``needs_lookup``: tokens came or KV went since the prefix cache was asked.
+    ``in_flight``: steps in flight have rows for it. ``mark``: counts how often what is planned was taken
+    back: a row that was planned at another mark is discarded. ``last_step``: the last step with a row for it
+    that is no plain decode. ``told``: how many tokens the gateway was told of, in a turn. ``slot``: its slot
+    in the runner's batch; while it has one, what changes in each step stands in ``columns``. ``isolated``:
+    suspected of having killed an engine; shares no step until it has sampled a token. ``turn_expected``: a
+    turn is about to begin. ``place``: the turn's, by age. ``lease``: its lease, if it has one. ``used``: when
+    it was used last; ``returns``: when it is expected back, in seconds of the engine's clock; None: that is
+    not known, or it is back.
     """
 
     id: int
     root: bytes
-    tokens: TokenList
+    _tokens: TokenList
     status: Status = Status.NEW
     epoch: int = 0
-    pending_samples: int = 0
-    computed: int = 0
-    planned: int = 0
     table: BlockTable = field(default_factory=BlockTable)
     keys: KeyChain = field(default_factory=KeyChain)
     sealed: int = 0
     shared_tail: bool = False
     tail: tuple[bytes, int] | None = None
     needs_lookup: bool = True
-    high_water: int = 0
     turn: Turn | None = None
-    in_flight: dict[int, Flight] = field(default_factory=dict)
+    last_step: int = 0
     slot: int | None = None
+    columns: Columns | None = None
     isolated: bool = False
     turn_expected: bool = False
     place: TurnPlace = TurnPlace()
@@ -217,20 +202,61 @@ class Sequence:
     work: ComputedTokens = field(default_factory=ComputedTokens)
     from_tiers: FromTiers = field(default_factory=FromTiers)
     tenant: int = field(init=False)
+    _computed: int = 0
+    _planned: int = 0
+    _pending_samples: int = 0
+    _told: int = 0
+    _high_water: int = 0
+
+    computed = InColumn()
+    planned = InColumn()
+    pending_samples = InColumn()
+    told = InColumn()
 
     def __post_init__(self) -> None:
         self.tenant = tenant_of(self.root)
 
     @property
+    def tokens(self) -> TokenList:
+        """The token ids."""
+        if self.columns is not None and self.slot is not None:
+            fresh = self.columns.take_fresh(self.slot)
+            if len(fresh):
+                self._tokens.extend(fresh)
+        return self._tokens
+
+    @property
+    def length(self) -> int:
+        """The number of tokens, without those that steps in flight are sampling."""
+        if self.columns is None or self.slot is None:
+            return len(self._tokens)
+        return len(self._tokens) + int(self.columns.fresh_count[self.slot])
+
+    @property
     def total(self) -> int:
         """The number of tokens, with those that steps in flight are sampling."""
-        return len(self.tokens) + self.pending_samples
+        return self.length + self.pending_samples
+
+    @property
+    def sampled(self) -> int:
+        """How many tokens the turn has committed so far, with those that its grammar forced; 0 without one."""
+        return 0 if self.turn is None else self.length - self.turn.prompt
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether steps in flight have rows for the sequence."""
+        return self.planned > self.computed
+
+    @property
+    def high_water(self) -> int:
+        """How many tokens have had KV at some time; computing below it is work done again."""
+        return max(self._high_water, self.computed)
 
     @property
     def state(self) -> SequenceState:
         """What the gateway is told of the sequence. Tokens that are being sampled do not count: they can
         still be taken back."""
-        return SequenceState(self.id, len(self.tokens), self.computed, self.epoch)
+        return SequenceState(self.id, self.length, self.computed, self.epoch)
 
     @property
     def target(self) -> int:
@@ -244,7 +270,7 @@ class Sequence:
         turn = self.turn
         if turn is None:
             return max(self.total - 1, self.planned)
-        if turn.sampled + self.pending_samples >= turn.allowed:
+        if self.total - turn.prompt >= turn.allowed:
             return self.planned
         if self.pending_samples and turn.grammar is not None:
             return self.planned
@@ -260,8 +286,8 @@ class Sequence:
     def remaining(self) -> int:
         """The most tokens that are left to do: those without KV, of the prompt or sampled, and those that the
         turn may still sample, if there is a turn."""
-        left = 0 if self.turn is None else self.turn.allowed - self.turn.sampled
-        return len(self.tokens) - self.computed + left
+        left = 0 if self.turn is None else self.turn.allowed - self.sampled
+        return self.length - self.computed + left
 
     @property
     def priority(self) -> int:
@@ -289,7 +315,7 @@ class Sequence:
         self.tokens.truncate(length)
         self.keys.truncate(blocks)
         self.work.retracted = min(self.work.prefilled, self.work.retracted + max(0, self.high_water - length))
-        self.high_water = min(self.high_water, length)
+        self._high_water = min(self.high_water, length)
 
     def name(self, keys: list[bytes]) -> None:
         """Append the keys of the next full blocks to the sequence's list of keys."""
@@ -298,27 +324,30 @@ class Sequence:
     def found(self, end: int, sealed: int) -> None:
         """Note that the KV up to position ``end`` is there: it was found in the prefix cache or restored.
         ``sealed``: how many of the table's first blocks are full."""
+        self._high_water = max(self.high_water, end)
         self.computed = self.planned = end
         self.sealed, self.shared_tail = sealed, False
-        self.high_water = max(self.high_water, end)
 
     def fall_back(self, length: int) -> None:
         """Note that the KV of the first ``length`` tokens alone counts from now on; the other tokens are
         computed again."""
+        self._high_water = self.high_water
         self.computed = self.planned = length
 
     def surrendered(self) -> None:
         """Note that the sequence holds no block any more: no token counts as computed, and the prefix cache
         is asked again."""
+        self._high_water = self.high_water
         self.computed = self.planned = self.sealed = 0
-        self.shared_tail, self.needs_lookup = False, True
+        self.shared_tail = False
+        self.look_up()
 
     def inherit(self, parent: Sequence, computed: int, block_tokens: int) -> None:
         """Begin a fork with the parent's KV of the first ``computed`` tokens. The block manager adds the
         table."""
         length = len(self.tokens)
         self.computed = self.planned = computed
-        self.high_water = min(parent.high_water, length)
+        self._high_water = min(parent.high_water, length)
         self.keys = parent.keys.copy(length // block_tokens)
         self.sealed = min(parent.sealed, computed // block_tokens)
         self.shared_tail = computed % block_tokens != 0
@@ -336,6 +365,7 @@ class Sequence:
     def look_up(self) -> None:
         """Have the prefix cache and the host tier asked before the next step."""
         self.needs_lookup = True
+        self.touched()
 
     def looked_up(self) -> None:
         """Note that the prefix cache and the host tier were asked."""
@@ -346,35 +376,60 @@ class Sequence:
         not known."""
         self.returns = returns
 
+    # --- the slot ---------------------------------------------------------------------------------------
+
+    def take_slot(self, columns: Columns, slot: int) -> None:
+        """Keep what changes in each step in ``columns`` from now on, at ``slot``."""
+        columns.begin(
+            slot,
+            self.id,
+            self.tenant,
+            computed=self._computed,
+            planned=self._planned,
+            pending_samples=self._pending_samples,
+            told=self._told,
+        )
+        self.columns, self.slot = columns, slot
+
+    def leave_slot(self) -> None:
+        """Keep it here again."""
+        assert self.columns is not None and self.slot is not None
+        tokens = self.tokens
+        numbers = self.computed, self.planned, self.pending_samples, self.told
+        self.columns.end(self.slot)
+        self.columns = self.slot = None
+        self._computed, self._planned, self._pending_samples, self._told = numbers
+        self._tokens = tokens
+
+    def touched(self) -> None:
+        """Note that something changed otherwise than by a plain decode: the next row goes through Python."""
+        if self.columns is not None and self.slot is not None:
+            self.columns.not_plain(self.slot)
+
     # --- steps ------------------------------------------------------------------------------------------
 
-    def advance(self, flight: Flight) -> None:
-        """Note a row of a step that was just planned: ``planned`` rises to its end, and if it samples, one
+    def advance(self, step: int, end: int, *, draws: bool) -> None:
+        """Note a row of the step that is being planned: ``planned`` rises to ``end``, and if it ``draws``, one
         more token is being sampled."""
-        assert self.planned == flight.first < flight.end <= self.total
-        self.in_flight[flight.step] = flight
-        self.planned = flight.end
-        if flight.samples:
-            assert flight.end == self.total
+        assert self.planned < end <= self.total
+        self.planned, self.last_step = end, step
+        if draws:
+            assert end == self.total
             self.pending_samples += 1
 
-    def flight_of(self, step: int) -> Flight | None:
-        """Take out what step ``step`` does for the sequence, and return it. None if that was taken back
-        (`recall`), or taken out before."""
-        return self.in_flight.pop(step, None)
-
-    def land(self, flight: Flight) -> tuple[int, int]:
-        """Note that a step's row is done: its tokens count as computed. Returns how many of them are of the
-        prompt and computed for the first time, and how many were computed again; the others were decoded."""
-        assert self.computed == flight.first
-        start, high_water, end = flight.first, self.high_water, flight.end
+    def land(self, first: int, end: int) -> tuple[int, int]:
+        """Note that the row of a step that computed ``[first, end)`` is done: its tokens count as computed.
+        Returns how many of them are of the prompt and computed for the first time, and how many were computed
+        again; the others were decoded."""
+        assert self.computed == first
+        high_water = self.high_water
         self.computed = end
         prompt_end = end if self.turn is None else min(end, self.turn.prompt)
-        prefilled = max(0, prompt_end - max(start, high_water))
-        recomputed = max(0, min(end, high_water) - start)
+        prefilled = max(0, prompt_end - max(first, high_water))
+        recomputed = max(0, min(end, high_water) - first)
         self.work.prefilled += prefilled
         self.work.recomputed += recomputed
-        self.high_water = max(high_water, end)
+        self._high_water = max(high_water, end)
         return prefilled, recomputed
 
     def keep(self, tokens: list[int]) -> None:
@@ -383,26 +438,27 @@ class Sequence:
         assert self.pending_samples and self.turn
         self.pending_samples -= 1
         self.isolated = False
-        self._append(self.turn, tokens)
+        self._append(tokens)
 
     def force(self, tokens: list[int]) -> None:
         """Append the ``tokens`` that the turn's grammar forces, which no step has to sample. No token may be
         being sampled."""
         assert self.turn
         assert not self.pending_samples, "what must follow a token is not known before it"
-        self._append(self.turn, tokens)
+        self._append(tokens)
 
-    def _append(self, turn: Turn, tokens: list[int]) -> None:
+    def _append(self, tokens: list[int]) -> None:
+        self.touched()
         if len(tokens) == 1:
             self.tokens.append(tokens[0])
         else:
             self.tokens.extend(np.array(tokens, dtype=np.int32))
-        turn.sampled += len(tokens)
 
     def recall(self) -> None:
         """Take back what is planned: rows in flight will be discarded when their step ends, and only computed
         tokens count."""
-        self.in_flight.clear()
+        if self.columns is not None and self.slot is not None:
+            self.columns.take_back(self.slot)
         self.planned = self.computed
         self.pending_samples = 0
 
@@ -414,6 +470,7 @@ class Sequence:
         assert self.turn is None and self.planned < self.total
         self.epoch += 1
         self.turn, self.turn_expected, self.returns = turn, False, None
+        self.told = self.length
 
     def halt(self) -> None:
         """Raise the epoch, because a verb stopped or cut the sequence: the gateway then drops rows that were
@@ -455,7 +512,7 @@ class Sequence:
             made.prefilled,
             made.recomputed,
             resident,
-            turn.sampled,
+            self.length - turn.prompt,
             host - disk,
             disk,
             came.seconds,

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from ..columns import FRESH
 from ..errors import GrammarFault, GrammarInvalid, GrammarStuck
 from ..grammar.llguidance import Matcher, Matchers
 from ..kv_placement.block_manager import BlockManager
-from ..plan import Outcome, Outcomes, Plan, RowFault, Scored
-from ..sequence import Flight, Sequence, Turn
+from ..plan import NO_INTS, Bools, Ints, Outcome, Outcomes, Plan, RowFault, Scored
+from ..sequence import Sequence, Turn
 from ..stats import Counters
 from ..verbs import Finish, Row, TokenLogprob, Work
 from .policy import Policy
 from .queues import Queues
+from .slots import Slots
 
 CLIENTS = frozenset({GrammarFault.code, GrammarInvalid.code, GrammarStuck.code})
 """Codes of faults that the client's own request causes, such as an invalid grammar; they are not counted as
@@ -29,6 +33,7 @@ class Committer:
     _block_manager: BlockManager
     _matchers: Matchers
     _counters: Counters
+    _slots: Slots
     _ended: list[Sequence] = field(default_factory=list)
 
     def commit(self, plan: Plan, outcomes: Outcomes, now: float, *, moved: bool = True) -> list[Row]:
@@ -39,16 +44,77 @@ class Committer:
         copies and loads of blocks may not have been made.
         """
         self._block_manager.pool.finished(plan.step)
-        flights = [self._flight(seq, plan.step) for seq in plan.seqs.tolist()]
+        valid = self._valid(plan)
         if moved:
             self._block_manager.transfers.finish(plan)
         else:
             self._distrust(plan, now)
-        rows: list[Row] = []
-        for flight, outcome in zip(flights, outcomes, strict=True):
-            row = None if flight is None else self._land(*flight, outcome, now)
+        self._counters.discarded += len(plan) - int(valid.sum())
+        plain = self._land_plain(plan, outcomes, valid) if len(plan) else NO_INTS
+        rows = self._tell_plain(plan, outcomes, plain) if plain.size else []
+        valid[plain] = False
+        for at in np.flatnonzero(valid).tolist():
+            row = self._land(self._queues.sequences[int(plan.seqs[at])], plan, at, outcomes[at], now)
             if row is not None:
                 rows.append(row)
+        return rows
+
+    def _valid(self, plan: Plan) -> Bools:
+        """Which rows of a plan count: not those of sequences that were stopped, cut, preempted or closed
+        since."""
+        return np.asarray(self._slots.columns.mark[plan.slots] == plan.marks)
+
+    def _land_plain(self, plan: Plan, outcomes: Outcomes, valid: Bools) -> Ints:
+        """Take over the rows of plain sequences that go on: each has computed a token and drawn the next one.
+        ``valid``: the rows that count. Returns the numbers of those that are done with."""
+        columns, slots = self._slots.columns, plan.slots
+        plain = valid & columns.plain[slots] & plan.draws & (plan.counts == 1)
+        plain &= (plan.firsts >= columns.prompts[slots]) & (columns.computed[slots] == plan.firsts)
+        for at in outcomes.others:
+            plain[at] = False
+        rows = np.flatnonzero(plain)
+        if not rows.size:
+            return rows
+        slots, ids = slots[rows], outcomes.ids[rows, 0]
+        lengths = columns.lengths[slots] + 1
+        ends = (columns.stops[slots] == ids[:, None]).any(axis=1) | (lengths >= columns.ends[slots])
+        if ends.any():
+            rows, slots, ids, lengths = (array[~ends] for array in (rows, slots, ids, lengths))
+        computed = columns.computed[slots] + 1
+        columns.computed[slots] = computed
+        columns.pending_samples[slots] -= 1
+        columns.before[slots], columns.last[slots] = columns.last[slots], ids
+        columns.lengths[slots] = lengths
+        counts = columns.fresh_count[slots]
+        columns.fresh[slots, counts] = ids
+        columns.fresh_count[slots] = counts + 1
+        full = (computed % self._block_manager.block_tokens == 0) | (counts + 1 == FRESH)
+        for at in np.flatnonzero(full).tolist():
+            sequence = self._queues.sequences[int(plan.seqs[rows[at]])]
+            assert len(sequence.tokens) == lengths[at]
+            self._block_manager.seal(sequence)
+        self._counters.landed(len(rows), 0, 0)
+        self._counters.drawn(len(rows))
+        tenants = columns.tenants[slots]
+        for tenant in dict.fromkeys(tenants.tolist()):
+            self._policy.charge(tenant, int((tenants == tenant).sum()))
+        return rows
+
+    def _tell_plain(self, plan: Plan, outcomes: Outcomes, plain: Ints) -> list[Row]:
+        """Rows for the gateway of those that `_land_plain` has taken over."""
+        columns, slots = self._slots.columns, plan.slots[plain]
+        lengths = columns.lengths[slots]
+        due = np.flatnonzero(lengths - columns.told[slots] >= columns.gather[slots])
+        rows = list[Row]()
+        ids = outcomes.ids[plain[due], 0]
+        for at, token in zip(due.tolist(), ids.tolist(), strict=True):
+            slot, length = slots[at], int(lengths[at])
+            told, tokens = int(columns.told[slot]), [token]
+            if length - told > 1:
+                sequence = self._queues.sequences[int(plan.seqs[plain[at]])]
+                tokens = sequence.tokens.span(told, length).tolist()
+            rows.append(Row(int(plan.seqs[plain[at]]), int(columns.epochs[slot]), tokens, length))
+        columns.told[slots[due]] = lengths[due]
         return rows
 
     def revoke(self, plan: Plan, now: float) -> list[Sequence]:
@@ -58,14 +124,13 @@ class Committer:
         """
         self._block_manager.pool.finished(plan.step)
         suspects = []
-        for seq in plan.seqs.tolist():
-            sequence = self._queues.sequences.get(seq)
-            if sequence is not None and plan.step in sequence.in_flight:
-                sequence.recall()
-                self._block_manager.trim(sequence)
-                suspects.append(sequence)
-                if sequence.turn is None:
-                    self._queues.touch(sequence, now)
+        for at in np.flatnonzero(self._valid(plan)).tolist():
+            sequence = self._queues.sequences[int(plan.seqs[at])]
+            sequence.recall()
+            self._block_manager.trim(sequence)
+            suspects.append(sequence)
+            if sequence.turn is None:
+                self._queues.touch(sequence, now)
         self._distrust(plan, now)
         return suspects
 
@@ -136,33 +201,25 @@ class Committer:
                 self._queues.touch(sequence, now)
         self._block_manager.pool.distrust(targets)
 
-    def _flight(self, seq: int, step: int) -> tuple[Sequence, Flight] | None:
-        """The sequence and what step ``step`` did for it; None if it was stopped, cut, preempted or closed."""
-        sequence = self._queues.sequences.get(seq)
-        flight = sequence.flight_of(step) if sequence is not None else None
-        if sequence is None or flight is None:
-            self._counters.discarded += 1
-            return None
-        return sequence, flight
-
-    def _land(self, sequence: Sequence, flight: Flight, outcome: Outcome, now: float) -> Row | None:
+    def _land(self, sequence: Sequence, plan: Plan, at: int, outcome: Outcome, now: float) -> Row | None:
+        """Take over row number ``at`` of a plan."""
         if isinstance(outcome, RowFault):
             return self.fail(sequence, outcome, now)
-        prefilled, recomputed = sequence.land(flight)
-        computed = flight.end - flight.first
-        self._policy.charge(sequence, computed)
+        first, computed = int(plan.firsts[at]), int(plan.counts[at])
+        prefilled, recomputed = sequence.land(first, first + computed)
+        self._policy.charge(sequence.tenant, computed)
         self._counters.landed(computed, prefilled, recomputed)
         self._block_manager.seal(sequence)
         if isinstance(outcome, Scored) and outcome.prompt and sequence.turn is not None:
             sequence.turn.scored += len(outcome.prompt)
             sequence.turn.prompt_scores += outcome.prompt
-        if not flight.samples:
+        if not plan.draws[at]:
             return self._scored(sequence)
         assert sequence.turn is not None
         sampled, logprobs = (
             (outcome.tokens, outcome.logprobs) if isinstance(outcome, Scored) else (outcome, [])
         )
-        tokens = _until_end(sequence.turn, sampled)
+        tokens = _until_end(sequence, sampled)
         assert tokens, "a row that samples came back without a token"
         sequence.keep(tokens)
         self._counters.drawn(len(tokens))
@@ -182,7 +239,7 @@ class Committer:
             matcher.take(token)
         if not turn.goes_on:
             return []
-        forced = matcher.go_on(turn.allowed - turn.sampled)
+        forced = matcher.go_on(turn.allowed - sequence.sampled)
         sequence.force(forced)
         self._counters.forced += len(forced)
         return forced
@@ -190,25 +247,25 @@ class Committer:
     def _said(
         self, sequence: Sequence, tokens: list[int], now: float, logprobs: Items[TokenLogprob] = ()
     ) -> Row | None:
-        """Add ``tokens`` to those that the turn has not sent yet, and end the turn if they end it. Returns
-        the row for the gateway with all of them, or None while there are fewer than ``TokenLimits.gather``
-        and the turn goes on. ``logprobs``: of these tokens, or empty."""
+        """End the turn if ``tokens``, its last ones, end it. Returns the row for the gateway with all tokens
+        that it was not told of, or None while there are fewer than ``TokenLimits.gather`` and the turn goes
+        on. ``logprobs``: of these tokens, or empty."""
         turn = sequence.turn
         assert turn is not None
-        turn.untold += tokens
         turn.scores += logprobs
-        finish = self._finish(turn, tokens[-1])
-        if finish is None and len(turn.untold) < turn.limits.gather:
+        finish = self._finish(sequence, turn, tokens[-1])
+        length = len(sequence.tokens)
+        if finish is None and length - sequence.told < turn.limits.gather:
             return None
-        told, turn.untold = turn.untold, []
+        untold = sequence.tokens.span(sequence.told, length).tolist()
+        sequence.told = length
         scores, turn.scores = turn.scores, []
         prompt, turn.prompt_scores = turn.prompt_scores, []
         work = self.end(sequence, now) if finish is not None else None
-        length = len(sequence.tokens)
         return Row(
             sequence.id,
             sequence.epoch,
-            told,
+            untold,
             length,
             finish,
             work,
@@ -226,18 +283,19 @@ class Committer:
         length = len(sequence.tokens)
         return Row(sequence.id, sequence.epoch, [], length, prompt_logprobs=scores)
 
-    def _finish(self, turn: Turn, token: int) -> Finish | None:
+    def _finish(self, sequence: Sequence, turn: Turn, token: int) -> Finish | None:
         if token in turn.limits.stop_ids:
             return Finish.STOP
         if turn.grammar is not None and self._matchers[turn.grammar].complete:
             return Finish.STOP
-        return turn.exhausted if turn.sampled >= turn.allowed else None
+        return turn.exhausted if sequence.sampled >= turn.allowed else None
 
 
-def _until_end(turn: Turn, tokens: list[int]) -> list[int]:
+def _until_end(sequence: Sequence, tokens: list[int]) -> list[int]:
     """The first of the sampled ``tokens``, up to a stop id or to the number that the turn may still sample."""
-    if len(tokens) < 2:
+    turn = sequence.turn
+    if len(tokens) < 2 or turn is None:
         return tokens
-    allowed = tokens[: turn.allowed - turn.sampled]
+    allowed = tokens[: turn.allowed - sequence.sampled]
     end = next((at for at, token in enumerate(allowed, 1) if token in turn.limits.stop_ids), len(allowed))
     return allowed[:end]

@@ -57,10 +57,8 @@ class FairShares(Policy):
         """The number of the queue in which a turn waits: the tenant's number, so each tenant has its own."""
         return sequence.tenant
 
-    def charge(self, sequence: Sequence, tokens: int) -> None:
-        """Count ``tokens``, which a step has computed for the sequence, for its tenant; prefill and decode
-        alike."""
-        tenant = sequence.tenant
+    def charge(self, tenant: int, tokens: int) -> None:
+        """Count ``tokens``, which a step has computed, for the tenant; prefill and decode alike."""
         self._given[tenant] = self._given.get(tenant, 0) + tokens
 
     def rows(self, running: list[Sequence], step: int) -> list[Sequence]:

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import TypeAlias
 
 import numpy as np
 
 from ...kvstore.pool import BlockPool
 from ..kv_placement.block_manager import BlockManager
-from ..plan import NO_INTS, BlockCopy, Ints, Plan, RowAsks
-from ..sequence import Flight, Sequence, Status
+from ..plan import NO_BOOLS, NO_INTS, BlockCopy, Bools, Ints, Plan, RowAsks
+from ..sequence import Sequence, Status
 from ..settings import SchedulerSettings
 from ..stats import Counters
 from .idle_prefill import IdlePrefill
@@ -31,15 +32,35 @@ PARTS = 8
 """When the host tier is full, a step restores at most one part in this many of its slots."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Running:
+    """The running turns, as long as none comes, goes or changes its kind. ``plain``: those of which each row
+    merely decodes, ``slots``: their slots; ``others``: the others; ``suspect``: the first one that shares no
+    step. ``version``: of queues and columns."""
+
+    version: tuple[int, int]
+    plain: list[Sequence]
+    slots: Ints
+    others: list[Sequence]
+    suspect: Sequence | None
+
+
+_Rows: TypeAlias = tuple[Ints, Ints, Ints, Ints, Ints, Bools, Bools]
+"""Columns of rows: sequence numbers, slots, marks, first positions, counts, whether they draw, whether fed."""
+
+NO_ROWS: _Rows = NO_INTS, NO_INTS, NO_INTS, NO_INTS, NO_INTS, NO_BOOLS, NO_BOOLS
+
+
 @dataclass(slots=True)
 class _Draft:
     """A plan that is being made. ``chunk``: prompt tokens that may still be added. ``limits``: the same for
-    each tenant; empty if the prompts are of one tenant. ``rows``: of each its sequence's number, slot, first
-    position, count, whether it draws, and whether it is fed; the others as in `Plan`."""
+    each tenant; empty if the prompts are of one tenant. ``plain``: the rows that merely decode, which come
+    first; ``rows``: the others, each with a number for each of the same columns. The rest as in `Plan`."""
 
     step: int
     chunk: int
-    rows: list[tuple[int, int, int, int, bool, bool]] = field(default_factory=list)
+    plain: _Rows = NO_ROWS
+    rows: list[tuple[int, int, int, int, int, bool, bool]] = field(default_factory=list)
     tokens: list[Ints] = field(default_factory=list)
     asks: dict[int, RowAsks] = field(default_factory=dict)
     changes: ChangesDraft = field(default_factory=ChangesDraft)
@@ -49,7 +70,23 @@ class _Draft:
     @property
     def decoding(self) -> int:
         """How many rows compute one token and draw the next."""
-        return sum(count == 1 and draws for _, _, _, count, draws, _ in self.rows)
+        return len(self.plain[0]) + sum(row[4] == 1 and row[5] for row in self.rows)
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return len(self.plain[0]) + len(self.rows)
+
+    def columns(self) -> _Rows:
+        """The columns of all rows."""
+        if not self.rows:
+            return self.plain
+        table = np.array(self.rows, dtype=np.int64)
+        seqs, slots, marks, firsts, counts, draws, fed = table.T.copy()
+        others = seqs, slots, marks, firsts, counts, draws > 0, fed > 0
+        if not len(self.plain[0]):
+            return others
+        joined = (np.concatenate(pair) for pair in zip(self.plain, others, strict=True))
+        return tuple(joined)  # type: ignore[return-value]
 
 
 @dataclass(eq=False)
@@ -65,6 +102,7 @@ class Planner:
     _idle_prefill: IdlePrefill
     _counters: Counters
     _slots: Slots
+    _seen: _Running | None = None
 
     def plan(self, now: float) -> Plan | None:
         """The next step; None if nothing can be computed before a commit or a verb."""
@@ -72,17 +110,20 @@ class Planner:
         queues.arrange()
         self._bring_up(now)
         self._preemption.admit()
-        suspect = next((sequence for sequence in queues.running.values() if sequence.isolated), None)
-        if suspect is not None:
-            if any(step not in suspect.in_flight for step in self._pool.in_flight):
+        seen = self._running()
+        if (suspect := seen.suspect) is not None:
+            if self._pool.in_flight and not suspect.in_flight:
                 return None  # wait for the steps in flight: the suspect shares no step
             plan = self.plan_alone(suspect, now)
             if plan is not None or suspect.in_flight:
                 return plan
-        running = [sequence for sequence in queues.running.values() if not sequence.isolated]
+        draft = _Draft(self._counters.steps + 1, self._settings.max_step_tokens)
+        running = seen.others
+        if not self._add_plain(draft, seen):  # too few blocks for all: the order of turns decides
+            running = [sequence for sequence in queues.running.values() if not sequence.isolated]
         ready = {sequence.id for sequence in running if self._adopt(sequence, now)}
         to_do = [sequence.to_do for sequence in running]
-        draft = _Draft(self._counters.steps + 1, self._settings.max_step_tokens - to_do.count(1))
+        draft.chunk -= len(draft) + to_do.count(1)
         draft.limits = self._limits(running, to_do, ready, draft.chunk)
         for sequence, tokens in zip(running, to_do, strict=True):
             # Skipped: a turn that was just preempted for an earlier one, or waits for blocks to restore into.
@@ -93,6 +134,57 @@ class Planner:
         if not queues.waiting and len(ready) == len(running):
             self._add_idle(draft, now)
         return self._emit(draft)
+
+    def _running(self) -> _Running:
+        """The running turns, by kind."""
+        columns, seen = self._slots.columns, self._seen
+        version = self._queues.version, columns.version
+        if seen is None or seen.version != version:
+            plain, others, suspect = list[Sequence](), list[Sequence](), None
+            for sequence in self._queues.running.values():
+                if sequence.isolated:
+                    suspect = suspect or sequence
+                elif sequence.slot is not None and columns.plain[sequence.slot]:
+                    plain.append(sequence)
+                else:
+                    others.append(sequence)
+            slots = np.array([sequence.slot for sequence in plain], dtype=np.int64)
+            self._seen = seen = _Running(version, plain, slots, others, suspect)
+        return seen
+
+    def _add_plain(self, draft: _Draft, seen: _Running) -> bool:
+        """Give each turn that merely decodes its row, but those with enough tokens being sampled. Returns
+        whether there are blocks for these and for all other turns. If not, nothing is done: an earlier turn may
+        take the blocks of a later one, which must not have a row by then."""
+        columns, slots = self._slots.columns, seen.slots
+        if not slots.size:
+            return True
+        due = columns.lengths[slots] + columns.pending_samples[slots] < columns.ends[slots]
+        sequences = seen.plain
+        if not due.all():
+            slots, sequences = slots[due], [sequences[at] for at in np.flatnonzero(due).tolist()]
+        short = np.flatnonzero(columns.planned[slots] >= columns.rooms[slots]).tolist()
+        needed = len(short) + sum(self._needed(sequence) for sequence in seen.others)
+        if needed > self._pool.available:
+            return False
+        for at in short:
+            sequence = sequences[at]
+            self._block_manager.allocate(sequence, int(columns.planned[slots[at]]) + 1)
+            columns.rooms[slots[at]] = len(sequence.table) * self._settings.block_tokens
+        self._slots.enter_plain(slots, sequences, draft.changes)
+        fed, firsts, one = columns.pending_samples[slots] > 0, columns.planned[slots], np.ones_like(slots)
+        draft.plain = columns.seqs[slots], slots, columns.mark[slots], firsts, one, one > 0, fed
+        draft.tokens.append(columns.last[slots[~fed]])
+        columns.planned[slots] = firsts + 1
+        columns.pending_samples[slots] += 1
+        return True
+
+    def _needed(self, sequence: Sequence) -> int:
+        """The most blocks that a row of the sequence may need."""
+        most = sequence.to_do
+        if not sequence.needs_lookup:  # else all of it may be restored
+            most = min(most, self._settings.max_step_tokens)
+        return self._block_manager.shortfall(sequence, sequence.planned + most)
 
     def _limits(
         self, running: list[Sequence], to_do: list[int], ready: set[int], chunk: int
@@ -114,24 +206,17 @@ class Planner:
         return self._emit(draft)
 
     def _emit(self, draft: _Draft) -> Plan | None:
-        if not draft.rows and not self._block_manager.transfers.waiting:
+        if not len(draft) and not self._block_manager.transfers.waiting:
             return None
         self._block_manager.launched(draft.step)
-        draws = any(row[4] for row in draft.rows)
-        saves, loads = self._block_manager.transfers.emit(rows=len(draft.rows), draws=draws)
-        columns = np.array(draft.rows, dtype=np.int64).reshape(-1, 6).T
-        seqs, slots, firsts, counts, drawing, fed = (np.ascontiguousarray(column) for column in columns)
+        draws = bool(len(draft.plain[0])) or any(row[5] for row in draft.rows)
+        saves, loads = self._block_manager.transfers.emit(rows=len(draft), draws=draws)
         plan = Plan(
             draft.step,
-            seqs,
-            slots,
-            firsts,
-            counts,
-            drawing.astype(bool),
-            fed.astype(bool),
+            *draft.columns(),
             np.concatenate(draft.tokens) if draft.tokens else NO_INTS,
             draft.asks,
-            self._slots.emit(draft.changes) if draft.rows else None,
+            self._slots.emit(draft.changes) if len(draft) else None,
             tuple(draft.copies),
             saves,
             loads,
@@ -200,13 +285,13 @@ class Planner:
         if others:
             tokens = sum(sequence.to_do for sequence in others)
             more = len(self._queues.sequences) > len(waiting)
-            decoding, rows = draft.decoding, len(draft.rows)
+            decoding, rows = draft.decoding, len(draft)
             draft.chunk = self._idle_prefill.limit(draft.chunk, rows, decoding, tokens, others=more)
             self._add_all(draft, others, now)
 
     def _add_all(self, draft: _Draft, sequences: list[Sequence], now: float) -> None:
         for sequence in sequences:
-            if draft.chunk <= 0 or len(draft.rows) >= self._settings.max_sequences:
+            if draft.chunk <= 0 or len(draft) >= self._settings.max_sequences:
                 return
             # Skip a sequence that lost its KV meanwhile, and a suspect: it is computed in its turn only.
             if sequence.id in self._queues.prefill and not sequence.isolated:
@@ -262,15 +347,15 @@ class Planner:
 
     def _add_row(self, draft: _Draft, sequence: Sequence, end: int) -> None:
         """Append the row that computes a sequence up to position ``end``, and note it in the sequence."""
-        first, turn, number = sequence.planned, sequence.turn, len(draft.rows)
+        first, turn, number = sequence.planned, sequence.turn, len(draft)
         draws = turn is not None and end == sequence.total
-        fed = end > len(sequence.tokens)
+        fed = end > sequence.length
         if fed:
             assert sequence.pending_samples and end - first == 1
         else:
             draft.tokens.append(sequence.tokens.span(first, end))
         if turn is not None:
-            forbidden = turn.forbidden(sequence.pending_samples) if draws else ()
+            forbidden = turn.forbidden(end) if draws else ()
             grammar = turn.grammar if draws else None
             scored, scored_from = None, first
             if turn.to_score:
@@ -281,5 +366,9 @@ class Planner:
                 most = turn.sampling.prompt_logprobs or 0
                 draft.asks[number] = RowAsks(forbidden, grammar, scored, scored_from, most)
         slot = self._slots.enter(sequence, end, draft.changes)
-        draft.rows.append((sequence.id, slot, first, end - first, draws, fed))
-        sequence.advance(Flight(draft.step, first, end, draws))
+        mark = int(self._slots.columns.mark[slot])
+        draft.rows.append((sequence.id, slot, mark, first, end - first, draws, fed))
+        sequence.advance(draft.step, end, draws=draws)
+        if draws:
+            self._slots.qualify(sequence)
+            self._slots.columns.rooms[slot] = len(sequence.table) * self._settings.block_tokens

@@ -94,9 +94,10 @@ class Policy(ABC):
         """
         return longest
 
-    def charge(self, sequence: Sequence, tokens: int) -> None:
-        """Called when a step has computed ``tokens`` tokens of ``sequence``, for the first time or again, so
-        that the policy can count them for its shares. By default it does nothing."""
+    def charge(self, tenant: int, tokens: int) -> None:
+        """Called when a step has computed ``tokens`` tokens of a tenant's sequences, for the first time or
+        again, so that the policy can count them for its shares; perhaps several times for a step. By default
+        it does nothing."""
         return
 
     def bound(self, older: int, own: int, others: int = 0) -> int | None:
@@ -147,9 +148,9 @@ class Aged(Policy):
         """The wrapped policy's choice."""
         return self._policy.idle_victim(idle, longest, now)
 
-    def charge(self, sequence: Sequence, tokens: int) -> None:
+    def charge(self, tenant: int, tokens: int) -> None:
         """Pass the call on to the wrapped policy."""
-        self._policy.charge(sequence, tokens)
+        self._policy.charge(tenant, tokens)
 
     def bound(self, older: int, own: int, others: int = 0) -> int:
         """The number of steps within which a turn ends: ``patience``, or the steps of the older turns if

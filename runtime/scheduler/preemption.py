@@ -216,7 +216,7 @@ class Preemption:
         does. It ends at the first victim that has a row in the step being planned."""
         step = self._counters.steps + 1
         before = takewhile(lambda victim: victim[0] is not sequence, self._idle(blocks, now))
-        return takewhile(lambda victim: step not in victim[0].in_flight, before)
+        return takewhile(lambda victim: victim[0].last_step != step, before)
 
     def _coming(self) -> int:
         """How many blocks can be allocated now, or when the steps in flight have finished."""

@@ -31,6 +31,9 @@ from .policy import FirstComeFirstServed, Policy
 HEAD_START = 32
 """How many earlier turns a turn overtakes for each point of priority that it has more."""
 
+ARRANGE_EVERY = 16
+"""A steady policy is asked for the order of the running turns when one comes, and every so many steps."""
+
 AT_REST = frozenset({Status.IDLE, Status.STAGED})
 IN_TURN = frozenset({Status.COMPILING, Status.RESTORING, Status.WAITING, Status.RUNNING})
 MOVES = {
@@ -126,7 +129,10 @@ class Queues:
         self.staged: dict[int, Sequence] = {}
         self.idle = IdleEviction()
         self.prefill: OrderedDict[int, Sequence] = OrderedDict()
+        self.version = 0
+        """Another number whenever the running turns or their order change."""
         self._turns = 0
+        self._arranged = 0  # the number of steps that were planned when the running turns were sorted last
         self._leader: Sequence | None = None  # the sequence with the first place, and its turn
         self._leads: Turn | None = None
 
@@ -149,6 +155,8 @@ class Queues:
             self.waiting_holders.discard(sequence)
         elif before in AT_REST and to not in AT_REST:
             self.lost(sequence)
+        if Status.RUNNING in (before, to):
+            self.version += 1
         if (old := self._queue(before)) is not None:
             del old[sequence.id]
         if (new := self._queue(to)) is not None:
@@ -273,8 +281,10 @@ class Queues:
         return leader is None or leader.status is not Status.RUNNING or leader.turn is not self._leads
 
     def arrange(self) -> None:
-        """Sort all turns by the policy's order, before a step is planned."""
-        self._arrange_running()
+        """Sort all turns by the policy's order, before a step is planned. Under a steady policy the running
+        ones are sorted every `ARRANGE_EVERY` steps: others are sorted when one comes."""
+        if not self._policy.steady or self._counters.steps >= self._arranged + ARRANGE_EVERY:
+            self._arrange_running()
         if not self._policy.steady:
             self.waiting.arrange(self._counters.steps)
             self.waiting_holders.arrange(self._counters.steps)
@@ -285,9 +295,13 @@ class Queues:
         self._arrange_running()
 
     def _arrange_running(self) -> None:
+        self._arranged = self._counters.steps
         if len(self.running) < 2:
             return
         running = list(self.running.values())
         first = running[0] if self.leaderless or self._leader is None else self._leader
         ordered = self._policy.rows(running, self._counters.steps)
-        self.running = {first.id: first, **{sequence.id: sequence for sequence in ordered}}
+        ids = [first.id, *(sequence.id for sequence in ordered if sequence is not first)]
+        if ids != list(self.running):
+            self.running = {seq: self.running[seq] for seq in ids}
+            self.version += 1

@@ -133,7 +133,7 @@ class Scheduler:
         self.offload = Offload(blocks, disk, costs)
         self._leases = Leases(settings, queues, blocks, self._restore)
         self._pending_moves = PendingMoves(queues, blocks, self._restore, disk, self.offload.send)
-        self._committer = Committer(policy, queues, blocks, self._matchers, self.counters)
+        self._committer = Committer(policy, queues, blocks, self._matchers, self.counters, self._slots)
         self._grammar_queue = GrammarQueue(compiler, queues)
         self._rows: list[Row] = []  # of turns that got tokens or ended without a step
 

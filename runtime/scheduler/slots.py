@@ -8,18 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ..plan import NO_BLOCKS, NO_PAST, Changes, Slot
+from ..columns import NO_STOP, Columns
+from ..plan import NO_BLOCKS, NO_PAST, Changes, Ints, Slot
 from ..sequence import Sequence
-
-
-@dataclass(slots=True, eq=False)
-class _Known:
-    """What the batch has of a slot's sequence: it was sent whole at the epoch ``sent``, None: it was not; and
-    how many tokens of its ``past``."""
-
-    sequence: Sequence
-    sent: int | None = None
-    past: int = 0
 
 
 @dataclass(slots=True)
@@ -38,37 +29,40 @@ class Slots:
     it."""
 
     def __init__(self, count: int) -> None:
+        self.columns = Columns(count)
         self._free = list(reversed(range(count)))
-        self._known: OrderedDict[int, _Known] = OrderedDict()  # by slot; the longest unused first
+        self._held: OrderedDict[int, Sequence] = OrderedDict()  # by slot; the longest without a row first
+        self._sent: dict[int, int] = {}  # by slot: the epoch at which it was sent whole
         self._number = 0
 
     def __len__(self) -> int:
         """How many sequences have a slot."""
-        return len(self._known)
+        return len(self._held)
 
     def forget(self) -> None:
         """Note that a step has failed: the next plan begins the batch anew."""
         self._number = 0
-        for known in self._known.values():
-            known.sent = None
+        self._sent.clear()
+        for sequence in self._held.values():
+            sequence.touched()
 
     def release(self, sequence: Sequence) -> None:
         """Take the slot of a sequence that is closed, if it has one."""
         if sequence.slot is not None:
-            del self._known[sequence.slot]
             self._free.append(sequence.slot)
-            sequence.slot = None
+            del self._held[sequence.slot]
+            self._leave(sequence)
 
     def enter(self, sequence: Sequence, end: int, changes: ChangesDraft) -> int:
         """Give a sequence its slot for a row up to position ``end``, and note in
         ``changes`` what the batch lacks of it. Returns the slot."""
         slot = self._slot_for(sequence)
-        known, turn = self._known[slot], sequence.turn
+        columns, turn = self.columns, sequence.turn
         draws = turn is not None and end == sequence.total
         reads = draws and turn is not None and turn.sampling.reads_past
         first, blocks = sequence.table.take_changes()
-        if known.sent != sequence.epoch:
-            known.sent, known.past = sequence.epoch, end - 1 if reads else 0
+        if self._sent.get(slot) != sequence.epoch:
+            self._sent[slot], columns.heard[slot] = sequence.epoch, end - 1 if reads else 0
             changes.whole.append(
                 Slot(
                     slot,
@@ -82,13 +76,52 @@ class Slots:
             )
             return slot
         if len(blocks):
-            columns = np.arange(first, first + len(blocks))
-            changes.blocks.append(_joined(0, slot, columns, blocks))
-        if reads and known.past < end - 1:
-            tokens = sequence.tokens.view(end - 1)[known.past :]
+            places = np.arange(first, first + len(blocks))
+            changes.blocks.append(_joined(0, slot, places, blocks))
+        if reads and columns.heard[slot] < end - 1:
+            tokens = sequence.tokens.view(end - 1)[columns.heard[slot] :]
             changes.past.append(_joined(slot, tokens))
-            known.past = end - 1
+            columns.heard[slot] = end - 1
         return slot
+
+    def enter_plain(self, slots: Ints, sequences: list[Sequence], changes: ChangesDraft) -> None:
+        """The same for rows that merely decode, before they are planned."""
+        columns = self.columns
+        for sequence in sequences:
+            if sequence.table.changed:
+                first, blocks = sequence.table.take_changes()
+                places = np.arange(first, first + len(blocks))
+                changes.blocks.append(_joined(0, sequence.slot, places, blocks))
+        if len(reading := slots[columns.reads[slots]]):
+            ends, fed = columns.planned[reading], columns.pending_samples[reading] > 0
+            late = columns.heard[reading] < ends  # by one token: by more, it was touched
+            tokens = np.where(fed, columns.last[reading], columns.before[reading])
+            changes.past.append(_joined(reading[late], tokens[late]))
+            columns.heard[reading] = ends
+
+    def qualify(self, sequence: Sequence) -> None:
+        """Let the sequence be plain from now on, if each next row of it merely decodes."""
+        turn, slot, columns = sequence.turn, sequence.slot, self.columns
+        if turn is None or slot is None or sequence.isolated or sequence.needs_lookup or sequence.shared_tail:
+            return
+        how, limits, total = turn.sampling, turn.limits, sequence.total
+        asks = how.grammar is not None or how.logprobs is not None or how.prompt_logprobs is not None
+        again = sequence.from_tiers.compute_until is not None or sequence.high_water > sequence.planned
+        early = turn.generated_from + total - turn.prompt < limits.min_tokens
+        if asks or again or early or total - sequence.planned != 1 or sequence.length < 2:
+            return
+        if len(limits.stop_ids) > columns.stops.shape[1]:
+            more = len(limits.stop_ids) - columns.stops.shape[1]
+            columns.stops = np.pad(columns.stops, ((0, 0), (0, more)), constant_values=NO_STOP)
+        columns.epochs[slot], columns.lengths[slot] = sequence.epoch, sequence.length
+        columns.prompts[slot], columns.ends[slot] = turn.prompt, turn.prompt + turn.allowed
+        before, last = sequence.tokens.view(sequence.length)[-2:].tolist()
+        columns.before[slot], columns.last[slot] = before, last
+        columns.gather[slot], columns.reads[slot] = limits.gather, how.reads_past
+        columns.stops[slot] = NO_STOP
+        columns.stops[slot, : len(limits.stop_ids)] = limits.stop_ids
+        columns.plain[slot] = True
+        columns.version += 1
 
     def emit(self, changes: ChangesDraft) -> Changes:
         """The changes for the plan that goes out now."""
@@ -104,17 +137,23 @@ class Slots:
         slot = sequence.slot
         if slot is None:
             slot = self._free.pop() if self._free else self._taken()
-            self._known[slot] = _Known(sequence)
-            sequence.slot = slot
+            self._held[slot] = sequence
+            sequence.take_slot(self.columns, slot)
         else:
-            self._known.move_to_end(slot)
+            self._held.move_to_end(slot)
         return slot
 
     def _taken(self) -> int:
         """A slot that is taken from the sequence that had no row for longest."""
-        slot, known = self._known.popitem(last=False)
-        known.sequence.slot = None
+        slot, sequence = next(one for one in self._held.items() if not one[1].in_flight)
+        del self._held[slot]
+        self._leave(sequence)
         return slot
+
+    def _leave(self, sequence: Sequence) -> None:
+        if sequence.slot is not None:
+            self._sent.pop(sequence.slot, None)
+        sequence.leave_slot()
 
 
 def _joined(*columns: object) -> NDArray[np.int32]:

@@ -170,7 +170,7 @@ def test_prompts_share_a_step_equally_and_what_is_left_goes_on() -> None:
     policy = FairShares()
     assert policy.limits({1: 6000, 2: 50}, 450) == {1: 400, 2: 50}
     assert policy.limits({1: 6000, 2: 6000}, 450) == {1: 225, 2: 225}
-    policy.charge(turn(1, 2), 10)
+    policy.charge(2, 10)
     assert policy.limits({1: 900, 2: 900, 3: 900}, 2 * QUANTUM) == {1: QUANTUM, 3: QUANTUM, 2: 0}, "in turns"
 
 

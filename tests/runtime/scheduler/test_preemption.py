@@ -189,3 +189,25 @@ def test_a_turn_that_is_brought_up_is_not_kept_waiting_by_prefill_of_idle_sequen
             here.step()
     here.run()
     assert here.scheduler.statistics()["restored"] > 0
+
+
+@pytest.mark.parametrize(
+    ("blocks", "step", "steps", "prompt", "tokens", "own"),
+    [(20, 8, 17, 32, 9, 4), (16, 11, 12, 28, 6, 3), (18, 17, 12, 38, 9, 4), (15, 4, 7, 28, 3, 1)],
+)
+def test_a_turn_whose_blocks_an_earlier_one_takes_has_no_row(
+    blocks: int, step: int, steps: int, prompt: int, tokens: int, own: int
+) -> None:
+    """A prompt of higher rank grows, a chunk a step, into the blocks of a turn that decodes in the same step;
+    rows run in any order."""
+    numbers = {"blocks": blocks, "max_context": 48, "max_step_tokens": step, "max_sequences": 3}
+    here = World(SchedulerSettings(vocab_size=VOCAB, block_tokens=4, **numbers), Random(2))
+    for seq in (0, 1):
+        here.open(seq, story(seq, own))
+        here.generate(seq, 40)
+    here.run(steps)
+    here.open(2, story(2, prompt))
+    here.lease(2, 8, None, None)
+    here.generate(2, tokens)
+    here.run()
+    assert set(here.ended) == {0, 1, 2} and here.scheduler.counters.preempted

@@ -312,3 +312,15 @@ def test_a_suspect_shares_no_flight() -> None:
     here.generate(1, 6)
     here.run()
     assert flights and all(flying == {1} for flying in flights)
+
+
+def test_a_row_in_flight_does_not_count_for_a_new_sequence_of_the_same_number() -> None:
+    here = world(depth=2)
+    here.open(0, STORY[:8])
+    here.generate(0, 20)
+    here.step()
+    here.close(0, keep_kv=False)
+    here.open(0, STORY[20:28])
+    here.generate(0, 5)
+    here.run()
+    assert here.scheduler.counters.discarded > 0 and len(here.beings[0].shadow.tokens) == 13

@@ -1,0 +1,119 @@
+"""Numbers of sequences that change in each step, as arrays by slot: for rows that merely decode, planning and
+committing add to arrays and touch no object.
+
+A sequence with a slot of the batch keeps these numbers here, and nowhere else: its own attributes read and
+write them (`InColumn`). Such a write takes the sequence out of the rows that merely decode (``plain``), until
+a row that goes through Python finds that it does nothing else from then on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from .sequence import Sequence
+
+FRESH = 64
+"""So many sampled tokens of a sequence are gathered here before they go to its list of tokens."""
+STOPS = 4
+NO_STOP = -1
+
+
+class Columns:
+    """Arrays ``[slots]``, int64 unless stated; tenants are uint64.
+
+    ``seqs``: the sequence's number, -1 for a free slot; ``tenants``: its tenant's. ``computed``, ``planned``,
+    ``pending_samples``, ``told``, ``mark``: as in `Sequence`. ``fresh``: int32 ``[slots, FRESH]``, tokens
+    that its list of tokens lacks; ``fresh_count``: how many.
+
+    ``plain``, bool: it has a turn, and each next row of it computes its last token and draws the next one, as
+    long as it has blocks. Valid where it is plain: ``epochs``; ``lengths``, its number of tokens;
+    ``prompts``, where its prompt ends; ``ends``, how many tokens it may have; ``rooms``, how many its
+    blocks hold; ``last``, ``before``, its last token and the one before that; ``gather``, as in
+    `TokenLimits`; ``reads``, bool: drawing reads the past, of which the batch has ``heard`` tokens;
+    ``stops``, ``[slots, stop ids]``, padded with -1. ``version``: another number whenever ``plain`` changes.
+    """
+
+    def __init__(self, slots: int) -> None:
+        def numbers() -> NDArray[np.int64]:
+            return np.zeros(slots, dtype=np.int64)
+
+        self.seqs = np.full(slots, -1, dtype=np.int64)
+        self.tenants = np.zeros(slots, dtype=np.uint64)
+        self.computed, self.planned, self.pending_samples = numbers(), numbers(), numbers()
+        self.told, self.mark, self.fresh_count = numbers(), numbers(), numbers()
+        self.fresh = np.zeros((slots, FRESH), dtype=np.int32)
+        self.plain: NDArray[np.bool_] = np.zeros(slots, dtype=bool)
+        self.epochs, self.lengths, self.prompts, self.ends, self.rooms = (numbers() for _ in range(5))
+        self.last, self.before, self.gather, self.heard = (numbers() for _ in range(4))
+        self.reads: NDArray[np.bool_] = np.zeros(slots, dtype=bool)
+        self.stops = np.full((slots, STOPS), NO_STOP, dtype=np.int64)
+        self.version = 0
+        self._marks = 0
+
+    def begin(
+        self,
+        slot: int,
+        seq: int,
+        tenant: int,
+        *,
+        computed: int,
+        planned: int,
+        pending_samples: int,
+        told: int,
+    ) -> None:
+        """Take a sequence in."""
+        self.seqs[slot], self.tenants[slot] = seq, tenant
+        self.computed[slot], self.planned[slot], self.pending_samples[slot] = (
+            computed,
+            planned,
+            pending_samples,
+        )
+        self.told[slot] = told
+        self.take_back(slot)
+        self.fresh_count[slot] = 0
+        self.not_plain(slot)
+
+    def end(self, slot: int) -> None:
+        """Let a sequence go."""
+        self.seqs[slot] = -1
+        self.not_plain(slot)
+
+    def take_back(self, slot: int) -> None:
+        """Let the slot's rows in flight count no more: give it another mark."""
+        self._marks += 1
+        self.mark[slot] = self._marks
+
+    def not_plain(self, slot: int) -> None:
+        """Have the slot's next row go through Python."""
+        if self.plain[slot]:
+            self.plain[slot] = False
+            self.version += 1
+
+    def take_fresh(self, slot: int) -> NDArray[np.int32]:
+        """The tokens that the sequence's list lacks; they are not here any more."""
+        count, self.fresh_count[slot] = int(self.fresh_count[slot]), 0
+        return self.fresh[slot, :count]
+
+
+class InColumn:
+    """A number of a sequence that stands in the column of the same name while the sequence has a slot, else
+    in an attribute with an underscore before it."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name, self._own = name, f"_{name}"
+
+    def __get__(self, sequence: Sequence, owner: type) -> int:
+        if sequence.columns is None:
+            return int(getattr(sequence, self._own))
+        return int(getattr(sequence.columns, self._name)[sequence.slot])
+
+    def __set__(self, sequence: Sequence, value: int) -> None:
+        if sequence.columns is None:
+            setattr(sequence, self._own, value)
+        else:
+            getattr(sequence.columns, self._name)[sequence.slot] = value
+            sequence.touched()
