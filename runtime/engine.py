@@ -130,9 +130,9 @@ class Engine:
         self._lost_steps = 0
         self.log.landed(timing)
         self.scheduler.took(plan, timing.busy)
-        rows = self.scheduler.commit(plan, outcomes, now)
+        rows, decoded = self.scheduler.commit(plan, outcomes, now)
         self.log.committed(timing, plan.step, len(plan))
-        return Step(plan.step, told + rows)
+        return Step(plan.step, told + rows, decoded)
 
     def due(self) -> float | None:
         """Seconds after which `step` has something to do without a new verb; None: never."""
@@ -195,7 +195,8 @@ class Engine:
             if isinstance(outcomes, Exception):
                 outcomes = Outcomes.of([RowFault(_text(outcomes))] * len(plan_alone))
             survivors += moved and not any(isinstance(other, RowFault) for other in outcomes.others.values())
-            rows += self.scheduler.commit(plan_alone, outcomes, now, moved=moved)
+            others, decoded = self.scheduler.commit(plan_alone, outcomes, now, moved=moved)
+            rows += Step(plan_alone.step, others, decoded).rows
         self._lost_steps = 0 if survivors else self._lost_steps + 1
         if self._lost_steps >= MOST_LOST_STEPS:
             raise EngineDied(f"{MOST_LOST_STEPS} steps in a row failed: {_text(error)}") from error

@@ -7,10 +7,19 @@ another process is the link's.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import msgspec
+
+
+class Numbers(Protocol):
+    """An array of int64."""
+
+    def tobytes(self) -> bytes:
+        """Its numbers, little-endian."""
+        ...
 
 
 class GrammarKind(StrEnum):
@@ -419,8 +428,38 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[TokenLogprob] | None = None
 
 
+class Decoded(msgspec.Struct, frozen=True, array_like=True):
+    """Rows of sequences that have one token more and go on, as columns: 64-bit little-endian integers, one for
+    each row. Fields as in `Row`."""
+
+    seqs: bytes
+    epochs: bytes
+    tokens: bytes
+    lengths: bytes
+
+    @classmethod
+    def of(cls, seqs: Numbers, epochs: Numbers, tokens: Numbers, lengths: Numbers) -> Decoded:
+        """From arrays of int64."""
+        return cls(seqs.tobytes(), epochs.tobytes(), tokens.tobytes(), lengths.tobytes())
+
+    def rows(self) -> Iterator[Row]:
+        """The rows, one by one."""
+        columns = (
+            memoryview(column).cast("q") for column in (self.seqs, self.epochs, self.tokens, self.lengths)
+        )
+        for seq, epoch, token, length in zip(*columns, strict=True):
+            yield Row(seq, epoch, [token], length)
+
+
 class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
-    """All rows of one step, number ``step``, in one message."""
+    """All rows of one step, number ``step``, in one message: those that merely decode as ``decoded``, the
+    others as ``others``."""
 
     step: int
-    rows: list[Row]
+    others: list[Row] = []
+    decoded: Decoded | None = None
+
+    @property
+    def rows(self) -> list[Row]:
+        """All rows, the others first."""
+        return self.others if self.decoded is None else [*self.others, *self.decoded.rows()]

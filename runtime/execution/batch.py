@@ -25,6 +25,8 @@ class Batch:
     """
 
     def __init__(self) -> None:
+        self.version = 0
+        """Another number whenever a slot is sent whole."""
         self._next = 0  # the number of the next changes, unless they begin anew
         self.tables: NDArray[np.int32] = np.zeros((8, 8), dtype=np.int32)
         self.seqs, self.epochs, self.output_from = (np.zeros(8, dtype=np.int64) for _ in range(3))
@@ -53,6 +55,7 @@ class Batch:
             self._known[:] = False
         for slot in changes.whole:
             self._take(slot)
+        self.version += bool(changes.whole)
         if len(changes.blocks):
             _, slots, columns, blocks = changes.blocks.T
             self._widen(int(columns.max()) + 1)

@@ -20,7 +20,7 @@ from ..model.decoder import Decoder
 from ..plan import NO_INTS, Ints, Outcomes, Plan
 from .batch import Batch
 from .device import device_watched
-from .sampler import draw, outcomes, score, with_prompt_scores
+from .sampler import LastRows, draw, outcomes, score, with_prompt_scores
 
 
 class TorchRunner:
@@ -48,6 +48,7 @@ class TorchRunner:
         self._block_tokens = arenas[0].group.block_tokens
         self._arenas = tuple(arena.kv for arena in arenas)
         self._batch = Batch()
+        self._rows = LastRows()
         self._ids = torch.zeros(len(self._batch), dtype=torch.int64, device=decoder.device)
         """On the device, the id that each slot drew last."""
 
@@ -94,6 +95,8 @@ class TorchRunner:
         """The step's token ids, int64 ``[tokens]``: those in the plan, and those that slots drew last."""
         if not plan.fed.any():
             return self._device.upload([plan.tokens])[0]
+        if plan.fed.all():
+            return self._ids[self._rows.of(plan.slots, self._batch, self._device).slots]
         places = (np.cumsum(plan.counts) - plan.counts)[plan.fed]
         own = np.zeros(plan.size, dtype=np.int64)
         given = np.ones(plan.size, dtype=bool)
@@ -106,22 +109,31 @@ class TorchRunner:
         """Sample for the rows that draw, and keep what each slot drew. Returns the lines that `sampler.draw`
         makes, int64 ``[rows, 2 or more]``, for `sampler.outcomes`; zeros for the other rows. ``hidden``:
         ``[tokens, hidden]``; ``tokens``: the step's token ids."""
-        drawn = np.flatnonzero(plan.draws)
+        drawn, kernels = np.flatnonzero(plan.draws), self._decoder.kernels
         if not drawn.size:
             return torch.zeros((len(plan), 2), dtype=torch.int64, device=hidden.device)
-        rows, slots = self._device.upload([drawn, plan.slots[drawn]])
-        last = batch.row_starts[rows + 1] - 1
-        logits = self._decoder.logits(hidden[last])
-        kernels = self._decoder.kernels
-        lines = draw(plan, self._batch, drawn, logits, tokens[last], self._grammars, self._device, kernels)
+        whole = drawn.size == len(plan)
+        chosen = self._rows.of(plan.slots if whole else plan.slots[drawn], self._batch, self._device)
+        rows, positions, last = None, batch.context_lengths, tokens
+        if not whole:
+            rows = self._device.upload([drawn])[0]
+            positions = positions[rows]
+        if not whole or plan.size > len(plan):
+            ends = batch.row_starts[1:] - 1
+            at = ends if rows is None else ends[rows]
+            hidden, last = hidden[at], tokens[at]
+        logits = self._decoder.logits(hidden)
+        lines = draw(
+            plan, self._batch, chosen, drawn, positions, logits, last, self._grammars, self._device, kernels
+        )
         if len(self._batch) > len(self._ids):
             more = torch.zeros(len(self._batch) - len(self._ids), dtype=torch.int64, device=hidden.device)
             self._ids = torch.cat((self._ids, more))
-        self._ids.index_copy_(0, slots, lines[:, 0])
-        if drawn.size == len(plan):
+        self._ids.index_copy_(0, chosen.slots, lines[:, 0])
+        if rows is None:
             return lines
-        whole = torch.zeros((len(plan), lines.shape[1]), dtype=torch.int64, device=hidden.device)
-        return whole.index_copy_(0, rows, lines)
+        padded = torch.zeros((len(plan), lines.shape[1]), dtype=torch.int64, device=hidden.device)
+        return padded.index_copy_(0, rows, lines)
 
 
 class TorchHandle:

@@ -10,6 +10,7 @@ The seeded draw itself is a kernel: `seeded_sampling.py` in `kernels/reference/`
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 
@@ -33,6 +34,9 @@ from .batch import Batch
 _SOUND, _INFINITE, _FORBIDDEN = 1, 0, 2
 _FAULTS = {_INFINITE: "logits are not finite", _FORBIDDEN: "every token is forbidden"}
 
+WHOLE = 2**63 - 1
+"""As many candidates as there are tokens."""
+
 SCORED_AT_ONCE = 128
 """Rows of logits that are made at once for log probabilities of prompts."""
 
@@ -40,38 +44,114 @@ _Asked = list[tuple[int, PlanRow, Sampling]]
 """Rows that ask for edits of their logits: the number among the rows that draw, the row, its sampling."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DrawnRows:
+    """The sampling parameters of a step's rows that draw, on the device, in their order. ``slots``: int64
+    ``[rows]``. ``warm``: the rows with a temperature, int64; None: all. The others are of these rows, fp64 and
+    int64; ``min_p`` and ``typical`` are None where no row has them. ``candidates``: as for `Kernels.sample`.
+    ``scored``: the rows that want log probabilities, int64, None for none; ``most``: how many alternatives."""
+
+    of: Ints
+    version: int
+    slots: Tensor
+    any_warm: bool
+    warm: Tensor | None
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    seeds: Tensor
+    min_p: Tensor | None
+    typical: Typical | None
+    candidates: int
+    scored: Tensor | None
+    most: int
+
+
+class LastRows:
+    """The rows that drew last: while the same ones draw, their parameters need not go up again."""
+
+    def __init__(self) -> None:
+        self._rows: DrawnRows | None = None
+
+    def of(self, slots: Ints, batch: Batch, device: Device) -> DrawnRows:
+        """The rows in these slots of ``batch``."""
+        rows = self._rows
+        if rows is None or rows.version != batch.version or not np.array_equal(rows.of, slots):
+            self._rows = rows = _uploaded(slots, batch, device)
+        return rows
+
+
+def _uploaded(slots: Ints, batch: Batch, device: Device) -> DrawnRows:
+    warm = batch.temperature[slots] > 0
+    scored = np.flatnonzero(batch.scores[slots] >= 0)
+    hot = slots[warm]
+    top_k, top_p, min_p, typical_p = (
+        batch.top_k[hot],
+        batch.top_p[hot],
+        batch.min_p[hot],
+        batch.typical_p[hot],
+    )
+    typical = np.flatnonzero(typical_p < 1)
+    cut = np.where(top_k > 0, top_k, np.where(top_p < 1, WHOLE, 0))
+    # One array for each argument, none a row of a larger one: so that each is aligned (see `upload`).
+    reals = (batch.temperature[hot], top_p, min_p, typical_p[typical])
+    of, at, with_scores, k, seeds, rows, *bits = device.upload(
+        [slots, np.flatnonzero(warm), scored, top_k, batch.seed[hot], typical, *map(_bits, reals)]
+    )
+    temperature, mass_p, least_p, mass = (one.view(torch.float64) for one in bits)
+    return DrawnRows(
+        slots,
+        batch.version,
+        of,
+        bool(hot.size),
+        None if warm.all() else at,
+        temperature,
+        k,
+        mass_p,
+        seeds,
+        least_p if min_p.any() else None,
+        Typical(rows, mass) if typical.size else None,
+        int(cut.max(initial=0)),
+        with_scores if scored.size else None,
+        int(batch.scores[slots].max(initial=0)),
+    )
+
+
 def draw(
     plan: Plan,
     batch: Batch,
+    chosen: DrawnRows,
     rows: Ints,
+    positions: Tensor,
     logits: Tensor,
     last: Tensor,
     grammars: Matchers,
     device: Device,
     kernels: Kernels = backend,
 ) -> Tensor:
-    """Sample one token for each of the ``rows`` of ``plan`` that draw, int64 ``[drawn]``. Returns a line for
-    each, to be read by `outcomes`: int64 ``[drawn, 2 + scores]``. May overwrite ``logits``.
+    """Sample one token for each of the ``rows`` of ``plan`` that draw, int64 ``[drawn]``; ``chosen``: their
+    sampling parameters. Returns a line for each, to be read by `outcomes`: int64 ``[drawn, 2 + scores]``. May
+    overwrite ``logits``.
 
-    ``logits``: fp32 ``[drawn, vocab]``. ``last``: the rows' last tokens, int64 ``[drawn]``. ``grammars``: makes
-    the masks. ``device``: the one of the logits. ``kernels``: the backend that computes. Columns: the token
-    id; a code for "sound" or for what is wrong; and, if a row asks for log probabilities, the id's own, the
-    ids of the n likeliest tokens and their log probabilities (fp64 numbers as the int64 with the same bits).
+    ``positions``: of the tokens that are drawn, int64 ``[drawn]``. ``logits``: fp32 ``[drawn, vocab]``.
+    ``last``: the rows' last tokens, int64 ``[drawn]``. ``grammars``: makes the masks. ``device``: the one of
+    the logits. ``kernels``: the backend that computes. Columns: the token id; a code for "sound" or for what
+    is wrong; and, if a row asks for log probabilities, the id's own, the ids of the n likeliest tokens and
+    their log probabilities (fp64 numbers as the int64 with the same bits).
     """
     slots = plan.slots[rows]
     # The sum of finite fp32 logits is finite, and of any others it is not: one pass, no mask.
     verdict = logits.sum(-1).isfinite().long()
-    scored = np.flatnonzero(batch.scores[slots] >= 0)
-    places = device.upload([scored])[0] if scored.size else None
+    places = chosen.scored
     model = logits[places] if places is not None else None
     if _edit(_asked(plan, batch, rows, slots), logits, last, grammars, device, kernels):
         left = logits.amax(-1) > float("-inf")
         verdict = torch.where(left, verdict, torch.where(verdict == _SOUND, _FORBIDDEN, verdict))
-    ids = _choose(batch, slots, plan.firsts[rows] + plan.counts[rows], logits, device, kernels)
+    ids = _choose(chosen, positions, logits, kernels)
     drawn = torch.stack((ids, verdict), dim=-1)
     if places is None or model is None:
         return drawn
-    most = min(int(batch.scores[slots].max()), logits.shape[-1])
+    most = min(chosen.most, logits.shape[-1])
     scores = _scores(model, ids[places], most, kernels)
     padded = torch.zeros((len(rows), scores.shape[1]), dtype=torch.int64, device=logits.device)
     return torch.cat((drawn, padded.index_copy_(0, places, scores)), dim=-1)
@@ -302,52 +382,31 @@ def _past(row: PlanRow) -> NDArray[np.int32]:
 # --- temperature, limits, sampling ------------------------------------------------------------------------
 
 
-def _choose(
-    batch: Batch, slots: Ints, positions: Ints, logits: Tensor, device: Device, kernels: Kernels
-) -> Tensor:
+def _choose(chosen: DrawnRows, positions: Tensor, logits: Tensor, kernels: Kernels) -> Tensor:
     """The next token of each row, int64 ``[rows]``. Rows with temperature 0 take the argmax, others a sample.
 
-    ``slots``, ``positions``: of each row, in the order of ``logits`` ``[rows, vocab]``.
+    ``positions``: of each row, in the order of ``logits`` ``[rows, vocab]``.
     """
-    warm = batch.temperature[slots] > 0
-    if not warm.any():
+    if not chosen.any_warm:
         return logits.argmax(-1)
-    if warm.all():
-        return _sample(batch, slots, positions, logits, device, kernels)
-    places = device.upload([np.flatnonzero(warm)])[0]
-    some = _sample(batch, slots[warm], positions[warm], logits[places], device, kernels)
-    return logits.argmax(-1).index_copy_(0, places, some)
+    if chosen.warm is None:
+        return _sample(chosen, positions, logits, kernels)
+    some = _sample(chosen, positions[chosen.warm], logits[chosen.warm], kernels)
+    return logits.argmax(-1).index_copy_(0, chosen.warm, some)
 
 
-def _sample(
-    batch: Batch, slots: Ints, positions: Ints, logits: Tensor, device: Device, kernels: Kernels
-) -> Tensor:
+def _sample(chosen: DrawnRows, positions: Tensor, logits: Tensor, kernels: Kernels) -> Tensor:
     vocab = logits.shape[-1]
-    top_k, top_p, min_p = np.minimum(batch.top_k[slots], vocab), batch.top_p[slots], batch.min_p[slots]
-    typical_p = batch.typical_p[slots]
-    typical = np.flatnonzero(typical_p < 1)
-    cut = np.where(top_k > 0, top_k, np.where(top_p < 1, vocab, 0))
-    # One array for each argument, none a row of a larger one: so that each is aligned (see `upload`).
-    up_k, at, seeds, rows, *reals = device.upload(
-        [
-            top_k,
-            positions,
-            batch.seed[slots],
-            typical,
-            *(_bits(one) for one in (batch.temperature[slots], top_p, min_p, typical_p[typical])),
-        ]
-    )
-    temperature, mass_p, least_p, mass = (one.view(torch.float64) for one in reals)
     return kernels.sample(
         logits,
-        temperature,
-        up_k,
-        mass_p,
-        seeds,
-        at,
-        min_p=least_p if min_p.any() else None,
-        typical=Typical(rows, mass) if typical.size else None,
-        candidates=int(cut.max(initial=0)),
+        chosen.temperature,
+        chosen.top_k.clamp(max=vocab),
+        chosen.top_p,
+        chosen.seeds,
+        positions,
+        min_p=chosen.min_p,
+        typical=chosen.typical,
+        candidates=min(chosen.candidates, vocab),
     )
 
 

@@ -329,8 +329,8 @@ def _drive(loaded: LoadedEngine, end: EngineEnd, liveness: Liveness) -> None:
         if step is not None:
             liveness.enter(messages.Phase.STEPPING, STEP_FLOOR)
             _shorten(end, liveness)
-            if step.rows:  # a step of prefill alone need not wake the gateway
-                liveness.release([row.seq for row in step.rows if row.finish is not None])
+            if step.others or step.decoded:  # a step of prefill alone need not wake the gateway
+                liveness.release([row.seq for row in step.others if row.finish is not None])
                 end.send(step)
 
 

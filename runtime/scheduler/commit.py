@@ -14,7 +14,7 @@ from ..kv_placement.block_manager import BlockManager
 from ..plan import NO_INTS, Bools, Ints, Outcome, Outcomes, Plan, RowFault, Scored
 from ..sequence import Sequence, Turn
 from ..stats import Counters
-from ..verbs import Finish, Row, TokenLogprob, Work
+from ..verbs import Decoded, Finish, Row, TokenLogprob, Work
 from .policy import Policy
 from .queues import Queues
 from .slots import Slots
@@ -36,9 +36,11 @@ class Committer:
     _slots: Slots
     _ended: list[Sequence] = field(default_factory=list)
 
-    def commit(self, plan: Plan, outcomes: Outcomes, now: float, *, moved: bool = True) -> list[Row]:
-        """Take over what ``plan`` computed. Returns a row for the gateway for each turn that has tokens to
-        send or has ended.
+    def commit(
+        self, plan: Plan, outcomes: Outcomes, now: float, *, moved: bool = True
+    ) -> tuple[list[Row], Decoded | None]:
+        """Take over what ``plan`` computed. Returns rows for the gateway, for each turn that has tokens to send
+        or has ended: those that merely decode together.
 
         ``outcomes``: of the rows of the plan. ``moved``: False if the step failed as a whole, so that its
         copies and loads of blocks may not have been made.
@@ -51,13 +53,13 @@ class Committer:
             self._distrust(plan, now)
         self._counters.discarded += len(plan) - int(valid.sum())
         plain = self._land_plain(plan, outcomes, valid) if len(plan) else NO_INTS
-        rows = self._tell_plain(plan, outcomes, plain) if plain.size else []
+        rows, decoded = self._tell_plain(plan, outcomes, plain) if plain.size else ([], None)
         valid[plain] = False
         for at in np.flatnonzero(valid).tolist():
             row = self._land(self._queues.sequences[int(plan.seqs[at])], plan, at, outcomes[at], now)
             if row is not None:
                 rows.append(row)
-        return rows
+        return rows, decoded
 
     def _valid(self, plan: Plan) -> Bools:
         """Which rows of a plan count: not those of sequences that were stopped, cut, preempted or closed
@@ -100,22 +102,25 @@ class Committer:
             self._policy.charge(tenant, int((tenants == tenant).sum()))
         return rows
 
-    def _tell_plain(self, plan: Plan, outcomes: Outcomes, plain: Ints) -> list[Row]:
+    def _tell_plain(self, plan: Plan, outcomes: Outcomes, plain: Ints) -> tuple[list[Row], Decoded | None]:
         """Rows for the gateway of those that `_land_plain` has taken over."""
-        columns, slots = self._slots.columns, plan.slots[plain]
+        columns, slots, rows = self._slots.columns, plan.slots[plain], list[Row]()
         lengths = columns.lengths[slots]
-        due = np.flatnonzero(lengths - columns.told[slots] >= columns.gather[slots])
-        rows = list[Row]()
-        ids = outcomes.ids[plain[due], 0]
-        for at, token in zip(due.tolist(), ids.tolist(), strict=True):
-            slot, length = slots[at], int(lengths[at])
-            told, tokens = int(columns.told[slot]), [token]
-            if length - told > 1:
-                sequence = self._queues.sequences[int(plan.seqs[plain[at]])]
-                tokens = sequence.tokens.span(told, length).tolist()
-            rows.append(Row(int(plan.seqs[plain[at]]), int(columns.epochs[slot]), tokens, length))
-        columns.told[slots[due]] = lengths[due]
-        return rows
+        untold = lengths - columns.told[slots]
+        alone = columns.gather[slots] == 1
+        for at in np.flatnonzero(~alone & (untold >= columns.gather[slots])).tolist():
+            sequence = self._queues.sequences[int(plan.seqs[plain[at]])]
+            length = int(lengths[at])
+            tokens = sequence.tokens.span(length - int(untold[at]), length).tolist()
+            rows.append(Row(sequence.id, sequence.epoch, tokens, length))
+            columns.told[slots[at]] = length
+        if not alone.all():
+            slots, plain, lengths = slots[alone], plain[alone], lengths[alone]
+        if not slots.size:
+            return rows, None
+        columns.told[slots] = lengths
+        ids = np.ascontiguousarray(outcomes.ids[plain, 0])
+        return rows, Decoded.of(plan.seqs[plain], columns.epochs[slots], ids, lengths)
 
     def revoke(self, plan: Plan, now: float) -> list[Sequence]:
         """Undo a plan that failed as a whole. Returns the sequences that it had rows for.

@@ -51,6 +51,7 @@ from ..stats import Counters
 from ..tokens import TokenList, checked_tokens
 from ..verbs import (
     Close,
+    Decoded,
     Extend,
     Finish,
     Fork,
@@ -352,15 +353,18 @@ class Scheduler:
         """Record that the step of ``plan`` took ``seconds`` of device time; later steps are sized by it."""
         self._idle_prefill.took(plan, seconds)
 
-    def commit(self, plan: Plan, outcomes: Outcomes, now: float, *, moved: bool = True) -> list[Row]:
+    def commit(
+        self, plan: Plan, outcomes: Outcomes, now: float, *, moved: bool = True
+    ) -> tuple[list[Row], Decoded | None]:
         """Take over what ``plan`` computed; ``outcomes``: of its rows.
 
         ``moved``: False if the step failed as a whole, so that its copies of blocks may not have been made.
-        Returns a row for the gateway for each turn that has tokens to send or has ended.
+        Returns rows for the gateway, for each turn that has tokens to send or has ended: those that merely
+        decode together.
         """
-        rows = self._committer.commit(plan, outcomes, now, moved=moved)
+        told = self._committer.commit(plan, outcomes, now, moved=moved)
         self._rest(now)
-        return rows
+        return told
 
     def revoke(self, plans: Iterable[Plan], now: float) -> list[int]:
         """Undo ``plans``, which are all plans in flight; their steps failed as a whole. Returns the ids of

@@ -18,7 +18,7 @@ class ChangesDraft:
     """The changes of a plan that is being made."""
 
     whole: list[Slot] = field(default_factory=list)
-    blocks: list[NDArray[np.int32]] = field(default_factory=list)
+    blocks: list[tuple[int, int, int, int]] = field(default_factory=list)
     past: list[NDArray[np.int32]] = field(default_factory=list)
 
 
@@ -75,9 +75,7 @@ class Slots:
                 )
             )
             return slot
-        if len(blocks):
-            places = np.arange(first, first + len(blocks))
-            changes.blocks.append(_joined(0, slot, places, blocks))
+        changes.blocks += ((0, slot, first + at, block) for at, block in enumerate(blocks.tolist()))
         if reads and columns.heard[slot] < end - 1:
             tokens = sequence.tokens.view(end - 1)[columns.heard[slot] :]
             changes.past.append(_joined(slot, tokens))
@@ -90,8 +88,8 @@ class Slots:
         for sequence in sequences:
             if sequence.table.changed:
                 first, blocks = sequence.table.take_changes()
-                places = np.arange(first, first + len(blocks))
-                changes.blocks.append(_joined(0, sequence.slot, places, blocks))
+                slot = sequence.slot or 0
+                changes.blocks += ((0, slot, first + at, block) for at, block in enumerate(blocks.tolist()))
         if len(reading := slots[columns.reads[slots]]):
             ends, fed = columns.planned[reading], columns.pending_samples[reading] > 0
             late = columns.heard[reading] < ends  # by one token: by more, it was touched
@@ -129,7 +127,7 @@ class Slots:
         return Changes(
             number,
             tuple(changes.whole),
-            np.concatenate(changes.blocks) if changes.blocks else NO_BLOCKS,
+            np.array(changes.blocks, dtype=np.int32) if changes.blocks else NO_BLOCKS,
             np.concatenate(changes.past) if changes.past else NO_PAST,
         )
 

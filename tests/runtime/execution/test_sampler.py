@@ -19,9 +19,9 @@ from transformers import (
 from holdfast.kernels.device import CpuDevice
 from holdfast.runtime.execution import sampler
 from holdfast.runtime.execution.batch import Batch
-from holdfast.runtime.execution.sampler import draw, outcomes
+from holdfast.runtime.execution.sampler import LastRows, draw, outcomes
 from holdfast.runtime.grammar.llguidance import Matchers
-from holdfast.runtime.plan import NOTHING_MORE, PlanRow, RowAsks, RowFault, Scored, plan_of
+from holdfast.runtime.plan import NOTHING_MORE, Plan, PlanRow, RowAsks, RowFault, Scored, plan_of
 from holdfast.runtime.verbs import Sampling
 
 VOCAB = 48
@@ -40,11 +40,17 @@ def row(tokens: list[int], sampling: Sampling, prompt: int = 0, seq: int = 0, ea
     )  # fmt: skip
 
 
+def lines_of(plan: Plan, batch: Batch, logits: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+    chosen, positions = LastRows().of(plan.slots, batch, CPU), torch.from_numpy(plan.firsts + plan.counts)
+    rows = np.arange(len(plan))
+    return draw(plan, batch, chosen, rows, positions, logits.clone(), last, NO_GRAMMARS, CPU)
+
+
 def drawn(rows: list[PlanRow], logits: torch.Tensor) -> list[Any]:
     plan, batch = plan_of(1, rows), Batch()
     batch.apply(plan)
     last = torch.tensor([int(one.tokens[-1]) for one in rows])
-    lines = draw(plan, batch, np.arange(len(rows)), logits.clone(), last, NO_GRAMMARS, CPU).numpy()
+    lines = lines_of(plan, batch, logits, last).numpy()
     made = outcomes(plan, batch.scores[plan.slots], lines, NO_GRAMMARS)
     return [one[0] if isinstance(one, list) and len(one) == 1 else one for one in made]
 
@@ -53,7 +59,7 @@ def fed_by(one: PlanRow, logits: torch.Tensor, token: int) -> int:
     """What the row draws where ``token`` is its last one on the device."""
     plan, batch = plan_of(1, [one]), Batch()
     batch.apply(plan)
-    return int(draw(plan, batch, np.arange(1), logits.clone(), torch.tensor([token]), NO_GRAMMARS, CPU)[0, 0])
+    return int(lines_of(plan, batch, logits, torch.tensor([token]))[0, 0])
 
 
 def random_logits(rows: int, seed: int = 0) -> torch.Tensor:
@@ -126,7 +132,6 @@ def test_the_prompt_counts_for_repetition_alone() -> None:
 
 def test_rows_that_ask_for_nothing_cost_an_argmax(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler.backend, "sample", None)
-    monkeypatch.setattr(CPU, "upload", None)
     logits = random_logits(3)
     rows = [replace(row([1], Sampling()), past=None) for _ in range(3)]
     assert drawn(rows, logits) == logits.argmax(-1).tolist()

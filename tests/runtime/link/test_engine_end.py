@@ -67,7 +67,7 @@ def test_a_verb_that_arrives_in_two_parts_is_joined(ends: Ends) -> None:
 
 
 def test_reports_beyond_the_socket_buffer_follow_in_order(ends: Ends) -> None:
-    sent = [Step(number, BIG.rows) for number in range(30)]
+    sent = [Step(number, BIG.others) for number in range(30)]
     for report in sent:
         ends.end.send(report)
     assert ends.end.statistics()["link_outbox_bytes"] > 0
