@@ -45,7 +45,7 @@ from ..kv_placement.offload import POLL_SECONDS, Offload
 from ..kv_placement.restore import Restore
 from ..kv_placement.transfers import Transfers
 from ..plan import Outcomes, Plan, RowFault
-from ..sequence import Sequence, Turn
+from ..sequence import Sequence, Status, Turn
 from ..settings import SchedulerSettings
 from ..stats import Counters
 from ..tokens import TokenList, checked_tokens
@@ -470,8 +470,11 @@ class Scheduler:
 
     def _halt(self, sequence: Sequence, now: float) -> None:
         if sequence.turn is not None:
+            waited = sequence.status is Status.RESTORING
             self._committer.end(sequence, now)
             self._rest(now)
+            if waited:  # else what it waited for would be computed
+                self._restore.stage(sequence, now)
         sequence.halt()
 
     def _rest(self, now: float) -> None:

@@ -211,6 +211,26 @@ def test_a_turn_stopped_or_closed_while_it_waits_is_over() -> None:
     here.reply(0, 3)
 
 
+def test_what_a_turn_waited_for_comes_up_also_when_the_turn_is_stopped() -> None:
+    """It is not computed a second time: the next turn finds it."""
+    here = shelved(depth=1)
+    here.open(0, PROMPT)
+    said = here.reply(0, 6)
+    settle(here, 0)
+    begin_anew(here)
+    here.open(0, [*PROMPT, *said, 7])
+    here.generate(0, 4)
+    assert here.restoring() == [0]
+    before = here.scheduler.counters.prefilled
+    here.stop(0)
+    while here.scheduler.statistics()["fetching"]:
+        here.step()
+    here.run()
+    assert here.scheduler.counters.prefilled - before < 8
+    here.reply(0, 3)
+    assert work_of(here, 0).prefilled < 8 and work_of(here, 0).recomputed == 0
+
+
 def test_an_idle_sequence_goes_to_disk_by_itself_and_a_closed_one_at_once() -> None:
     here = shelved()
     assert here.disk is not None
