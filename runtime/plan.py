@@ -128,13 +128,14 @@ class Plan:
     """One step, number ``step``: saves, loads and copies of blocks, in this order, then rows. It may have no
     rows.
 
-    A row computes ``counts`` tokens of one sequence at positions ``[firsts, firsts + counts)``. Arrays have an
-    entry for each row, int64: ``seqs``, the sequence's number; ``slots``, its slot in the batch; ``marks``, the
-    scheduler's, which tells a row that was taken back; the runner ignores it. ``draws``: the
-    row draws the token at position ``firsts + counts``, by the sampling of its slot; ``fed``: its one token is
-    the one that the slot drew last, which stays on the device. ``tokens``: the ids of all other rows' tokens,
-    row by row, int64. ``asks``: by row number, what few rows ask for besides. ``changes``: of the batch, before
-    the rows; None: the plan has no rows.
+    A row computes ``counts`` tokens of one sequence at positions ``[firsts, firsts + counts)``. Arrays have
+    an entry for each row, int64: ``seqs``, the sequence's number; ``slots``, its slot in the batch;
+    ``marks``, the scheduler's, which tells a row that was taken back; the runner ignores it. ``draws``: the
+    row draws the token at position ``firsts + counts``, by the sampling of its slot; ``fed``: its one token
+    is the one that the slot drew last, which stays on the device. ``tokens``: the ids of all other rows'
+    tokens, row by row, int64. ``asks``: by row number, what few rows ask for besides. ``drafts``: by row
+    number, how many of its last tokens are guesses: it draws behind the token before them and behind each of
+    them. ``changes``: of the batch, before the rows; None: the plan has no rows.
     """
 
     step: int
@@ -147,6 +148,7 @@ class Plan:
     fed: Bools = field(default_factory=lambda: NO_BOOLS)
     tokens: Ints = field(default_factory=lambda: NO_INTS)
     asks: Mapping[int, RowAsks] = field(default_factory=dict)
+    drafts: Mapping[int, int] = field(default_factory=dict)
     changes: Changes | None = None
     copies: tuple[BlockCopy, ...] = ()
     saves: tuple[BlockSave, ...] = ()
@@ -160,6 +162,12 @@ class Plan:
     def size(self) -> int:
         """Tokens computed by this step."""
         return int(self.counts.sum())
+
+    def guesses(self, row: int) -> list[int]:
+        """The guessed tokens at the end of a row."""
+        drafts = self.drafts.get(row, 0)
+        end = int(np.where(self.fed, 0, self.counts)[: row + 1].sum())
+        return self.tokens[end - drafts : end].tolist() if drafts else []
 
     @property
     def decoding(self) -> int:
@@ -184,6 +192,7 @@ class PlanRow:
     past: NDArray[np.int32] | None = None
     output_from: int = 0
     asks: RowAsks = NOTHING_MORE
+    drafts: int = 0
 
 
 def plan_of(
@@ -213,6 +222,7 @@ def plan_of(
         np.array([row.fed for row in rows], dtype=bool),
         np.concatenate([row.tokens for row in rows if not row.fed] or [NO_INTS]),
         {at: row.asks for at, row in enumerate(rows) if row.asks is not NOTHING_MORE},
+        {at: row.drafts for at, row in enumerate(rows) if row.drafts},
         Changes(0, whole) if rows else None,
         copies,
         saves,

@@ -169,7 +169,8 @@ class Sequence:
     belongs to others too, and is copied before it is written. ``tail``: key and end of the partial last block
     that was saved last. ``needs_lookup``: tokens came or KV went since the prefix cache was asked.
     ``in_flight``: steps in flight have rows for it. ``mark``: counts how often what is planned was taken
-    back: a row that was planned at another mark is discarded. ``last_step``: the last step with a row for it
+    back: a row that was planned at another mark is discarded. ``drafts``: how many tokens of its row in
+    flight are guessed. ``last_step``: the last step with a row for it
     that is no plain decode. ``told``: how many tokens the gateway was told of, in a turn. ``slot``: its slot
     in the runner's batch; while it has one, what changes in each step stands in ``columns``. ``isolated``:
     suspected of having killed an engine; shares no step until it has sampled a token. ``turn_expected``: a
@@ -191,6 +192,7 @@ class Sequence:
     needs_lookup: bool = True
     turn: Turn | None = None
     last_step: int = 0
+    drafts: int = 0
     slot: int | None = None
     columns: Columns | None = None
     isolated: bool = False
@@ -264,15 +266,15 @@ class Sequence:
 
         With a turn that is all tokens, as the last token's logits are wanted, or those before KV that is
         being restored. Without a turn the last token stays pending, so that a turn has something to compute.
-        When every allowed token is being sampled there is nothing left to ask for. With a grammar, one token
-        being sampled is enough: the grammar must see it before the next one is sampled.
+        When every allowed token is being sampled there is nothing left to ask for. With a grammar, or with
+        tokens that are guessed, one token being sampled is enough: what follows it is not known before.
         """
         turn = self.turn
         if turn is None:
             return max(self.total - 1, self.planned)
         if self.total - turn.prompt >= turn.allowed:
             return self.planned
-        if self.pending_samples and turn.grammar is not None:
+        if self.pending_samples and (turn.grammar is not None or self.drafts):
             return self.planned
         until = self.from_tiers.compute_until
         return self.total if until is None else max(self.planned, min(self.total, until))
@@ -408,22 +410,22 @@ class Sequence:
 
     # --- steps ------------------------------------------------------------------------------------------
 
-    def advance(self, step: int, end: int, *, draws: bool) -> None:
+    def advance(self, step: int, end: int, *, draws: bool, drafts: int = 0) -> None:
         """Note a row of the step that is being planned: ``planned`` rises to ``end``, and if it ``draws``, one
-        more token is being sampled."""
+        more token is being sampled. ``drafts``: how many guessed tokens stand behind ``end`` in the row."""
         assert self.planned < end <= self.total
-        self.planned, self.last_step = end, step
+        self.planned, self.last_step, self.drafts = end, step, drafts
         if draws:
             assert end == self.total
             self.pending_samples += 1
 
     def land(self, first: int, end: int) -> tuple[int, int]:
-        """Note that the row of a step that computed ``[first, end)`` is done: its tokens count as computed.
-        Returns how many of them are of the prompt and computed for the first time, and how many were computed
-        again; the others were decoded."""
+        """Note that the row of a step that computed ``[first, end)`` is done: its tokens count as computed,
+        and guessed ones among them that were right. Returns how many of them are of the prompt and computed
+        for the first time, and how many were computed again; the others were decoded."""
         assert self.computed == first
         high_water = self.high_water
-        self.computed = end
+        self.computed, self.planned, self.drafts = end, max(self.planned, end), 0
         prompt_end = end if self.turn is None else min(end, self.turn.prompt)
         prefilled = max(0, prompt_end - max(first, high_water))
         recomputed = max(0, min(end, high_water) - first)

@@ -49,6 +49,8 @@ class Counters:
     copies: int = 0
     isolations: int = 0
     grammars_refused: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
     def landed(self, computed: int, prefilled: int, recomputed: int) -> None:
         """Add the tokens of a row that was committed: all that it ``computed``, of these ``prefilled`` for

@@ -89,6 +89,7 @@ class Batch:
             self.past(slot, first + count - 1) if reads else None,
             int(self.output_from[slot]),
             plan.asks.get(at, NOTHING_MORE),
+            plan.drafts.get(at, 0),
         )
 
     def past(self, slot: int, end: int) -> NDArray[np.int32]:

@@ -107,33 +107,40 @@ class TorchRunner:
 
     def _draw(self, plan: Plan, hidden: Tensor, batch: PagedBatch, tokens: Tensor) -> Tensor:
         """Sample for the rows that draw, and keep what each slot drew. Returns the lines that `sampler.draw`
-        makes, int64 ``[rows, 2 or more]``, for `sampler.outcomes`; zeros for the other rows. ``hidden``:
-        ``[tokens, hidden]``; ``tokens``: the step's token ids."""
-        drawn, kernels = np.flatnonzero(plan.draws), self._decoder.kernels
-        if not drawn.size:
-            return torch.zeros((len(plan), 2), dtype=torch.int64, device=hidden.device)
-        whole = drawn.size == len(plan)
-        chosen = self._rows.of(plan.slots if whole else plan.slots[drawn], self._batch, self._device)
-        rows, positions, last = None, batch.context_lengths, tokens
-        if not whole:
-            rows = self._device.upload([drawn])[0]
-            positions = positions[rows]
-        if not whole or plan.size > len(plan):
-            ends = batch.row_starts[1:] - 1
-            at = ends if rows is None else ends[rows]
+        makes, int64 ``[draws, 2 or more]``, for `sampler.outcomes`. ``hidden``: ``[tokens, hidden]``;
+        ``tokens``: the step's token ids."""
+        kernels = self._decoder.kernels
+        each, back = _draws(plan)
+        if not each.size:
+            return torch.zeros((0, 2), dtype=torch.int64, device=hidden.device)
+        alone = each.size == len(plan)  # one draw for each row
+        chosen = self._rows.of(plan.slots if alone else plan.slots[each], self._batch, self._device)
+        positions, last = batch.context_lengths, tokens
+        if not alone or plan.size > len(plan):
+            ends = np.cumsum(plan.counts)[each] - 1 - back
+            at, positions = self._device.upload([ends, (plan.firsts + plan.counts)[each] - back])
             hidden, last = hidden[at], tokens[at]
         logits = self._decoder.logits(hidden)
         lines = draw(
-            plan, self._batch, chosen, drawn, positions, logits, last, self._grammars, self._device, kernels
+            plan, self._batch, chosen, each, positions, logits, last, self._grammars, self._device, kernels
         )
         if len(self._batch) > len(self._ids):
             more = torch.zeros(len(self._batch) - len(self._ids), dtype=torch.int64, device=hidden.device)
             self._ids = torch.cat((self._ids, more))
-        self._ids.index_copy_(0, chosen.slots, lines[:, 0])
-        if rows is None:
-            return lines
-        padded = torch.zeros((len(plan), lines.shape[1]), dtype=torch.int64, device=hidden.device)
-        return padded.index_copy_(0, rows, lines)
+        if not plan.drafts:  # what follows a guess is not known here: the row behind it is not fed
+            self._ids.index_copy_(0, chosen.slots, lines[:, 0])
+        return lines
+
+
+def _draws(plan: Plan) -> tuple[Ints, Ints]:
+    """For each token that a plan draws, the number of its row, and how many of the row's tokens stand behind
+    the one after which it is drawn: none, but where tokens are guessed."""
+    rows = np.flatnonzero(plan.draws)
+    if not plan.drafts:
+        return rows, np.zeros(len(rows), dtype=np.int64)
+    draws = np.array([1 + plan.drafts.get(row, 0) for row in rows.tolist()], dtype=np.int64)
+    each = np.repeat(rows, draws)
+    return each, np.repeat(np.cumsum(draws), draws) - 1 - np.arange(len(each))
 
 
 class TorchHandle:
@@ -172,7 +179,8 @@ class TorchHandle:
                 self._saving.wait()
         if self._outcomes is None:
             return Outcomes.of(())
-        found = outcomes(self._plan, self._wanted, self._outcomes.numpy(), self._grammars)
+        each, _ = _draws(self._plan)
+        found = outcomes(self._plan, each, self._wanted, self._outcomes.numpy(), self._grammars)
         if self._scored is None:
             return found
         return with_prompt_scores(self._plan, found, self._scored.numpy())

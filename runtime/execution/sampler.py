@@ -165,15 +165,20 @@ def _asked(plan: Plan, batch: Batch, rows: Ints, slots: Ints) -> _Asked:
     return [(at, row, row.sampling) for at, row in found if row.sampling is not None]
 
 
-def outcomes(plan: Plan, wanted: Ints, lines: Ints, grammars: Matchers) -> Outcomes:
-    """The outcomes of the rows of ``plan``, from their lines of `draw`, int64 ``[rows, 2 + scores]``; no token
-    for a row that draws none. ``wanted``: of each row, how many alternatives to report, -1 for no log
-    probabilities. ``grammars``: tell why a grammar allowed no token."""
-    ids = np.where(plan.draws, lines[:, 0], NONE_DRAWN)[:, None]
+def outcomes(plan: Plan, each: Ints, wanted: Ints, lines: Ints, grammars: Matchers) -> Outcomes:
+    """The outcomes of the rows of ``plan``, from the lines of `draw`, int64 ``[draws, 2 + scores]``.
+    ``each``: the number of each line's row, ascending. ``wanted``: of each row, how many alternatives to
+    report, -1 for no log probabilities. ``grammars``: tell why a grammar allowed no token."""
+    if len(each) == len(plan):
+        ids = lines[:, :1]
+    else:
+        place = np.arange(len(each)) - np.searchsorted(each, each)
+        ids = np.full((len(plan), int(place.max(initial=-1)) + 1), NONE_DRAWN, dtype=np.int64)
+        ids[each, place] = lines[:, 0]
     others: dict[int, Scored | RowFault] = {}
-    special = plan.draws & ((lines[:, 1] != _SOUND) | (wanted >= 0))
-    for at in np.flatnonzero(special).tolist() if special.any() else ():
-        token, verdict, *scores = lines[at].tolist()
+    special = (lines[:, 1] != _SOUND) | (wanted[each] >= 0)
+    for number in np.flatnonzero(special).tolist() if special.any() else ():
+        at, (token, verdict, *scores) = int(each[number]), lines[number].tolist()
         if verdict != _SOUND:
             ask = plan.asks.get(at)
             grammar = None if ask is None else ask.grammar

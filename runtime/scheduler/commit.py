@@ -210,10 +210,17 @@ class Committer:
         """Take over row number ``at`` of a plan."""
         if isinstance(outcome, RowFault):
             return self.fail(sequence, outcome, now)
-        first, computed = int(plan.firsts[at]), int(plan.counts[at])
+        sampled = outcome.tokens if isinstance(outcome, Scored) else outcome
+        logprobs = outcome.logprobs if isinstance(outcome, Scored) else []
+        tokens = self._accepted(sequence, plan, at, sampled) if plan.draws[at] else []
+        first, drafts = int(plan.firsts[at]), plan.drafts.get(at, 0)
+        computed = int(plan.counts[at]) - drafts + max(0, len(tokens) - 1)
         prefilled, recomputed = sequence.land(first, first + computed)
         self._policy.charge(sequence.tenant, computed)
         self._counters.landed(computed, prefilled, recomputed)
+        self._counters.drafted += drafts
+        if drafts:
+            self._block_manager.trim(sequence)
         self._block_manager.seal(sequence)
         if isinstance(outcome, Scored) and outcome.prompt and sequence.turn is not None:
             sequence.turn.scored += len(outcome.prompt)
@@ -221,16 +228,21 @@ class Committer:
         if not plan.draws[at]:
             return self._scored(sequence)
         assert sequence.turn is not None
-        sampled, logprobs = (
-            (outcome.tokens, outcome.logprobs) if isinstance(outcome, Scored) else (outcome, [])
-        )
-        tokens = _until_end(sequence, sampled)
-        assert tokens, "a row that samples came back without a token"
-        sequence.keep(tokens)
-        self._counters.drawn(len(tokens))
         if tokens[-1] not in sequence.turn.limits.stop_ids:
             tokens = tokens + self._go_on(sequence, tokens)
         return self._said(sequence, tokens, now, logprobs[: len(tokens)])
+
+    def _accepted(self, sequence: Sequence, plan: Plan, at: int, sampled: list[int]) -> list[int]:
+        """Append the tokens that a row has drawn, as far as they follow from right guesses, and return them. A
+        guess is right if it is what was drawn in its place: then what was drawn behind it counts, too."""
+        guesses = plan.guesses(at)
+        right = next((n for n, guess in enumerate(guesses) if guess != sampled[n]), len(guesses))
+        tokens = _until_end(sequence, sampled[: right + 1])
+        assert tokens, "a row that samples came back without a token"
+        sequence.keep(tokens)
+        self._counters.drawn(len(tokens))
+        self._counters.accepted += len(tokens) - 1
+        return tokens
 
     def _go_on(self, sequence: Sequence, tokens: Items[int] = ()) -> list[int]:
         """Advance the turn's grammar by ``tokens``, which were sampled, then append the tokens that it forces

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -30,6 +30,14 @@ from .slots import ChangesDraft, Slots
 
 PARTS = 8
 """When the host tier is full, a step restores at most one part in this many of its slots."""
+
+
+class Drafter(Protocol):
+    """Guesses the next tokens of a turn, for a step that then checks several at once."""
+
+    def guess(self, sequence: Sequence, most: int) -> list[int]:
+        """At most ``most`` tokens that may follow those of the sequence; any, and any number of them."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,6 +71,7 @@ class _Draft:
     rows: list[tuple[int, int, int, int, int, bool, bool]] = field(default_factory=list)
     tokens: list[Ints] = field(default_factory=list)
     asks: dict[int, RowAsks] = field(default_factory=dict)
+    drafts: dict[int, int] = field(default_factory=dict)
     changes: ChangesDraft = field(default_factory=ChangesDraft)
     copies: list[BlockCopy] = field(default_factory=list)
     limits: dict[int, int] = field(default_factory=dict)
@@ -102,6 +111,7 @@ class Planner:
     _idle_prefill: IdlePrefill
     _counters: Counters
     _slots: Slots
+    _drafter: Drafter | None = None
     _seen: _Running | None = None
 
     def plan(self, now: float) -> Plan | None:
@@ -122,7 +132,9 @@ class Planner:
         if not self._add_plain(draft, seen):  # too few blocks for all: the order of turns decides
             running = [sequence for sequence in queues.running.values() if not sequence.isolated]
         ready = {sequence.id for sequence in running if self._adopt(sequence, now)}
-        to_do = [sequence.to_do for sequence in running]
+        # With guesses, a turn waits for what it draws: the next guesses stand behind that.
+        waits = self._drafter is not None
+        to_do = [0 if waits and sequence.pending_samples else sequence.to_do for sequence in running]
         draft.chunk -= len(draft) + to_do.count(1)
         draft.limits = self._limits(running, to_do, ready, draft.chunk)
         for sequence, tokens in zip(running, to_do, strict=True):
@@ -144,7 +156,7 @@ class Planner:
             for sequence in self._queues.running.values():
                 if sequence.isolated:
                     suspect = suspect or sequence
-                elif sequence.slot is not None and columns.plain[sequence.slot]:
+                elif self._drafter is None and sequence.slot is not None and columns.plain[sequence.slot]:
                     plain.append(sequence)
                 else:
                     others.append(sequence)
@@ -216,6 +228,7 @@ class Planner:
             *draft.columns(),
             np.concatenate(draft.tokens) if draft.tokens else NO_INTS,
             draft.asks,
+            draft.drafts,
             self._slots.emit(draft.changes) if len(draft) else None,
             tuple(draft.copies),
             saves,
@@ -319,8 +332,9 @@ class Planner:
         draft.chunk -= count - reserved
         if draft.limits and not reserved:
             draft.limits[sequence.tenant] -= count
-        draft.copies += self._block_manager.allocate(sequence, end)
-        self._add_row(draft, sequence, end)
+        guesses = self._guesses(draft, sequence, end)
+        draft.copies += self._block_manager.allocate(sequence, end + len(guesses))
+        self._add_row(draft, sequence, end, guesses)
 
     def _secure(self, sequence: Sequence, most: int, now: float) -> int:
         """The position, at most ``most`` tokens ahead, up to which the sequence has blocks or can get them
@@ -345,8 +359,23 @@ class Planner:
                 self._preemption.preempt(least, sequence)
         return min(end, self._block_manager.reach(sequence, self._pool.available))
 
-    def _add_row(self, draft: _Draft, sequence: Sequence, end: int) -> None:
-        """Append the row that computes a sequence up to position ``end``, and note it in the sequence."""
+    def _guesses(self, draft: _Draft, sequence: Sequence, end: int) -> list[int]:
+        """Tokens to guess behind ``end`` for a row of a turn that merely decodes, within the budgets of tokens
+        and blocks; without preempting for them."""
+        columns, turn, slot = self._slots.columns, sequence.turn, sequence.slot
+        if self._drafter is None or turn is None or slot is None or not columns.plain[slot]:
+            return []
+        if columns.reads[slot] or end != sequence.length or end - sequence.planned != 1:
+            return []
+        most = min(draft.chunk, turn.allowed - sequence.sampled - 1)
+        reach = self._block_manager.reach(sequence, self._pool.available) - end
+        guesses = self._drafter.guess(sequence, max(0, min(most, reach)))
+        draft.chunk -= len(guesses)
+        return guesses
+
+    def _add_row(self, draft: _Draft, sequence: Sequence, end: int, guesses: list[int]) -> None:
+        """Append the row that computes a sequence up to position ``end``, and ``guesses`` behind that, and note
+        it in the sequence."""
         first, turn, number = sequence.planned, sequence.turn, len(draft)
         draws = turn is not None and end == sequence.total
         fed = end > sequence.length
@@ -354,6 +383,9 @@ class Planner:
             assert sequence.pending_samples and end - first == 1
         else:
             draft.tokens.append(sequence.tokens.span(first, end))
+        if guesses:
+            draft.tokens.append(np.array(guesses, dtype=np.int64))
+            draft.drafts[number] = len(guesses)
         if turn is not None:
             forbidden = turn.forbidden(end) if draws else ()
             grammar = turn.grammar if draws else None
@@ -367,8 +399,8 @@ class Planner:
                 draft.asks[number] = RowAsks(forbidden, grammar, scored, scored_from, most)
         slot = self._slots.enter(sequence, end, draft.changes)
         mark = int(self._slots.columns.mark[slot])
-        draft.rows.append((sequence.id, slot, mark, first, end - first, draws, fed))
-        sequence.advance(draft.step, end, draws=draws)
+        draft.rows.append((sequence.id, slot, mark, first, end - first + len(guesses), draws, fed))
+        sequence.advance(draft.step, end, draws=draws, drafts=len(guesses))
         if draws:
             self._slots.qualify(sequence)
             self._slots.columns.rooms[slot] = len(sequence.table) * self._settings.block_tokens

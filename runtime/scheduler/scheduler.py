@@ -71,7 +71,7 @@ from ..verbs import (
 from .commit import Committer
 from .idle_prefill import IdlePrefill
 from .pending_moves import PendingMoves
-from .planner import Planner
+from .planner import Drafter, Planner
 from .policy import policy_named
 from .preemption import Preemption
 from .queues import Queues
@@ -94,6 +94,7 @@ class Scheduler:
         costs: measured costs of restoring and computing; None: what a tier holds is always restored.
         compiler: compiles grammars; None: a turn with a grammar is refused.
         matchers: the matchers of running turns, shared with the runner.
+        drafter: guesses tokens, which steps check; None: each step gives a turn one token.
 
     Raises:
         SettingsInvalid: pool or hasher are made for other numbers, or there is no such policy.
@@ -110,6 +111,7 @@ class Scheduler:
         costs: CostBook | None = None,
         compiler: Compiler | None = None,
         matchers: Matchers | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         if pool.blocks != settings.blocks or hasher.block_tokens != settings.block_tokens:
             raise SettingsInvalid("the pool or the hasher is made for another number of blocks or block size")
@@ -128,7 +130,7 @@ class Scheduler:
         budget = self._idle_prefill
         self._slots = Slots(settings.depth * settings.max_sequences)
         self._planner = Planner(
-            settings, queues, blocks, pool, policy, preemption, budget, self.counters, self._slots
+            settings, queues, blocks, pool, policy, preemption, budget, self.counters, self._slots, drafter
         )
         self._restore = Restore(queues, blocks, preemption.relieve, disk, costs or CostBook(None))
         self.offload = Offload(blocks, disk, costs)

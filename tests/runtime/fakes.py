@@ -40,7 +40,9 @@ from holdfast.runtime.plan import (
     PlanRow,
     RowFault,
 )
+from holdfast.runtime.scheduler.planner import Drafter
 from holdfast.runtime.scheduler.scheduler import Scheduler
+from holdfast.runtime.sequence import Sequence
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.runtime.verbs import Sampling
 
@@ -355,16 +357,17 @@ class FakeRunner:
         if not self.poison.isdisjoint(tokens):
             step.outcomes[number] = RowFault("poison")
             return
-        context = self._read(table, row.first)
+        context, drawn = self._read(table, row.first), list[int]()
+        behind = row.first + row.count - row.drafts - 1  # from this position's token on it draws
         for position, token in enumerate(tokens, row.first):
             digest, context = take_in(context, position, token)
+            if row.sampling is not None and position >= behind:
+                drawn.append(draw(context, position + 1, row.sampling, self.vocab_size))
             block, slot = table[position // self.block_tokens], position % self.block_tokens
             self._positions[block, slot] = position
             self._digests[block, slot] = digest
         if row.sampling is not None:
-            position = row.first + row.count
-            drawn = draw(context, position, row.sampling, self.vocab_size)
-            step.outcomes[number] = followed(drawn, step.masks[number])
+            step.outcomes[number] = drawn if row.drafts else followed(drawn[0], step.masks[number])
 
     def _mask(self, grammar: int | None) -> np.ndarray | None:
         if grammar is None:
@@ -409,6 +412,7 @@ def fake_engine(
     disk: FakeDisk | None = None,
     clock: Callable[[], float] = time.monotonic,
     compiler: Compiler | None = None,
+    drafter: Drafter | None = None,
     **runner: object,
 ) -> tuple[Engine, FakeRunner]:
     """An engine in debug on a fake device of the same size; ``runner``: arguments of `FakeRunner`.
@@ -430,10 +434,12 @@ def fake_engine(
     )
     tier = HostTier(memory) if memory is not None else None
     if disk is None or tier is None:
-        scheduler = Scheduler(settings, pool, hasher, SPACE, tier, compiler=compiler, matchers=matchers)
+        scheduler = Scheduler(
+            settings, pool, hasher, SPACE, tier, compiler=compiler, matchers=matchers, drafter=drafter
+        )
         return Engine(scheduler, device, debug=True, clock=clock), device
     disk.begin(tier, device if disk.near and settings.depth == 1 else None)
-    scheduler = Scheduler(settings, pool, hasher, SPACE, tier, disk)  # type: ignore[arg-type]
+    scheduler = Scheduler(settings, pool, hasher, SPACE, tier, disk, drafter=drafter)  # type: ignore[arg-type]
     return Engine(scheduler, device, debug=True, clock=disk.clock), device
 
 
@@ -590,6 +596,31 @@ class FakeDisk:
 
     def close(self) -> None:
         """Nothing to leave."""
+
+
+class ChanceDrafter:
+    """Guesses that are right, wrong and half right: it knows what follows, but not always says so."""
+
+    def __init__(self, chance: Random, vocab_size: int) -> None:
+        self.chance = chance
+        self.vocab_size = vocab_size
+
+    def guess(self, sequence: Sequence, most: int) -> list[int]:
+        """Of the right tokens some, then perhaps others."""
+        assert sequence.turn is not None
+        shadow, guesses = Shadow(sequence.tokens.view(sequence.length).tolist(), self.vocab_size), list[int]()
+        for _ in range(min(most, self.chance.randint(0, 5))):
+            right = shadow.next(sequence.turn.sampling)
+            guesses.append(right if self.chance.random() < 0.7 else self.chance.randrange(self.vocab_size))
+            shadow.extend(guesses[-1:])
+        return guesses
+
+
+def drafting_engine(settings: SchedulerSettings, **more: object) -> tuple[Engine, FakeRunner]:
+    """A fake engine that guesses tokens."""
+    vocab_size = int(more.get("vocab_size", settings.vocab_size))  # type: ignore[call-overload]
+    drafter = ChanceDrafter(Random(settings.blocks), vocab_size)
+    return fake_engine(settings, drafter=drafter, **more)  # type: ignore[arg-type]
 
 
 def slot_bytes(block_tokens: int) -> int:

@@ -230,6 +230,25 @@ def test_changes_that_are_lost_or_come_twice_are_refused(model: LoadedModel) -> 
         bench.runner.launch(replace(second, changes=Changes(0)))
 
 
+@pytest.mark.parametrize("how", [GREEDY, WARM])
+def test_guessed_tokens_are_checked_in_one_step_beside_other_rows(model: LoadedModel, how: Sampling) -> None:
+    """Behind each guess stands what follows if it is right; what was computed for a wrong one is written
+    over."""
+    expected = Bench(model).say(0, prompt(12), 8, how)
+    bench = Bench(model)
+    assert bench.run(bench.row(0, 0, prompt(12), how)) == expected[:1]
+    guesses = [expected[1], expected[2], (expected[3] + 1) % 256]
+    rows = [
+        bench.row(1, 0, prompt(5)),
+        bench.row(0, 12, [expected[0], *guesses], how, drafts=3),
+        bench.row(2, 0, prompt(7), Sampling(logprobs=1)),
+    ]
+    _, found, other = bench.launch(*rows).tokens()
+    assert isinstance(found, list) and found[:3] == expected[1:4] and len(found) == 4
+    assert isinstance(other, Scored) and len(other.tokens) == 1
+    assert bench.run(bench.row(0, 15, expected[3:4], how)) == expected[4:5]
+
+
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])
 def test_copies_come_first_and_in_order_in_every_group(family: str, tmp_path: Path) -> None:
     """A fork in the middle of a block: the child goes on from a copy, the parent's block stays as it is."""

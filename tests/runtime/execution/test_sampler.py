@@ -51,7 +51,7 @@ def drawn(rows: list[PlanRow], logits: torch.Tensor) -> list[Any]:
     batch.apply(plan)
     last = torch.tensor([int(one.tokens[-1]) for one in rows])
     lines = lines_of(plan, batch, logits, last).numpy()
-    made = outcomes(plan, batch.scores[plan.slots], lines, NO_GRAMMARS)
+    made = outcomes(plan, np.arange(len(rows)), batch.scores[plan.slots], lines, NO_GRAMMARS)
     return [one[0] if isinstance(one, list) and len(one) == 1 else one for one in made]
 
 

@@ -27,7 +27,7 @@ from holdfast.runtime.scheduler.policy import NAMED
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.runtime.verbs import Opening, Sampling
 from holdfast.tests.runtime.fake_device import device_engine
-from holdfast.tests.runtime.fakes import FakeDisk, fake_engine, fake_memory
+from holdfast.tests.runtime.fakes import FakeDisk, drafting_engine, fake_engine, fake_memory
 from holdfast.tests.runtime.worlds import LATE_BOMB, LAUNCH_BOMB, POISON, World
 
 POLICIES = [os.environ["HOLDFAST_POLICY"]] if "HOLDFAST_POLICY" in os.environ else [*NAMED]
@@ -256,6 +256,13 @@ class OverlapMachine(SchedulerMachine):
     DEPTH = 2
 
 
+class DraftingMachine(SchedulerMachine):
+    """Tokens are guessed, rightly and wrongly: nothing else comes out."""
+
+    DEPTH = 2
+    MAKE = staticmethod(drafting_engine)
+
+
 class DeviceMachine(OverlapMachine):
     """The same, by the real runner and mover on streams that run in any order that their events allow."""
 
@@ -285,7 +292,8 @@ def _run(machine: type[SchedulerMachine], policy: str, examples: int) -> None:
 @pytest.mark.timeout(300 * FACTOR)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(
-    ("machine", "examples"), [(LockStepMachine, 20), (OverlapMachine, 20), (DeviceMachine, 20)]
+    ("machine", "examples"),
+    [(LockStepMachine, 20), (OverlapMachine, 20), (DraftingMachine, 20), (DeviceMachine, 20)],
 )
 def test_any_verbs_in_any_order(machine, examples, policy) -> None:
     _run(machine, policy, examples)
