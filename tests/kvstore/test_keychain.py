@@ -31,15 +31,6 @@ def test_each_is_a_list_of_its_own(moves: list[tuple[int, str, int]]) -> None:
         assert [one[1:5] for one in chains] == [one[1:5] for one in plains]
 
 
-def test_a_fork_copies_no_key_and_the_longest_goes_on_in_place() -> None:
-    parent = KeyChain([b"a", b"b"])
-    child = parent.copy(2)
-    parent.extend([b"c"])
-    assert parent._keys is child._keys and list(child) == [b"a", b"b"]
-    child.extend([b"d"])
-    assert child._keys is not parent._keys and (parent[-1], child[-1]) == (b"c", b"d")
-
-
 def test_what_is_not_in_the_chain_cannot_be_asked_for() -> None:
     parent = KeyChain([b"a", b"b"])
     child = parent.copy(1)

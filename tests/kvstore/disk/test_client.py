@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
@@ -18,8 +18,8 @@ import pytest
 from holdfast.kvstore.disk import client
 from holdfast.kvstore.disk import process as process_module
 from holdfast.kvstore.disk.admin import remove, stat, verify
-from holdfast.kvstore.disk.client import DEADLINE, OPENING, DiskTier
-from holdfast.kvstore.disk.messages import PACKET_BYTES, Begin, Known, encode
+from holdfast.kvstore.disk.client import DEADLINE, DiskTier
+from holdfast.kvstore.disk.messages import PACKET_BYTES, Begin, Down, Fetched, Known, Up, down_decoder, encode
 from holdfast.kvstore.disk.process import DiskProcess
 from holdfast.kvstore.host.slots import SlotMemory, SlotState, make_memory
 from holdfast.kvstore.host.tier import HostTier
@@ -49,7 +49,9 @@ class Stage:
         self.disk_process.start()
         self.now = 0.0
         begin = Begin(str(folder / space.hex()), space, SIZE, 1 << 22, floor=floor)
-        self.disk = DiskTier(self.host, control, begin)
+        self.blocks = [memoryview(bytearray(SIZE)) for _ in range(20)]
+        self.disk = DiskTier(self.host, control, begin, lambda block: [self.blocks[block]])
+        self.file = Path(begin.folder) / "data.mdb"
         self._fd: int | None = fd
 
     def until(self, reached: Callable[[], object]) -> None:
@@ -59,12 +61,14 @@ class Stage:
             time.sleep(0.0005)  # the core is the disk process's meanwhile
             assert time.monotonic() < end, "it never came"
 
-    def lateness(self, seconds: float) -> None:
-        """Wait until a process that does not answer is given up, which takes so long."""
-        end = self.now + seconds + 1
-        while self.now < end and self.disk.statistics()["lost"] == 0:
+    def until_lost(self) -> None:
+        """Wait until the disk process is given up, by the test's clock."""
+
+        def lost() -> int:
             self.now += 0.5
-            self.disk.poll(self.now)
+            return self.disk.statistics()["lost"]
+
+        self.until(lost)
         assert not self.disk.ready
 
     def settled(self) -> bool:
@@ -80,6 +84,12 @@ class Stage:
             self.until(lambda: self.disk.room > 0)
             assert self.disk.store(key(number), self.now)
         self.until(self.settled)
+
+    def damage(self, number: int) -> None:
+        at = self.file.read_bytes().index(payload(number))
+        with self.file.open("r+b") as file:
+            file.seek(at + 100)
+            file.write(b"damaged")
 
     def check(self, number: int) -> None:
         record = get(self.host, key(number))
@@ -117,9 +127,7 @@ def test_records_go_down_and_come_up_as_they_were(stage: Stage) -> None:
 
 def test_a_record_that_is_gone_fails_alone_in_its_piece(stage: Stage) -> None:
     stage.down(*range(20))
-    stage.disk.supersede(key(7))
-    stage.down(30)  # forgotten on disk with this one
-    stage.disk._keys.add(key(7))  # but not here
+    stage.damage(7)
     for number in range(20):
         stage.host.drop(key(number))
         assert stage.disk.fetch(key(number), stage.now)
@@ -198,55 +206,97 @@ def test_a_socket_that_found_no_descriptor_is_asked_for_again(
     stage.close()
 
 
-class Queued:
-    """The disk process's socket with answers that have come, and no others."""
+class Scripted:
+    """A disk tier whose disk processes are the test."""
 
-    def __init__(self, answers: Iterable[bytes]) -> None:
-        self._answers = list(answers)
+    def __init__(self) -> None:
+        self._memory = make_memory(2 * 4096 + 41 * (SIZE + 64))
+        self.host = HostTier(SlotMemory(self._memory, SPACE, SIZE))
+        control, self._control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.disk = DiskTier(self.host, control, Begin("", SPACE, SIZE, 1 << 22))
+        self._sock: socket.socket | None = None
 
-    def recv(self, _: int) -> bytes:
-        if not self._answers:
-            raise BlockingIOError
-        return self._answers.pop(0)
+    def begin(self, *numbers: int, last: bool = True) -> None:
+        """Be the next disk process, with these records; the one before is gone."""
+        if self._sock is not None:
+            self._sock.close()
+            self.disk.poll(0.0)
+        engine, self._sock = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with engine:
+            socket.send_fds(self._control, [b"disk"], [engine.fileno()])
+        self.tell(Known(b"".join(map(key, numbers)), last))
+        self.disk.poll(0.0)
+        assert isinstance(self.asked(), Begin)
+
+    def tell(self, *answers: Up) -> None:
+        assert self._sock is not None
+        for answer in answers:
+            self._sock.send(encode(answer))
+
+    def asked(self) -> Down:
+        assert self._sock is not None
+        return down_decoder.decode(self._sock.recv(PACKET_BYTES))
+
+    def close(self) -> None:
+        self.disk.close()
+        self._control.close()
+        if self._sock is not None:
+            self._sock.close()
+        os.close(self._memory)
 
 
-def test_one_look_takes_up_few_pieces_and_what_may_have_come_during_a_step(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stage.down(*range(30))
-    stage.disk._reads._most = 1
-    sock = stage.disk._sock
-    assert sock is not None
+@pytest.fixture
+def scripted() -> Iterator[Scripted]:
+    scripted = Scripted()
+    yield scripted
+    scripted.close()
+
+
+def test_one_look_takes_up_few_pieces_and_what_may_have_come_during_a_step(scripted: Scripted) -> None:
+    """However long the step was: no disk process is given up for answers that the engine did not look at."""
+    scripted.begin(*range(30))
     for number in range(30):
-        stage.host.drop(key(number))
-        assert stage.disk.fetch(key(number), stage.now)
-    sock.setblocking(True)
-    monkeypatch.setattr(stage.disk, "_sock", Queued([sock.recv(PACKET_BYTES) for _ in range(30)]))
-    found = []
-    for passed in (0.0, 0.0, 0.001, 1.0):
-        stage.now += passed
-        stage.disk.poll(stage.now)
-        found.append(stage.disk.statistics()["fetched"])
-    assert found == [4, 8, 22, 30]
-    sock.setblocking(False)
-    monkeypatch.undo()
+        assert scripted.disk.fetch(key(number), 0.0)
+        scripted.disk.poll(0.0)  # a piece each
+    scripted.tell(*(Fetched(scripted.asked().ticket, [0], [0], [], [0]) for _ in range(30)))
+    waiting = []
+    for now in (0.0, 0.0, 0.001, 60 * DEADLINE):
+        scripted.disk.poll(now)
+        waiting.append(scripted.disk.statistics()["waiting"])
+    assert waiting == [26, 22, 8, 0] and scripted.disk.statistics()["lost"] == 0
 
 
-def test_records_count_when_they_can_be_fetched(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_count_when_they_can_be_fetched(scripted: Scripted) -> None:
     """A disk process may be stopped between two packets of keys: the figure must not promise what no turn
     can get.
     """
-    monkeypatch.setattr(stage.disk, "_ready", False)
-    first, second = (Known(key(number), last) for number, last in ((1, False), (2, True)))
-    monkeypatch.setattr(stage.disk, "_sock", Queued([encode(first)]))
-    stage.disk.poll(stage.now)
-    assert not stage.disk.fetch(key(1), stage.now)
-    assert (stage.disk.statistics()["records"], len(stage.disk)) == (0, 0)
-    monkeypatch.setattr(stage.disk, "_sock", Queued([encode(second)]))
-    stage.disk.poll(stage.now)
-    assert (stage.disk.statistics()["records"], len(stage.disk)) == (2, 2)
-    assert key(1) in stage.disk and key(2) in stage.disk
-    monkeypatch.undo()
+    scripted.begin(1, last=False)
+    assert not scripted.disk.fetch(key(1), 0.0)
+    assert (scripted.disk.statistics()["records"], len(scripted.disk)) == (0, 0)
+    scripted.tell(Known(key(2), last=True))
+    scripted.disk.poll(0.0)
+    assert (scripted.disk.statistics()["records"], len(scripted.disk)) == (2, 2)
+    assert key(1) in scripted.disk and key(2) in scripted.disk
+
+
+def test_the_disk_process_is_told_once_which_records_leases_cover(scripted: Scripted) -> None:
+    """The leases are those of the host tier; another disk process is told all of them again."""
+
+    def told(number: int) -> tuple[set[bytes], set[bytes]]:
+        put(scripted.host, key(number), 1, payload(number))
+        assert scripted.disk.store(key(number), 0.0)
+        store = scripted.asked()
+        return set(store.leased), set(store.released)
+
+    scripted.begin()
+    scripted.host.lease(1, [key(1), key(2)], 5.0)
+    assert told(10) == ({key(1), key(2)}, set())
+    assert told(11) == (set(), set())
+    scripted.host.lease(2, [key(2)], 5.0)
+    scripted.host.lease(1, [], 0.0)
+    assert told(12) == (set(), {key(1)})
+    scripted.begin()
+    assert told(13) == ({key(2)}, set())
 
 
 def test_what_is_fetched_bare_takes_no_slot_and_is_read_where_it_lies(stage: Stage, tmp_path: Path) -> None:
@@ -254,8 +304,6 @@ def test_what_is_fetched_bare_takes_no_slot_and_is_read_where_it_lies(stage: Sta
     stage.down(*range(20))
     stage.close()
     again = Stage(tmp_path)
-    blocks = [memoryview(bytearray(SIZE)) for _ in range(20)]
-    again.disk._blocks = lambda block: [blocks[block]]
     again.until(again.settled)
     keys = [key(number) for number in range(20)]
     free = again.host.free
@@ -266,28 +314,25 @@ def test_what_is_fetched_bare_takes_no_slot_and_is_read_where_it_lies(stage: Sta
     again.until(again.settled)
     assert again.host.free == free - 1 and not any(map(again.disk.fetching, keys))
     assert again.disk.read(keys, range(20)) == [number % 4 + 1 for number in range(20)]
-    assert [bytes(block) == payload(number) for number, block in enumerate(blocks)] == [True] * 20
+    assert [bytes(block) == payload(number) for number, block in enumerate(again.blocks)] == [True] * 20
     again.host.audit()
     again.close()
 
 
 def test_what_is_gone_or_damaged_is_not_read_from_memory(stage: Stage) -> None:
     stage.down(*range(6))
-    stage.disk.supersede(key(4))
-    stage.down(30)
-    stage.disk._keys.add(key(4))
-    into = memoryview(bytearray(SIZE))
-    stage.disk._blocks = lambda block: [into]
-    with open(Path(stage.disk._begin.folder) / "data.mdb", "r+b") as file:
-        file.seek(stage.disk._reader._known[key(2)].offset + 100)
-        file.write(b"damaged")
+    stage.damage(2)
     for number in (1, 2, 4):
         stage.host.drop(key(number))
         assert stage.disk.fetch(key(number), stage.now, direct=True)
+    stage.disk.supersede(key(4))
+    stage.keep(30)
+    assert stage.disk.store(key(30), stage.now)
+    while payload(30) not in stage.file.read_bytes():
+        pass  # 4 is gone before the engine asks for the others
     stage.until(stage.settled)
     assert [stage.disk.read([key(number)], [0]) for number in (1, 2, 4)] == [[2], [], []]
-    for number in (2, 4):
-        assert stage.disk.fetch(key(number), stage.now)
+    assert stage.disk.fetch(key(2), stage.now)
     stage.until(stage.settled)
     for number in (2, 4):
         assert key(number) not in stage.host and key(number) not in stage.disk, "the disk process finds out"
@@ -409,7 +454,7 @@ def test_slots_of_a_process_that_is_lost_come_back_when_it_is_dead(stage: Stage,
     assert stage.disk.fetch(key(1), stage.now)
     stage.keep(3)
     storing = stage.disk.store(key(3), stage.now)
-    stage.lateness(DEADLINE)
+    stage.until_lost()
     filling = [slot for slot in range(40) if stage.host.memory.entry(slot).state is SlotState.FILLING]
     assert storing or how is signal.SIGKILL, (
         "a stopped one takes what comes, a dead one may be noticed at once"
@@ -439,26 +484,11 @@ def test_a_process_that_stops_before_it_sends_its_keys_is_replaced(
     try:
         stage.until(lambda: stage.disk_process.pid is not None)
         monkeypatch.setattr(process_module.subprocess, "Popen", spawned)
-        stage.until(lambda: stage.disk._sock is not None)
-        stage.lateness(OPENING)
+        stage.until_lost()
         stage.until(stage.settled)
         stage.down(1)
     finally:
         stage.close()
-
-
-def test_answers_that_came_while_the_engine_did_not_look_are_taken(stage: Stage) -> None:
-    """It computed a long step, or was stopped: no disk process is killed for that."""
-    stage.down(*range(16))
-    for number in range(16):
-        stage.host.drop(key(number))
-        assert stage.disk.fetch(key(number), stage.now)
-        stage.disk._ask_for_pieces(stage.now)  # a piece each: more than one look takes up
-    stage.now += 60 * DEADLINE
-    stage.until(stage.settled)
-    assert stage.disk.statistics()["lost"] == 0
-    for number in range(16):
-        stage.check(number)
 
 
 def test_kills_at_any_moment_lose_and_mix_up_nothing(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -492,15 +522,3 @@ def test_the_disk_process_ends_with_the_engine(tmp_path: Path) -> None:
     stage.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-
-
-def test_the_disk_process_is_told_once_which_records_leases_cover(stage: Stage) -> None:
-    """The leases are those of the host tier; another disk process is told all of them again."""
-    stage.host.lease(1, [key(1), key(2)], 5.0)
-    assert [set(keys) for keys in stage.disk._changed_leases()] == [{key(1), key(2)}, set()]
-    assert stage.disk._changed_leases() == ([], [])
-    stage.host.lease(2, [key(2)], 5.0)
-    stage.host.lease(1, [], 0.0)
-    assert stage.disk._changed_leases() == ([], [key(1)])
-    stage.disk._lose("is gone")
-    assert stage.disk._changed_leases() == ([key(2)], [])

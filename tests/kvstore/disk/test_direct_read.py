@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from random import Random
 
@@ -10,7 +11,7 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.disk import direct_read
-from holdfast.kvstore.disk.direct_read import FILE, DirectRead, RecordAt
+from holdfast.kvstore.disk.direct_read import FILE, SHARED, DirectRead, RecordAt
 from holdfast.kvstore.disk.payload_offsets import in_memory
 
 KEY, OTHER = b"k" * 16, b"o" * 16
@@ -126,6 +127,9 @@ def test_whether_a_page_is_in_memory_is_asked_of_the_kernel(tmp_path: Path) -> N
 def test_the_second_thread_is_not_on_the_core_that_the_engines_thread_is_bound_to(
     folder: Path, bound_beside: set[int]
 ) -> None:
-    near = DirectRead(folder, len(DATA))
-    assert near._second.submit(os.sched_getaffinity, 0).result(60) == bound_beside
+    near, others = DirectRead(folder, len(DATA)), set(threading.enumerate())
+    near.learn(KEY, LYING)
+    assert near.read([KEY] * SHARED, lambda _: parts(10_000)) == [3] * SHARED
+    (second,) = set(threading.enumerate()) - others
+    assert os.sched_getaffinity(second.native_id or 0) == bound_beside
     near.close()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -181,23 +179,6 @@ def test_a_file_system_without_holes_gets_the_whole_file(
     (disk / "ballast").unlink()
     store.put([given(200)])
     assert holds(store, 200)
-
-
-def test_what_another_process_reads_is_not_punched(disk: Path, store: RecordStore) -> None:
-    store.put([given(number) for number in range(100)])
-    reader = """
-import lmdb, sys
-transaction = lmdb.open(sys.argv[1], readonly=True).begin()
-print("reads", flush=True)
-sys.stdin.read()
-"""
-    command = [sys.executable, "-c", reader, str(disk / "kv")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None
-        other.stdout.readline()
-        with pytest.raises(ListUnreadable, match="another process"):
-            store._punch()
-        other.kill()
 
 
 def test_a_start_on_a_disk_that_kv_has_filled_begins_with_room(disk: Path, tmp_path: Path) -> None:

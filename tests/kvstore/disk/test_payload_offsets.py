@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 from xxhash import xxh3_64_intdigest
 
+from holdfast.kvstore.disk import payload_offsets
 from holdfast.kvstore.disk.payload_offsets import PayloadOffsets
 from holdfast.kvstore.disk.record import RecordHeader
 from holdfast.kvstore.disk.store import NewRecord, RecordStore, StoreFailed
@@ -44,6 +44,18 @@ def store(tmp_path: Path) -> Iterator[RecordStore]:
     store = RecordStore(tmp_path / "kv", SPACE, SIZE, 1000 * ROOM)
     yield store
     store.close()
+
+
+@pytest.fixture
+def misplaced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Wrong offsets for the payloads that are learned next."""
+    wrong, learned = list[int](), payload_offsets.PayloadAt
+    monkeypatch.setattr(
+        payload_offsets,
+        "PayloadAt",
+        lambda offset, header: learned(wrong.pop(0) if wrong else offset, header),
+    )
+    return wrong
 
 
 def holds(into: memoryview, number: int) -> bool:
@@ -84,11 +96,12 @@ def test_what_another_process_left_is_found_when_it_is_read(tmp_path: Path) -> N
     again.close()
 
 
-def test_a_wrong_place_costs_time_and_no_byte(store: RecordStore, tmp_path: Path) -> None:
-    put(store, *range(4))
-    known = store._offsets._known
-    known[key(1)] = replace(known[key(1)], offset=1 << 40)
-    known[key(2)] = replace(known[key(2)], offset=known[key(3)].offset)
+def test_a_wrong_place_costs_time_and_no_byte(
+    store: RecordStore, tmp_path: Path, misplaced: list[int]
+) -> None:
+    put(store, 0, 3)
+    misplaced[:] = [1 << 40, store.offset_of(key(3))]
+    put(store, 1, 2)
     into = memoryview(bytearray(SIZE))
     for number in (1, 2, 3):
         store.get(key(number), into)
@@ -134,11 +147,11 @@ def test_what_is_brought_into_memory_is_there_and_copied_nowhere(store: RecordSt
 
 
 def test_what_cannot_be_brought_is_for_get_to_judge(
-    store: RecordStore, monkeypatch: pytest.MonkeyPatch
+    store: RecordStore, monkeypatch: pytest.MonkeyPatch, misplaced: list[int]
 ) -> None:
-    put(store, *range(3))
-    known = store._offsets._known
-    known[key(1)] = replace(known[key(1)], offset=1 << 40)
+    put(store, 0)
+    misplaced.append(1 << 40)
+    put(store, 1)
     assert store.load_pages(key(1)) is None, "the file ends before"
 
     def refuse(*_: object) -> int:
