@@ -77,10 +77,14 @@ def record_of(number: int) -> SessionRecord:
 
 @asynccontextmanager
 async def registry_in(
-    path: Path, link: ScriptedLink, now: Callable[[], datetime] = local_time, **changes: object
+    path: Path,
+    link: ScriptedLink,
+    now: Callable[[], datetime] = local_time,
+    reclaimable: Callable[[], int] = lambda: 0,
+    **changes: object,
 ) -> AsyncIterator[SessionRegistry]:
     """A registry on the store; at the end everything is closed as by a server that leaves."""
-    journal = await Journal.open(path, MODEL, replace(SMALL, **changes))
+    journal = await Journal.open(path, MODEL, replace(SMALL, **changes), reclaimable=reclaimable)
     registry = SessionRegistry(link, LANGUAGE, journal=journal, now=now)
     try:
         yield registry

@@ -14,6 +14,7 @@ import pytest
 from holdfast.sessions.conversation.items import Preamble
 from holdfast.sessions.errors import StorageUnavailable, StoreUnusable
 from holdfast.sessions.journal import admin, compaction
+from holdfast.sessions.journal import store as store_module
 from holdfast.sessions.journal.folder import Disk
 from holdfast.sessions.journal.logs import Log, LogFolder
 from holdfast.sessions.journal.records import (
@@ -60,6 +61,12 @@ def compacted(store: JournalStore) -> None:
         store.compact()
 
 
+def compact(store: JournalStore) -> None:
+    """Once, also while it rests."""
+    while store.compact():
+        pass
+
+
 def kept(store: JournalStore) -> set[int]:
     return {number for number, state in store.sessions.states.items() if state.kept}
 
@@ -83,8 +90,7 @@ def test_a_slice_that_fails_in_any_way_loses_nothing(monkeypatch: pytest.MonkeyP
             with pytest.raises(MemoryError):
                 compacted(store)
             assert not store.wants_compaction, "it rests"
-            store._resting = 0.0
-            compacted(store)
+            compact(store)
         for _ in range(2):
             for number in range(3, 60, 3):
                 assert store.session(number).operations
@@ -107,7 +113,7 @@ def test_a_drop_is_kept_with_the_records_that_an_earlier_slice_copied(
         store.erase(range(3, 6))
         store.logs.roll()
         store.write(birth(9))
-        while not (store._compaction is not None and len(store._compaction._rows) >= 3):
+        for _ in range(3):
             assert store.compact()
         store.write([drop(2)])  # the fork goes, between the slices
         compacted(store)
@@ -121,6 +127,7 @@ def test_a_drop_is_kept_with_the_records_that_an_earlier_slice_copied(
 def test_dead_logs_do_not_return_when_only_some_of_them_could_be_removed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(store_module, "DEAD_SHARE", 0.1)
     with folder() as path:
         store = JournalStore.open(path, MODEL, WIDE)
         for number in range(1, 4):
@@ -128,7 +135,7 @@ def test_dead_logs_do_not_return_when_only_some_of_them_could_be_removed(
         store.erase([2])
         store.logs.roll()
         store.write(with_text(50, 9000))
-        store._compact_whole(sealed(store))  # its log has a higher number than that of the next drops
+        compact(store)  # its log has a higher number than that of the next drops
         store.erase([1, 3, 50])
         store.logs.roll()
         store.write(birth(60))
@@ -170,10 +177,19 @@ def test_a_log_that_cannot_be_removed_stays_replaced_when_its_replacement_is_rew
         store.erase([1])
         store.logs.roll()
         store.write(birth(9))
+        remove = LogFolder.remove
+
+        def dies(self: LogFolder, one: Log) -> None:
+            remove(self, one)
+            raise Crash
+
         stubborn(patch, "00000001.log")
         with pytest.raises(StorageUnavailable, match="cannot be removed"):
-            store._compact_whole(sealed(store))
-        store._compact_whole([one for one in sealed(store) if one.number != 1])
+            store.rewrite()
+        patch.setattr(store_module, "MOST_VICTIMS", 1)
+        patch.setattr(LogFolder, "remove", dies)
+        with pytest.raises(Crash):  # when the replacement is rewritten, and the first log is not yet
+            store.rewrite()
         assert sorted(one.number for one in sealed(store)) == [1, 5]
         assert store.remove_dead() == 0
         killed(store)
@@ -234,7 +250,6 @@ class History:
         else:
             for _ in range(self.random.randrange(1, 6)):
                 store.compact()
-            store._resting = 0.0
 
     def born(self) -> None:
         """Begin a session, maybe as a fork."""

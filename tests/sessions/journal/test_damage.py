@@ -18,6 +18,7 @@ from msgspec.structs import replace as replaced
 from holdfast.sessions.conversation.items import Message, Preamble
 from holdfast.sessions.errors import HandleUnknown, RecordDamaged, StorageUnavailable
 from holdfast.sessions.journal import admin, segment
+from holdfast.sessions.journal import store as store_module
 from holdfast.sessions.journal.folder import Disk
 from holdfast.sessions.journal.records import (
     EventReceived,
@@ -277,7 +278,7 @@ def test_damage_to_what_forks_share_costs_them_too_and_only_them() -> None:
                         store.session(number)
                 assert store.damaged() == [3, 4]
                 store.logs.roll()
-                store._compact_whole(store._victims(least=-1.0))
+                store.rewrite()
                 assert said(store, 2) == ["0", "1", "own"]
 
 
@@ -365,7 +366,7 @@ def test_damage_is_remembered_when_its_log_is_rewritten() -> None:
             with store_in(path) as store:
                 assert store.damaged() == [1] and said(store, 2) == ["0", "1", "2"]
                 store.logs.roll()
-                store._compact_whole(store._victims(least=-1.0))
+                store.rewrite()
                 assert store.logs.read(store.sessions.place(1, Kind.OPERATION, 2)).payload
         assert not log.exists()
         with store_in(path) as store:
@@ -375,7 +376,10 @@ def test_damage_is_remembered_when_its_log_is_rewritten() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_a_process_that_dies_between_any_two_writes_of_a_compaction_loses_nothing(share: float) -> None:
+def test_a_process_that_dies_between_any_two_writes_of_a_compaction_loses_nothing(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "DEAD_SHARE", 0.01)
     at, reached = 0, True
     while reached:
         at += 1
@@ -388,10 +392,11 @@ def test_a_process_that_dies_between_any_two_writes_of_a_compaction_loses_nothin
             disk.arm(at, share=share)
             reached = False
             try:
-                while victims := store._victims(least=0.01):
-                    store._compact_whole(victims)
-                    if not any(one.dead for one in store.logs.logs.values() if one is not store.logs.active):
-                        break
+                while store.compact() or (
+                    store.wants_compaction
+                    and any(one.dead for one in store.logs.logs.values() if one is not store.logs.active)
+                ):
+                    pass
             except Crash:
                 reached = True
             killed(store)

@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -25,6 +24,7 @@ from holdfast.sessions.errors import HandleUnknown, RecordDamaged, StorageFull, 
 from holdfast.sessions.forks import Forks
 from holdfast.sessions.handles import digest_of
 from holdfast.sessions.journal.journal import Journal, JournaledLog
+from holdfast.sessions.journal.logs import LogFolder
 from holdfast.sessions.journal.records import (
     Begun,
     Configured,
@@ -38,6 +38,7 @@ from holdfast.sessions.journal.records import (
 )
 from holdfast.sessions.journal.replay import request_form, request_from
 from holdfast.sessions.journal.segment import Fresh, Kind
+from holdfast.sessions.journal.state import Sessions
 from holdfast.sessions.journal.store import JournalStore, StoredSession
 from holdfast.sessions.registry import Reopened, SessionRegistry
 from holdfast.sessions.session import Session
@@ -296,7 +297,7 @@ async def test_a_mistake_of_ours_does_not_end_the_thread(caplog: pytest.LogCaptu
                 session.log.append(EventReceived(event="first"))
                 await left(session)
                 await registry.journal.read(lambda store: None)  # served behind the upkeep of that commit
-            patch.setattr(JournalStore, "_apply", mistaken)
+            patch.setattr(Sessions, "apply", mistaken)
             session.log.append(EventReceived(event="second"))
             ticket = session.log.sync()
             await alarm.wait()
@@ -394,7 +395,7 @@ async def test_a_commit_waits_for_one_slice_of_a_compaction_and_no_more() -> Non
         async with registry_in(path, reciting(), segment_bytes=64 << 10) as registry:
             session = registry.create()
             await left(session)
-            loop, store = asyncio.get_running_loop(), registry.journal._store
+            loop, store = asyncio.get_running_loop(), await registry.journal.read(lambda store: store)
             written, queued = JournalStore.write, asyncio.Event()
 
             def write(store: JournalStore, changes: list[object]) -> None:
@@ -427,12 +428,12 @@ async def test_a_commit_waits_for_one_slice_of_a_compaction_and_no_more() -> Non
 @run
 async def test_what_a_cache_gives_back_counts_as_free() -> None:
     with folder() as path:
-        async with registry_in(path, reciting()) as registry:
+        given_back = 1 << 60
+        async with registry_in(path, reciting(), reclaimable=lambda: given_back) as registry:
             session = registry.create()
             registry.journal.settings = replace(SMALL, reserve_bytes=1 << 60)
-            registry.journal._reclaimable = lambda: 1 << 60
             assert session.log.fault is None
-            registry.journal._reclaimable = lambda: 0
+            given_back = 0
             assert "bytes left" in session.log.fault.message
 
 
@@ -560,12 +561,13 @@ async def test_a_reply_that_was_interrupted_goes_on_where_it_was() -> None:
                 told.append(await anext(response))
             handle = await left(session)
             session.log.close()  # the server dies here
-        spoken = len(response._run.reader.ids)
+        spoken = len(toks("".join(event.text for event in told if isinstance(event, ReplyTextDelta))))
         link = ScriptedLink(lambda tokens: [*whole, END][continued(tokens, whole)], END)
         async with registry_in(path, link) as registry:
             found = await resumed(registry, handle)
             past = found.replayed.last
-            assert past.ids.tolist() == whole[:spoken] and past.note == b"note" and past.ended is None
+            assert past.ids.tolist() == whole[: len(past.ids)] and len(past.ids) >= spoken >= 3
+            assert past.note == b"note" and past.ended is None
             assert past.request.sampling.seed == 5 and past.request.max_output_tokens == 50
             events = [event async for event in found.session.go_on(past)]
             texts = [event.text for event in events if isinstance(event, ReplyTextDelta)]
@@ -727,14 +729,15 @@ async def test_a_damaged_session_ends_alone_and_is_counted() -> None:
             handles = [await left(one), await left(other)]
             struck = one.log.number
         async with registry_in(path, reciting("Fine.")) as registry:
-            whole = JournalStore._decoded
+            whole = LogFolder.read
 
-            def damaged(store: JournalStore, place: int, kind: Kind, number: int, *more: Any) -> object:
-                if number == struck and kind is Kind.OPERATION:
+            def damaged(logs: LogFolder, place: int) -> object:
+                found = whole(logs, place)
+                if (found.session, found.kind) == (struck, Kind.OPERATION):
                     raise RecordDamaged("a checksum is wrong")
-                return whole(store, place, kind, number, *more)
+                return found
 
-            patch.setattr(JournalStore, "_decoded", damaged)
+            patch.setattr(LogFolder, "read", damaged)
             for _ in range(2):
                 with pytest.raises(RecordDamaged):
                     await registry.resume(handles[0], b"")
@@ -809,14 +812,15 @@ async def test_a_long_life_costs_its_length_and_not_its_events() -> None:
             assert isinstance(stored.operations[0], SessionSnapshot) and len(stored.operations[0].heard) == 30
             items, tokens = session.history.items(), session.history.head.tokens().tolist()
             handle = await left(session)
-        async with registry_in(path, reciting("Still here.")) as registry:
+        link = reciting("Still here.")
+        async with registry_in(path, link) as registry:
             found = await resumed(registry, handle)
             assert found.session.history.items() == items
             assert found.session.history.head.tokens().tolist() == tokens
             assert found.replayed.responses == 40 and found.replayed.heard[-1] == "39-24"
             done = await ask(found.session, "And now?")
             assert done.items[0].text == "Still here."
-            assert prompts(found.session._branch.link)[-1][: len(tokens) - 1] == tokens[:-1]
+            assert prompts(link)[-1][: len(tokens) - 1] == tokens[:-1]
             handle = await left(found.session)
         async with registry_in(path, reciting()) as registry:
             assert (await resumed(registry, handle)).session.history.items()[-1].text == "Still here."

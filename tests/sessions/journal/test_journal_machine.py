@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -14,7 +14,7 @@ from msgspec.structs import replace as replaced
 
 from holdfast.sessions.conversation.items import Message, Preamble
 from holdfast.sessions.errors import RecordDamaged, StorageUnavailable
-from holdfast.sessions.journal.compaction import Compaction
+from holdfast.sessions.journal import store as store_module
 from holdfast.sessions.journal.records import (
     AnyOperation,
     Emitted,
@@ -61,6 +61,9 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.stack = ExitStack()
+        patch = self.stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(store_module, "DEAD_SHARE", -1.0)  # any log is rewritten
+        patch.setattr(store_module, "MOST_VICTIMS", 3)
         self.path = self.stack.enter_context(folder())
         self.disk = BadDisk()
         self.store = self.opened()
@@ -190,14 +193,14 @@ class StoreMachine(RuleBasedStateMachine):
     def compact(self, steps: int) -> None:
         """Some slices; what is written meanwhile moves on."""
         for _ in range(steps):
-            self.squeeze()
+            self.store.compact()
 
     @rule(at=st.integers(1, 30), share=SHARES)
     def die_in_a_compaction(self, at: int, share: float) -> None:
         self.disk.arm(at, share=share)
         try:
             for _ in range(20):
-                self.squeeze()
+                self.store.compact()
         except Crash:
             self.die()
         self.disk.disarm()
@@ -206,7 +209,7 @@ class StoreMachine(RuleBasedStateMachine):
     def fail_in_a_compaction(self, at: int, error: int, share: float) -> None:
         self.disk.arm(at, error, 2, share)
         for _ in range(10):
-            self.squeeze()
+            self.store.compact()
         self.disk.disarm()
 
     @rule()
@@ -257,15 +260,6 @@ class StoreMachine(RuleBasedStateMachine):
 
     def one_of_them(self, data: st.DataObject) -> int:
         return data.draw(st.sampled_from(sorted(self.shadow)))
-
-    def squeeze(self) -> None:
-        """A slice of compacting whatever is not active."""
-        store = self.store
-        if store._compaction is None and (victims := store._victims(least=-1.0)[:3]):
-            with suppress(StorageUnavailable):
-                store._compaction = Compaction(store.logs, store.sessions, victims)
-        if store._compaction is not None:
-            store.compact()
 
     def becomes(self, after: dict[int, Shadow]) -> None:
         before = self.handles()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import os
 import shutil
 from pathlib import Path
 from random import Random
@@ -94,11 +95,15 @@ def test_a_move_that_was_cut_off_beside_the_identity_of_a_journal_of_before_says
         shutil.rmtree(path / "journal")
         old = laid_out(path)
 
-        def die(folder: Path) -> None:
-            raise KeyboardInterrupt
+        rename = os.rename
+
+        def die(old: Path, new: Path) -> None:
+            if new.name == KEPT:
+                raise KeyboardInterrupt
+            rename(old, new)
 
         with monkeypatch.context() as dying:
-            dying.setattr(legacy, "_put_away", die)
+            dying.setattr(os, "rename", die)
             with pytest.raises(KeyboardInterrupt):
                 open_for(path, MODEL, SMALL)
         assert old.exists() and (path / "journal").exists()

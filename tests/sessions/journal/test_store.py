@@ -24,6 +24,7 @@ from holdfast.sessions.errors import (
     StoreNewer,
     StoreUnusable,
 )
+from holdfast.sessions.journal import store as store_module
 from holdfast.sessions.journal.legacy import migrate
 from holdfast.sessions.journal.lock import StoreLock
 from holdfast.sessions.journal.model_store import open_for
@@ -249,16 +250,21 @@ def test_a_forgotten_session_leaves_nothing() -> None:
         assert HELLO.item.text.encode() not in bytes_below(path / "journal")
 
 
-def test_a_forgotten_session_stays_forgotten_while_an_older_log_has_its_records() -> None:
+def test_a_forgotten_session_stays_forgotten_while_an_older_log_has_its_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with folder() as path:
         with store_in(path) as store:
-            store.write([*birth(1), append(1, 0, HELLO), *birth(2)])
+            store.write([*birth(1), append(1, 0, HELLO), *birth(2), append(2, 0, HELLO)])
             store.logs.roll()
             store.write([*birth(3), drop(1)])
             newer = store.logs.active
             assert newer is not None
             store.logs.roll()
-            store._compact_whole([newer])
+            monkeypatch.setattr(store_module, "DEAD_SHARE", -1.0)
+            monkeypatch.setattr(store_module, "MOST_VICTIMS", 1)
+            store.compact()
+            assert newer not in store.logs.logs.values()
         with store_in(path) as store:
             assert sorted(store.sessions.states) == [2, 3]
             with pytest.raises(RecordDamaged, match="missing"):

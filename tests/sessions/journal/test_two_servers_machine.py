@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from holdfast.sessions.errors import RecordDamaged, StorageUnavailable, StoreUnusable
+from holdfast.sessions.journal import store as store_module
 from holdfast.sessions.journal.folder import Disk
 from holdfast.sessions.journal.lock import StoreLock
 from holdfast.sessions.journal.model_store import open_for
@@ -86,6 +87,8 @@ class Servers(RuleBasedStateMachine):
         self.stack = ExitStack()
         patch = self.stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(fcntl, "flock", lambda fd, how: None)
+        patch.setattr(store_module, "DEAD_SHARE", -1.0)  # any log is rewritten
+        patch.setattr(store_module, "MOST_VICTIMS", 3)
         self.path = self.stack.enter_context(folder())
         self.servers: list[Server] = []
         self.held: dict[int, list[str]] = {}
@@ -204,8 +207,8 @@ class Servers(RuleBasedStateMachine):
         with suppress(StorageUnavailable, RecordDamaged):
             server.store.logs.roll()
             for _ in range(steps):
-                if victims := server.store._victims(least=-1.0)[:3]:
-                    server.store._compact_whole(victims)
+                while server.store.compact():
+                    pass
 
 
 TestServers = Servers.TestCase
