@@ -202,7 +202,7 @@ class Session:
         """
         self._check_open()
         operations: list[AnyOperation] = []
-        writer = next((response for response in self._live() if response.writes), None)
+        writer = self.writer
         if writer is None:
             history = self.history.branch()
         else:
@@ -226,6 +226,11 @@ class Session:
     def heir(self) -> EngineCopy:
         """The `EngineCopy` for a session that is forked from this one now. It is empty until `lend`."""
         return self._sequence.child()
+
+    @property
+    def writer(self) -> TurnResponse | None:
+        """The running response that writes the conversation; None if there is none."""
+        return next((response for response in self._live() if response.writes), None)
 
     def saying(self, item_id: str) -> TurnResponse | None:
         """The running response that has begun the message ``item_id``; None if there is none."""

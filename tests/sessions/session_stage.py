@@ -85,10 +85,9 @@ async def ask(session: Session, text: str, **request: object) -> ReplyDone:
 
 async def cancel(session: Session) -> bool:
     """Cancel the response that writes the conversation; False if there is none."""
-    writers = [response for response in session._live() if response.writes]
-    for response in writers:
-        await response.cancel()
-    return bool(writers)
+    if (writer := session.writer) is not None:
+        await writer.cancel()
+    return writer is not None
 
 
 def text_of(events: list[ReplyEvent]) -> str:

@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 from holdfast.sessions.conversation.items import Message
 from holdfast.sessions.engine_copy import EngineCopy
 from holdfast.sessions.errors import ConversationBusy, CutInvalid, ItemUnknown
-from holdfast.sessions.journal.records import AnyOperation
+from holdfast.sessions.journal.records import AnyOperation, Emitted
 from holdfast.sessions.journal.replay import replay
 from holdfast.sessions.session import Session
 from holdfast.sessions.turn.events import EndReason, ReplyDone, ReplyTextDelta
@@ -139,7 +139,7 @@ class VerbsMachine(RuleBasedStateMachine):
         super().__init__()
         self.runner = asyncio.Runner()
         self.link = ScriptedLink(spoken, END, ahead=2, max_context=1 << 20)
-        self.number = 0
+        self.number, self.copies = 0, dict[str, EngineCopy]()
         self.sessions = [self.run(self.opened([]))]
         self.shadows = [Shadow()]
 
@@ -153,8 +153,9 @@ class VerbsMachine(RuleBasedStateMachine):
         if operations and "history" not in more:
             more["history"] = replay(operations, max_items=1000).history
         self.number += 1
-        log = Kept(operations)
-        return Session(f"s{self.number}", self.link, LANGUAGE, now=datetime(2025, 3, 1), log=log, **more)
+        name, log = f"s{self.number}", Kept(operations)
+        self.copies[name] = more.setdefault("sequence", EngineCopy(self.link))
+        return Session(name, self.link, LANGUAGE, now=datetime(2025, 3, 1), log=log, **more)
 
     def one(self, index: int) -> tuple[Session, Shadow]:
         at = index % len(self.sessions)
@@ -183,7 +184,7 @@ class VerbsMachine(RuleBasedStateMachine):
                 await response.cancel()
             if isinstance(event, ReplyDone):
                 done = event
-        await session._sequence.wait_stopped()
+        await self.copies[session.id].wait_stopped()
         if self.count(shadow, done, end):
             self.agree(session, shadow, engine=end is None)
 
@@ -203,7 +204,7 @@ class VerbsMachine(RuleBasedStateMachine):
         head = session.history.head
         assert ([] if head is None else head.tokens().tolist()) == shadow.tokens()
         if engine and shadow.turns:
-            assert session._sequence.held.tolist() == shadow.tokens()
+            assert self.copies[session.id].held.tolist() == shadow.tokens()
 
     # --- the verbs ---
 
@@ -287,13 +288,12 @@ class VerbsMachine(RuleBasedStateMachine):
                 self.count(shadow, event)
                 mirror, response = deepcopy(shadow), None
         session.log.gather()  # as a fork does
-        if response is not None and response._recorded:
-            reply = mirror.speak(response._recorded)
-            items = [item for item, _ in [(item.id, 0) for item in response._run.reader.items()]]
-            begun = response._run.reader._text
-            name = begun[0] if begun else (items[0] if items else None)
+        if response is not None:
+            emitted = (one for one in session.log.operations if isinstance(one, Emitted))
+            reply = mirror.speak(sum(len(one.ids) // 4 for one in emitted if one.response == response.id))
             if text_of(reply):
-                mirror.turns.append(Said(mirror.waiting, reply, name))
+                so_far, _ = session.branch(None)
+                mirror.turns.append(Said(mirror.waiting, reply, so_far.items()[-1].id))
                 mirror.waiting = []
         known = mirror.items()
         at = None if item is None or not known else item % len(known)

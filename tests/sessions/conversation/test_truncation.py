@@ -21,6 +21,7 @@ from holdfast.sessions.conversation.tree import Draft, Script, Segment, TurnRepl
 from holdfast.sessions.errors import CallUnknown, ItemInvalid, PromptTooLong
 from holdfast.sessions.journal.replay import replay
 from holdfast.sessions.session import ForkSummary, Session
+from holdfast.sessions.settings import SessionSettings
 from holdfast.sessions.text.renderer import SHARED, Renderer
 from holdfast.sessions.token_ids import ids_of
 from holdfast.sessions.turn.events import MissReason, ReplyDone, ReplyTextDelta
@@ -53,11 +54,11 @@ def inside(session: Session) -> list[str]:
 
 
 async def full(
-    context: int = CONTEXT, instructions: str = ""
+    context: int = CONTEXT, instructions: str = "", settings: SessionSettings | None = None
 ) -> tuple[ScriptedLink, Session, list[ReplyDone]]:
     """A session after the first turn that left something out of its context."""
     link = reciting(*["yes"] * 40, max_context=context)
-    session = session_on(link, Preamble(instructions=instructions))
+    session = session_on(link, Preamble(instructions=instructions), settings)
     dones = [await turn(session, f"{number} {WORDS}") for number in range(1)]
     while dones[-1].left_out is None:
         dones.append(await turn(session, f"{len(dones)} {WORDS}"))
@@ -366,12 +367,12 @@ async def test_edits_during_the_cutting_turn_and_what_it_leaves_out_go_together(
 
 @run
 async def test_a_full_history_makes_room_by_forgetting_what_has_left() -> None:
-    _, session, dones = await full()
+    most = len((await full())[1].history)
+    _, session, dones = await full(settings=SessionSettings(max_items=most))
     history = session.history
     oldest = history.items()[0].id
-    history._max_items = len(history.items())
     say(session, "Hi")
-    assert oldest not in history and len(history.items()) == history._max_items
+    assert oldest not in history and len(history.items()) == most
     whole = History(max_items=1)
     whole.insert(Message(id="a", role="user", text="a"))
     with pytest.raises(ItemInvalid):

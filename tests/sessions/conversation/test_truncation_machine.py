@@ -21,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from holdfast.sessions.conversation.history import History
 from holdfast.sessions.conversation.items import Message
+from holdfast.sessions.engine_copy import EngineCopy
 from holdfast.sessions.errors import PromptTooLong
 from holdfast.sessions.journal.records import AnyOperation
 from holdfast.sessions.journal.replay import condensed, replay
@@ -147,7 +148,8 @@ class TruncationMachine(RuleBasedStateMachine):
 
     def session_of(self, operations: list[AnyOperation], history: History | None) -> Session:
         now, log = datetime(2025, 3, 1), Kept(operations)
-        return Session("s", self.link, LANGUAGE, now=now, log=log, history=history, tenant=self.tenant)
+        self.copy, more = EngineCopy(self.link), {"history": history, "tenant": self.tenant}
+        return Session("s", self.link, LANGUAGE, now=now, log=log, sequence=self.copy, **more)
 
     def ask(self, words: list[int]) -> None:
         for count in words:
@@ -178,7 +180,7 @@ class TruncationMachine(RuleBasedStateMachine):
         self.list.entries.append(Entry(done.items[0].id, "", reply))
         head = self.session.history.head
         assert head is not None and head.tokens().tolist() == prompt + reply
-        assert self.session._sequence.held.tolist() in ([prompt + reply, []] if died else [prompt + reply])
+        assert self.copy.held.tolist() in ([prompt + reply, []] if died else [prompt + reply])
 
     # --- the verbs ---
 
@@ -201,7 +203,7 @@ class TruncationMachine(RuleBasedStateMachine):
             for _ in range(pieces % 6):
                 event = await anext(response)
                 if isinstance(event, ReplyDone):
-                    await self.session._sequence.wait_stopped()
+                    await self.copy.wait_stopped()
                     return event
             operations = stored(self.session.log.operations)
             self.session.log.operations = list(operations)  # what the dead server still does is lost
@@ -215,7 +217,7 @@ class TruncationMachine(RuleBasedStateMachine):
     async def heard(self, response: Any) -> ReplyDone:
         *_, done = [event async for event in response]
         assert isinstance(done, ReplyDone)
-        await self.session._sequence.wait_stopped()
+        await self.copy.wait_stopped()
         return done
 
     @rule(item=INDEX)

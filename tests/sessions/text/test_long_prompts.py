@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -13,40 +13,27 @@ from holdfast.sessions.conversation.items import Message, Preamble, Tool
 from holdfast.sessions.errors import PromptTooLong
 from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.text.streaming_tokenizer import StablePrefixRule
-from holdfast.sessions.text.tokenizer import ChatTokenizer
 from holdfast.sessions.turn.events import EndReason, ReplyDone, ReplyStatus
 from holdfast.sessions.turn.request import TurnRequest
 from holdfast.sessions.workers import Workers, WorkerSlot
 
 from ..scripted_link import ScriptedLink
 from ..session_stage import END, LANGUAGE, ask, one_shot, prompts, read, reciting, run, say, session_on
+from .test_tokenizer import Watched
 
 WORDS = "The weather in Paris is sunny and warm. "
 LONG = WORDS * 1200
 ACME, ZENITH = b"acme", b"zenith"
 
 
-class Counted:
-    """How much text the tokenizer was given."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.characters = 0
-        encoded = ChatTokenizer._encoded
-
-        def counted(chat: ChatTokenizer, text: str) -> object:
-            self.characters += len(text)
-            return encoded(chat, text)
-
-        monkeypatch.setattr(ChatTokenizer, "_encoded", counted)
-
-
 class Gate:
-    """Lets long texts be tokenized a piece at a time: ``reached`` when one waits, until it is ``opened``."""
+    """Lets long texts be tokenized a piece at a time: ``reached`` when one waits, until it is ``opened``.
+    ``running``: how many works have a thread, or wait for one."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self.opened = asyncio.Event(), threading.Event()
-        self.pieces = 0
-        loop, pieces = asyncio.get_running_loop(), StablePrefixRule.pieces
+        self.pieces, self._works = 0, list[asyncio.Future]()
+        loop, pieces, begin = asyncio.get_running_loop(), StablePrefixRule.pieces, Workers.begin
 
         def gated(rule: StablePrefixRule, text: str, **more: object) -> Iterator[tuple[list[int], int]]:
             for piece in pieces(rule, text, **more):  # type: ignore[arg-type]
@@ -55,7 +42,16 @@ class Gate:
                 self.pieces += 1
                 yield piece
 
+        def begun(workers: Workers, work: Callable) -> asyncio.Future:
+            self._works.append(begin(workers, work))
+            return self._works[-1]
+
         monkeypatch.setattr(StablePrefixRule, "pieces", gated)
+        monkeypatch.setattr(Workers, "begin", begun)
+
+    @property
+    def running(self) -> int:
+        return sum(not work.done() for work in self._works)
 
 
 @run
@@ -63,7 +59,8 @@ async def test_a_prompt_that_cannot_fit_is_refused_untokenized(monkeypatch: pyte
     link = reciting("Hello", max_context=80)
     session = session_on(link)
     long = say(session, "long " * 200_000)
-    counted = Counted(monkeypatch)
+    watched = Watched(LANGUAGE.tokenizer.backend)
+    monkeypatch.setattr(LANGUAGE.tokenizer, "backend", watched)
     for given, param in ((None, None), (session.history.items(), "input")):
         with pytest.raises(PromptTooLong, match=r"context length is 80 tokens$") as refused:
             await read(session, TurnRequest.checked(input=given))
@@ -71,7 +68,7 @@ async def test_a_prompt_that_cannot_fit_is_refused_untokenized(monkeypatch: pyte
     assert (await session.prefilled_input()).left > 80
     session.expect(Message(id="item_1", role="user", text="long " * 200_000))
     await asyncio.sleep(0.05)
-    assert counted.characters == 0 and link.log == [] and not session.history.busy
+    assert watched.total == 0 and link.log == [] and not session.history.busy
     session.history.delete(long.id)
     assert (await ask(session, "Hi")).status is ReplyStatus.COMPLETED
 
@@ -82,10 +79,11 @@ async def test_no_more_is_tokenized_than_the_context_holds(monkeypatch: pytest.M
     session = session_on(link)
     monkeypatch.setattr(LANGUAGE.tokenizer, "longest", None)  # as of one that may drop text
     say(session, LONG)
-    counted = Counted(monkeypatch)
+    watched = Watched(LANGUAGE.tokenizer.backend)
+    monkeypatch.setattr(LANGUAGE.tokenizer, "backend", watched)
     with pytest.raises(PromptTooLong, match="at least"):
         await read(session)
-    assert 0 < counted.characters < len(LONG) / 2 and link.log == []
+    assert 0 < watched.total < len(LONG) / 2 and link.log == []
 
 
 @run
@@ -115,7 +113,7 @@ async def test_of_one_tenant_one_long_prompt_is_tokenized_at_a_time_and_others_d
     say(stranger, LONG)
     other = asyncio.ensure_future(read(stranger))
     await gate.reached.wait()  # the stranger has a thread of its own
-    assert len(registry._workers._running) == 2 and not any(turn.done() for turn in turns)
+    assert gate.running == 2 and not any(turn.done() for turn in turns)
     gate.opened.set()
     for _, done in await asyncio.gather(other, *turns):
         assert done.status is ReplyStatus.COMPLETED
@@ -156,7 +154,7 @@ async def test_a_reader_that_leaves_gives_the_thread_back(monkeypatch: pytest.Mo
     assert not session.history.busy
     waiting = asyncio.ensure_future(read(other))
     await asyncio.sleep(0)
-    assert len(registry._workers._running) == 1, "what was left still has the thread, until its next piece"
+    assert gate.running == 1, "what was left still has the thread, until its next piece"
     gate.opened.set()
     assert (await waiting)[1].status is ReplyStatus.COMPLETED
     assert prompts(link)[0] == one_shot(("user", LONG))

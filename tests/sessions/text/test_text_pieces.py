@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 
 from holdfast.sessions.text import streaming_tokenizer
 from holdfast.sessions.text.streaming_tokenizer import GrowingPrefix, StablePrefixRule
-from holdfast.sessions.text.tokenizer import ChatTokenizer, _any_of
+from holdfast.sessions.text.tokenizer import ChatTokenizer
 
 from .chat_languages import FAMILIES, ours
 from .test_streaming_tokenizer import KINDS, SNIPPETS, odd, tokenizer
@@ -144,16 +144,28 @@ def test_white_space_that_a_token_takes_in_counts_for_nothing() -> None:
 
 
 @given(tokens=st.sets(st.text("ab<|", max_size=5), max_size=12), text=st.text("ab<|"))
-def test_any_of_finds_the_longest(tokens: set[str], text: str) -> None:
+def test_of_special_tokens_the_longest_is_found(tokens: set[str], text: str) -> None:
+    backend = _bpe()
+    backend.add_special_tokens([AddedToken(token, special=True) for token in sorted(tokens - {""})])
     plain = "|".join(map(re.escape, sorted(tokens - {""}, key=len, reverse=True))) or "(?!)"
-    found = [(match.start(), match.end()) for match in re.finditer(_any_of(tokens), text)]
-    assert found == [(match.start(), match.end()) for match in re.finditer(plain, text)]
+    assert ChatTokenizer(backend, "").specials_in(text) == re.findall(plain, text)
 
 
-def test_a_token_is_spelled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    chat, spelled = chat_of("gpt2"), list[str]()
-    plain = ChatTokenizer._plain
-    monkeypatch.setattr(chat, "_spelled", {})
-    monkeypatch.setattr(ChatTokenizer, "_plain", lambda self, text: spelled.append(text) or plain(self, text))
+def test_a_token_is_spelled_once() -> None:
+    spelled = list[str]()
+
+    class Spelling:
+        """The library's tokenizer, and what it reads as plain text."""
+
+        def __getattr__(self, name: str) -> object:
+            return self if name == "pre_tokenizer" else getattr(backend, name)
+
+        def pre_tokenize_str(self, text: str) -> list[tuple[str, tuple[int, int]]]:
+            spelled.append(text)
+            return backend.pre_tokenizer.pre_tokenize_str(text)
+
+    backend = chat_of("gpt2").backend
+    chat = ChatTokenizer(backend, "")
+    chat.backend = Spelling()
     chat.encode(chat.mark("<|im_end|>" * 50), leads=True)
     assert spelled == ["\n", "\n<|im_end|>"]

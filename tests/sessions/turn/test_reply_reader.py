@@ -202,11 +202,11 @@ def test_reasoning_is_told_apart_and_stands_in_no_item() -> None:
     assert whole.ids == tokens
 
 
-def test_a_special_token_that_opens_a_call_is_seen_by_its_parser() -> None:
+def test_a_special_token_that_opens_a_call_is_seen_by_its_parser(monkeypatch: pytest.MonkeyPatch) -> None:
     language = ours(NAME)
     mark = next(iter(language.special_ids.values()))
+    monkeypatch.setattr(language, "special_ids", {"[TOOL_CALLS]": mark})
     reading = reader(forms=Forms(CallForm.MISTRAL))
-    reading._marks = {mark: "[TOOL_CALLS]"}
     events = told(reading, [[mark, *ids(NAME, 'f[ARGS]{"a": 1}'), END]])
     assert shape(reading) == [("f", '{"a": 1}', True)]
     assert any(isinstance(event, ReplyCallStarted) for event in events)

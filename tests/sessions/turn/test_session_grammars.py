@@ -17,7 +17,6 @@ from holdfast.sessions.turn.events import ReplyDone, ReplyStatus
 from holdfast.sessions.turn.request import TurnRequest
 from holdfast.sessions.turn.turn_grammar import TurnGrammar
 
-from ..scripted_link import ScriptedLink
 from ..session_stage import LANGUAGE, read, run, say, session_on
 from ..test_session_recovery import TALE, die_and_return, rest, telling, until
 
@@ -218,12 +217,20 @@ async def test_an_engine_without_grammars_says_what_to_install() -> None:
     assert (await read(session))[1].status is ReplyStatus.COMPLETED
 
 
-def test_tools_of_the_turn_are_those_of_its_place() -> None:
-    link = ScriptedLink(lambda tokens: 0, 0)
+@run
+async def test_tools_of_the_turn_are_those_of_its_place() -> None:
+    link, grammars = telling(), list[Grammar | None]()
+    begin = link.begin
+
+    async def watched(opening: Any, sampling: Any, *more: Any) -> Any:
+        grammars.append(sampling.grammar)
+        return await begin(opening, sampling, *more)
+
+    link.begin = watched  # type: ignore[method-assign]
     session = session_on(link, Preamble(tools=(LOOK,)))
     say(session, "Tell me.")
-    response = session.respond(TurnRequest.checked(tools=[ADD], tool_choice="required"))
-    grammar = response._request.sampling.grammar
+    await read(session, TurnRequest.checked(tools=[ADD], tool_choice="required"))
+    (grammar,) = grammars
     assert grammar is not None and "add" in grammar.text and "look" not in grammar.text
 
 
