@@ -232,6 +232,10 @@ class AsyncLLM:
         """The model's own sampling parameters, with 16 for ``max_tokens``; greedy if it has none."""
         return SamplingParams.of_model(self._running().link.hello.defaults)
 
+    async def statistics(self) -> dict[str, float]:
+        """The engine's counters, by name."""
+        return await self._running().link.statistics()
+
     def get_tokenizer(self) -> Any:
         """The model's tokenizer as a tokenizer object of transformers, with ``encode``, ``decode`` and
         ``apply_chat_template``. Imports transformers."""
@@ -389,6 +393,10 @@ class LLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """The model's own sampling parameters, with 16 for ``max_tokens``; greedy if it has none."""
         return self._llm.get_default_sampling_params()
+
+    def statistics(self) -> dict[str, float]:
+        """The engine's counters, by name."""
+        return self._portal.call(self._llm.statistics)
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer as a tokenizer object of transformers, with ``encode``, ``decode`` and

@@ -82,6 +82,11 @@ class RateLimiter:
         self._clock = clock
         self._buckets: dict[bytes, dict[Counted, TokenBucket]] = {}  # by the digest of the key
 
+    @property
+    def keys(self) -> int:
+        """How many keys' uses are remembered."""
+        return len(self._buckets)
+
     def change(self, rates: Mapping[bytes, KeyRates]) -> None:
         """Use these limits, by tenant's salt, from now on. What a key has used stays used. Keys with full
         allowances are forgotten."""

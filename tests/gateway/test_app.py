@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
-from holdfast.gateway.app import build_app
+from holdfast.gateway import app
+from holdfast.gateway.net.proxy import BehindProxy
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.sessions.registry import SessionRegistry
@@ -22,19 +22,19 @@ GREETING = {"/v1/realtime": {}, "/v1/responses": {"type": "nonsense"}}
 
 
 @pytest.fixture
-def layered() -> Iterator[tuple[TestClient, list[str]]]:
+def layered(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TestClient, list[str]]]:
     """A client, and the types of the requests that all layers but the outermost one have returned from."""
     link = Scripted(spoken, END, ahead=1)
     service = Service(GatewaySettings(), "pocket", link)
-    app: Any = build_app(service)
-    returned, inner = list[str](), app._app
+    returned = list[str]()
 
-    async def watched(scope: Scope, receive: Receive, send: Send) -> None:
-        await inner(scope, receive, send)
-        returned.append(scope["type"])
+    class Watched(BehindProxy):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            await super().__call__(scope, receive, send)
+            returned.append(scope["type"])
 
-    app._app = watched
-    with TestClient(app, base_url="http://localhost") as client:
+    monkeypatch.setattr(app, "BehindProxy", Watched)
+    with TestClient(app.build_app(service), base_url="http://localhost") as client:
         service.open(SessionRegistry(link, Language.of(ours("chatml"))))
         yield client, returned
 

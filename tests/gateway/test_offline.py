@@ -85,17 +85,11 @@ async def async_llm() -> AsyncIterator[AsyncLLM]:
         yield llm
 
 
-def statistics(llm: LLM) -> dict[str, float]:
-    completer = llm._llm._completer
-    assert completer is not None
-    return llm._portal.call(completer.link.statistics)
-
-
 def counted(llm: LLM, work: Callable[[], object]) -> dict[str, float]:
     """By how much the engine's counters rose."""
-    before = statistics(llm)
+    before = llm.statistics()
     work()
-    return {name: value - before.get(name, 0.0) for name, value in statistics(llm).items()}
+    return {name: value - before.get(name, 0.0) for name, value in llm.statistics().items()}
 
 
 def texts(outputs: list[RequestOutput]) -> list[list[str]]:
@@ -139,16 +133,13 @@ def test_generate_says_what_transformers_says(llm: LLM) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    completer = llm._llm._completer
-    assert completer is not None
-    folder = completer.link.hello.model
     tokenizer = llm.get_tokenizer()
     ids = tokenizer.apply_chat_template([user(STORY)], add_generation_prompt=True, return_dict=False)
     prompts = [*STORIES[:6], TextPrompt(prompt="The fox"), TokensPrompt(prompt_token_ids=ids), ids, [5, 6, 7]]
     outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
     model = AutoModelForCausalLM.from_pretrained(Path(holdfast.__file__).parent / "runtime" / "pocket")
     model = model.to(torch.float32)
-    assert folder == "pocket" and len(outputs) == len(prompts)
+    assert len(outputs) == len(prompts)
     for prompt, output in zip(prompts, outputs, strict=True):
         text = (
             prompt if isinstance(prompt, str) else prompt.get("prompt") if isinstance(prompt, dict) else None
@@ -261,7 +252,7 @@ def test_more_prompts_than_the_engine_admits(llm: LLM) -> None:
         for output, one in zip(outputs, params, strict=True)
         if one.max_tokens
     )
-    assert statistics(llm)["link_generations"] == 0
+    assert llm.statistics()["link_generations"] == 0
 
 
 # --- parameters ---------------------------------------------------------------------------------------------
@@ -613,7 +604,7 @@ def test_a_mistake_in_reading_ends_one_completion(llm: LLM, monkeypatch: pytest.
     assert [output.finish_reason == "error" for output in outputs] == [False, True, False]
     error = outputs[1].error
     assert isinstance(error, TurnFailed) and isinstance(error.__cause__, IndexError)
-    assert statistics(llm)["link_generations"] == 0
+    assert llm.statistics()["link_generations"] == 0
 
 
 # --- bars, sessions, ends -----------------------------------------------------------------------------------
@@ -711,7 +702,7 @@ def test_ctrl_c_ends_the_completions(llm: LLM) -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert llm.generate(STORY, GREEDY, use_tqdm=False)[0].finished
-    assert statistics(llm)["link_generations"] == 0
+    assert llm.statistics()["link_generations"] == 0
 
 
 def test_a_program_that_closes_nothing_ends() -> None:
@@ -847,8 +838,6 @@ async def _outputs(llm: AsyncLLM, prompt: str) -> list[CompletionOutput]:
 
 @pytest.mark.anyio
 async def test_what_is_left_or_cancelled_ends_in_the_engine(async_llm: AsyncLLM) -> None:
-    completer = async_llm._completer
-    assert completer is not None
     async for _ in async_llm.generate(STORIES[:3], LONG):
         break
     gc.collect()
@@ -867,7 +856,7 @@ async def test_what_is_left_or_cancelled_ends_in_the_engine(async_llm: AsyncLLM)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     await async_llm.generate(STORY, GREEDY)  # its verbs come behind those that close
-    assert (await completer.link.statistics())["link_generations"] == 0
+    assert (await async_llm.statistics())["link_generations"] == 0
     with pytest.raises(LookupError):
         completions.outputs  # noqa: B018
 

@@ -98,8 +98,8 @@ async def test_a_server_that_drains_is_alive_also_without_its_engine() -> None:
 
 
 async def test_closing_ends_all_sessions() -> None:
-    made = service(link(Phase.IDLE, ready=True))
-    book = made._registry
+    made, book = service(link(Phase.IDLE, ready=True), opened=False), Book()
+    made.open(book)
     await made.close()
     assert book.closed
     with pytest.raises(Draining):

@@ -17,6 +17,7 @@ import trustme
 import uvicorn
 import websockets
 
+from holdfast.gateway.net import websocket_connection
 from holdfast.gateway.net.deadlines import Deadlines
 from holdfast.gateway.net.http_connection import http_protocol
 from holdfast.gateway.net.listener import Door, listen
@@ -186,10 +187,15 @@ async def test_a_message_in_too_many_fragments_closes_the_socket_with_1008() -> 
         assert await read_frame(reader) == (CLOSE, struct.pack("!H", 1008) + b"too_many_fragments")
 
 
-async def test_frames_that_come_too_fast_are_read_later_and_none_is_lost() -> None:
+async def test_frames_that_come_too_fast_are_read_later_and_none_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The clock of the bucket stands still, so that the rest waits until the test lets time go on."""
     limits = replace(ClientLimits(), frames=Rate(1000.0, 10))
     now, got, taken = [0.0], [], asyncio.Event()
+    monkeypatch.setattr(
+        websocket_connection, "TokenBucket", lambda rate, _: TokenBucket(rate, lambda: now[0])
+    )
 
     async def collect(scope: dict, receive: Any, send: Any) -> None:
         await receive()
@@ -199,8 +205,6 @@ async def test_frames_that_come_too_fast_are_read_later_and_none_is_lost() -> No
             taken.set()
 
     async with listening(limits, collect) as server, server.raw() as (_, writer):
-        (protocol,) = server.server.server_state.connections
-        protocol._frame_rate = TokenBucket(limits.frames, lambda: now[0])
         writer.write(b"".join(frame(TEXT, b"%d" % number) for number in range(2000)))
         await taken.wait()
         for _ in range(5000):

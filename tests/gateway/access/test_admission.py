@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from holdfast.gateway.access.admission import TURN_ROUTES, Admission
 from holdfast.gateway.access.auth import salt_of
-from holdfast.gateway.access.turn_queue import LEAST_SAMPLES, Place, TurnQueue
+from holdfast.gateway.access.turn_queue import Place, TurnQueue
 from holdfast.gateway.app import build_app
 from holdfast.gateway.net.listener import Refused
 from holdfast.gateway.server import bound_socket, reachable
@@ -51,13 +51,13 @@ def request(
 
 def full(queue: TurnQueue, tenant: str = "free") -> None:
     """Let so many turns of the tenant wait that it gets no more."""
-    known(queue)
     queue.enter(salt_of(tenant))
 
 
-def known(queue: TurnQueue) -> None:
-    """Have the queue know how fast turns start."""
-    queue._seconds.extend([7.0] * LEAST_SAMPLES)
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queues know how fast turns start."""
+    monkeypatch.setattr(TurnQueue, "seconds_per_start", 7.0)
 
 
 @pytest.fixture
@@ -101,7 +101,6 @@ def test_a_refusal_is_the_faces_own(path: str, service: Service, admission: Admi
 
 
 def test_a_key_beyond_its_rate_is_told_what_is_left(service: Service, admission: Admission) -> None:
-    known(service.turns.queue)
     for _ in range(3):
         place = admission.decide(request(key="alpha"), PEER, close=True)
         assert isinstance(place, Place)
@@ -150,7 +149,10 @@ def test_nothing_else_is_decided_on(sent: bytes, service: Service, admission: Ad
     assert len(service.turns.queue) == 1
 
 
-def test_what_waits_for_an_engine_that_loads_has_no_place(service: Service, admission: Admission) -> None:
+def test_what_waits_for_an_engine_that_loads_has_no_place(
+    service: Service, admission: Admission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TurnQueue, "seconds_per_start", 0.0)
     assert admission.decide(request(), PEER, close=True) is None
     assert len(service.turns.queue) == 0
 
@@ -209,7 +211,6 @@ async def test_probes_and_running_replies_go_on_while_turns_are_refused(tmp_path
         on.served.link.flowing = False
         running = asyncio.ensure_future(on.ask(request(body=json.dumps(ASKED).encode())))
         await on.until(lambda: on.served.begun > 0)
-        known(on.queue)
         begun, sessions = on.served.begun, len(on.served.service.sessions())
         for _ in range(3):
             status, headers, body = await on.ask(request(body=json.dumps(ASKED).encode()))
@@ -262,7 +263,6 @@ async def test_a_request_waits_from_when_it_comes_and_a_turn_has_one_place(tmp_p
 
     async with dialled(tmp_path) as on:
         on.queue = on.served.service.turns.queue = Watched(1.0)
-        known(on.queue)
         status, _, _ = await on.ask(request(body=json.dumps(ASKED).encode()))
         assert status == 200 and lengths == [1] and len(on.queue) == 0
         for sent in (b"rubbish", b'{"model": "another", "messages": []}'):
@@ -281,7 +281,6 @@ async def test_a_request_waits_from_when_it_comes_and_a_turn_has_one_place(tmp_p
 
 async def test_a_reply_in_the_background_waits_on_after_its_answer(tmp_path: Path) -> None:
     async with dialled(tmp_path) as on:
-        known(on.queue)
         on.served.link.flowing = False
         body = {"model": "scripted", "input": "begin", "background": True}
         status, _, _ = await on.ask(request("/v1/responses", body=json.dumps(body).encode()))

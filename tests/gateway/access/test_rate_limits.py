@@ -84,7 +84,7 @@ def test_without_limits_nothing_is_counted_or_told() -> None:
         for _ in range(10):
             assert limits.admit(ONE, salt).headers() == {}
         limits.spent(ONE, salt, 10**9)
-    assert not limits._buckets
+    assert not limits.keys
 
 
 def test_what_was_used_stays_used_when_the_limits_change() -> None:
@@ -96,10 +96,10 @@ def test_what_was_used_stays_used_when_the_limits_change() -> None:
     with pytest.raises(RateLimited):
         limits.admit(ONE, ACME)
     limits.change({ACME: KeyRates(requests=20)})
-    assert left(limits) == {"requests": 12} and limits._buckets
+    assert left(limits) == {"requests": 12} and limits.keys == 1
     clock.now += 60
     limits.change({ACME: KeyRates(requests=20)})
-    assert not limits._buckets, "a key that has used nothing is forgotten"
+    assert not limits.keys, "a key that has used nothing is forgotten"
 
 
 def test_the_headers_are_those_that_clients_read() -> None:

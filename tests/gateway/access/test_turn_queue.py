@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.gateway.access.turn_queue import LEAST_SAMPLES, RECENT, SAMPLES, TurnQueue
+from holdfast.gateway.access.turn_queue import RECENT, SAMPLES, TurnQueue
 from holdfast.gateway.errors import QueueTooLong, http_answer
 from holdfast.tests.gateway.keyed_service import keyed, said
 
@@ -143,11 +143,13 @@ def test_an_engine_beyond_its_load_stays_busy_and_no_turn_waits_much_too_long(lo
     assert all(most < seconds < 2 * most for seconds in told[-100:])
 
 
-async def test_a_turn_that_would_wait_too_long_is_refused_before_any_work(tmp_path: Path) -> None:
+async def test_a_turn_that_would_wait_too_long_is_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = '[tenants.acme]\nkeys = ["alpha"]\n[tenants.zenith]\nkeys = ["gamma"]\n'
     async with keyed(tmp_path, text, max_queue_seconds=0.0) as served:
         queue = served.service.turns.queue
-        queue._seconds.extend([7.0] * LEAST_SAMPLES)  # so slow was the engine
+        monkeypatch.setattr(TurnQueue, "seconds_per_start", 7.0)
         served.link.flowing = False
         async with (
             served.wire("alpha") as wire,

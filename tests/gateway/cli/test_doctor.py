@@ -14,6 +14,7 @@ from holdfast.benchmarks.toys import make_toy, teach
 from holdfast.gateway.cli import doctor
 from holdfast.runtime.link.heartbeat import Liveness
 from holdfast.runtime.link.messages import SamplingDefaults
+from holdfast.runtime.model import config
 from holdfast.runtime.model.folder import find_model
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sessions.errors import TemplateFailed
@@ -43,6 +44,7 @@ def test_its_arithmetic_is_the_engines() -> None:
     facts = dict(doctor.model(POCKET))
     assert number(facts["weights"]) == hello.parameters * 4
     assert number(facts["KV per token"]) * hello.block_tokens == hello.block_bytes
+    assert facts["KV per token"] == "4 layers × 2 (k, v) × 2 heads × 64 dim × 4 bytes (float32) = 4,096 B"
     assert f"{hello.blocks:,} blocks" in facts["KV on cpu"]
     assert number(facts["tokens that fit"]) == hello.blocks * hello.block_tokens
     assert f"({hello.max_context:,})" in facts["sessions that fit"]
@@ -50,8 +52,7 @@ def test_its_arithmetic_is_the_engines() -> None:
     assert facts["kernels"].split()[0] == hello.kernels
     assert facts["size of KV"] == "kv_bytes = 8 MiB, as asked"
     assert "weights 13.51 MiB + KV 8 MiB" in facts["memory"]
-    assert facts["sampling"] == "greedy"
-    assert doctor._sampling(hello.defaults) == facts["sampling"]
+    assert facts["sampling"] == "greedy" and hello.defaults == SamplingDefaults()
 
 
 @pytest.mark.parametrize(
@@ -79,14 +80,11 @@ def test_it_refuses_a_template_that_needs_what_nothing_gives(tmp_path: Path) -> 
         dict(doctor.language_facts(tmp_path))
 
 
-def test_the_makers_sampling_is_told() -> None:
+def test_the_makers_sampling_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     defaults = SamplingDefaults(temperature=0.6, top_k=20, repetition_penalty=1.05)
-    assert doctor._sampling(defaults) == "drawn (temperature 0.6, top_k 20, repetition_penalty 1.05)"
-
-
-def test_a_product_is_right_and_written_out() -> None:
-    written = doctor._product((("layers", 4), ("(k, v)", 2), ("heads", 2), ("dim", 64)), "B")
-    assert written == "4 layers × 2 (k, v) × 2 heads × 64 dim = 1,024 B"
+    monkeypatch.setattr(config, "read_defaults", lambda folder: defaults)
+    told = dict(doctor.model(POCKET))["sampling"]
+    assert told == "drawn (temperature 0.6, top_k 20, repetition_penalty 1.05)"
 
 
 def test_a_context_that_does_not_fit_is_shown() -> None:

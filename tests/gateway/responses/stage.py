@@ -118,9 +118,13 @@ class Stage:
         await self.app(scope, receive, send)
         return answer
 
-    async def rest(self) -> None:
-        """Wait for what outlives its request."""
-        await asyncio.gather(*self.service._works)
+    async def ended(self, response: str) -> Json:
+        """The response, once it has ended and is kept."""
+        while True:
+            answer = await self.ask("GET", f"/v1/responses/{response}")
+            if answer.status == 200 and answer.json["status"] not in ("queued", "in_progress"):
+                return answer.json
+            await asyncio.sleep(0)
 
     def unstoppable(self, response: str) -> None:
         """Let nothing cut this response of the only socket."""

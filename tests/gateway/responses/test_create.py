@@ -263,8 +263,7 @@ async def test_a_client_that_leaves_ends_its_response_and_nothing_else() -> None
             leave=lambda body: body.count(b"output_text.delta") >= 3,
         )
         name = answer.body.split(b'"id":"', 1)[1].split(b'"', 1)[0].decode()
-        await stage.rest()
-        kept = (await stage.ask("GET", f"/v1/responses/{name}")).json
+        kept = await stage.ended(name)
         assert kept["status"] == "cancelled" and 0 < len(text_of(kept)) < 1600
         assert not any(live.running for live in stage.service.sessions())
 

@@ -381,8 +381,7 @@ async def test_a_client_that_leaves_ends_its_responses() -> None:
         async with connected(stage) as line:
             await line.create("a", max_output_tokens=4000)
             begun = (await line.until("response.created"))[-1]["response"]
-        await stage.rest()
-        kept = (await stage.ask("GET", f"/v1/responses/{begun['id']}")).json
+        kept = await stage.ended(begun["id"])
         assert kept["status"] == "cancelled"
         assert not any(live.running for live in stage.service.sessions())
 
@@ -390,8 +389,8 @@ async def test_a_client_that_leaves_ends_its_responses() -> None:
 async def test_a_server_that_leaves_says_goodbye() -> None:
     async with staged() as stage, connected(stage) as line:
         await line.response("a", max_output_tokens=1)
-        (socket,) = stage.service._sockets.values()
-        socket.leave()
+        closing = asyncio.create_task(stage.service.close())
         with pytest.raises(ChannelClosed) as closed:
             await line.next()
         assert closed.value.code == 1012
+        await closing

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from holdfast.gateway.settings import GatewaySettings
-from holdfast.sessions.conversation import continuation
+from holdfast.sessions.journal.store import JournalStore
+from holdfast.tests.sessions.conversation.test_continuation import hashed
 from holdfast.tests.stored_files import bytes_below
 
 from .stage import Answer, Json, Stage, staged, text_of, told
@@ -84,11 +85,7 @@ async def test_each_stored_response_is_a_point_to_continue_from() -> None:
 async def test_of_two_conversations_with_the_same_words_each_goes_on_in_its_own_session(
     by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hashed: list[int] = []
-    blake2b = continuation._blake2b
-    monkeypatch.setattr(
-        continuation, "_blake2b", lambda data, key=b"": (hashed.append(len(data)), blake2b(data, key))[1]
-    )
+    sizes = hashed(monkeypatch)
 
     async def named(response: Json | None, key: str = "") -> Json:
         if by == "conversation":
@@ -102,11 +99,11 @@ async def test_of_two_conversations_with_the_same_words_each_goes_on_in_its_own_
         firsts = [await stage.create(LONG, **await named(None, key)) for key in "ab"]
         assert len(stage.service.sessions()) == 2
         for first in firsts:
-            hashed.clear()
+            sizes.clear()
             before = [user(LONG), *first["output"]] if by == "prompt_cache_key" else []
             second = await stage.create([*before, user("More")], **await named(first))
             assert second["kv"]["new"] < 50 < second["usage"]["input_tokens"]
-            assert max(hashed) < 2000 < len(LONG), "its first message is not hashed whole"
+            assert max(sizes) < 2000 < len(LONG), "its first message is not hashed whole"
         assert len(stage.service.sessions()) == 2
 
 
@@ -192,8 +189,7 @@ async def test_a_response_in_the_background_runs_without_its_client() -> None:
     async with staged(link=told("Slow but sure.")) as stage:
         begun = await stage.create("go", background=True)
         assert begun["status"] == "in_progress" and begun["background"] is True
-        await stage.rest()
-        ended = await get(stage, f"{RESPONSES}/{begun['id']}")
+        ended = await stage.ended(begun["id"])
         assert ended["status"] == "completed" and text_of(ended) == "Slow but sure."
 
 
@@ -368,11 +364,9 @@ async def test_one_response_at_a_time_writes_a_conversation() -> None:
 async def test_a_response_ends_only_when_the_journal_has_it(tmp_path: Path) -> None:
     async with staged(tmp_path, link=told("One.", "Two.")) as stage:
         await stage.create("a")
-        journal = stage.service._journal
-        assert journal is not None
-        writing, gate = journal._store.write, threading.Event()
+        writing, gate = JournalStore.write, threading.Event()
         monkey = pytest.MonkeyPatch()
-        monkey.setattr(journal._store, "write", lambda group: (gate.wait(20), writing(group))[1])
+        monkey.setattr(JournalStore, "write", lambda store, group: (gate.wait(20), writing(store, group))[1])
         sent, written = [b""], asyncio.Event()
 
         def stay(body: bytes) -> bool:
