@@ -12,10 +12,9 @@ from holdfast.gateway.compose import opened
 from holdfast.gateway.embedded import in_memory
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings
-from holdfast.runtime.build import load_engine
-from holdfast.runtime.engine import Engine
+from holdfast.runtime.execution.runner import TorchRunner
 from holdfast.runtime.link.thread import ThreadEngine
-from holdfast.runtime.plan import Handle, Plan, Runner
+from holdfast.runtime.plan import Handle, Plan
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import Client, ResponseFailed
 
@@ -25,48 +24,32 @@ pytestmark = pytest.mark.anyio
 STORY = "Tell me the story of the fox."
 
 
-class Fused:
-    """Raises for a whole step as long as one of its rows is of the sequence ``cursed``."""
-
-    def __init__(self, runner: Runner) -> None:
-        self.runner = runner
-        self.cursed: int | None = None
-
-    def launch(self, plan: Plan) -> Handle:
-        if any(row.seq == self.cursed for row in plan.rows):
-            raise ValueError("this sequence cannot be computed")
-        return self.runner.launch(plan)
-
-
 @pytest.fixture
-async def rig(pocket: EngineSettings) -> AsyncIterator[tuple[Client, list[Fused]]]:
-    fuses: list[Fused] = []
-
-    def load(settings, progress, liveness):
-        loaded = load_engine(settings, progress, liveness)
-        assert isinstance(loaded.engine, Engine)
-        fuses.append(Fused(loaded.engine._runner))
-        loaded.engine._runner = fuses[0]
-        return loaded
-
-    engine = ThreadEngine(pocket, load=load)
+async def client(pocket: EngineSettings) -> AsyncIterator[Client]:
+    engine = ThreadEngine(pocket)
     service = Service(GatewaySettings(), "pocket", engine.link)
     async with opened(service, "pocket", engine):
-        yield in_memory(service), fuses
+        yield in_memory(service)
 
 
-async def test_one_sequence_fails_alone(rig: tuple[Client, list[Fused]]) -> None:
-    client, (fuse,) = rig
+async def test_one_sequence_fails_alone(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = TorchRunner.launch
+
+    def fused(runner: TorchRunner, plan: Plan) -> Handle:
+        if any(row.seq == 5 for row in plan.rows):
+            raise ValueError("this sequence cannot be computed")
+        return launch(runner, plan)
+
     async with AsyncExitStack() as stack:
         chats = [await stack.enter_async_context(client.session()) for _ in range(5)]
         alone = await chats[0].say(STORY).text()
         turns = [*(chat.say(STORY) for chat in chats[1:-1]), chats[-1].say(STORY, **LONG)]
         begun = [await anext(turn) for turn in turns]  # sequences 2 to 5, one after the other
-        fuse.cursed = 5
+        monkeypatch.setattr(TorchRunner, "launch", fused)
         with pytest.raises(ResponseFailed) as failed:
             await turns[-1].text()
         assert failed.value.code == "turn_failed"
         rests = await asyncio.gather(*(turn.text() for turn in turns[:-1]))
         assert [first + rest for first, rest in zip(begun, rests, strict=False)] == [alone] * 3
-        fuse.cursed = None
+        monkeypatch.undo()
         assert await chats[-1].say("My name is Marisol.").text()

@@ -48,6 +48,7 @@ class Stage:
     arena: DeviceArena
     tier: HostTier
     model: LoadedModel
+    store: RecordStore
     seq: int = 0
 
     def turn(self, verb: Open | Extend) -> tuple[list[int], Work]:
@@ -82,7 +83,7 @@ class Stage:
         """Close it, and remove what the disk has of it."""
         names = self.engine.scheduler._queues[seq].names()
         self.engine.apply(Close(0, seq, keep_kv=False))
-        self.engine.scheduler.offload.disk._store.drop(names)  # type: ignore[union-attr]
+        self.store.drop(names)
 
     def lose(self, seq: int, path: str) -> None:
         """So that the next turn has to go by ``path``."""
@@ -103,8 +104,7 @@ class Stage:
         for key in lost:
             tier.drop(key)
             if path != "disk":
-                store = offload.disk._store  # type: ignore[union-attr]
-                store.drop([key])
+                self.store.drop([key])
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -129,7 +129,7 @@ def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         InlineDisk(tier, store),  # type: ignore[arg-type]
     )
     runner = TorchRunner(model.decoder, arena, mover=BlockMover([arena], tier.memory))
-    yield Stage(Engine(scheduler, runner, debug=True, clock=lambda: 0.0), arena, tier, model)
+    yield Stage(Engine(scheduler, runner, debug=True, clock=lambda: 0.0), arena, tier, model, store)
     store.close()
 
 

@@ -72,7 +72,7 @@ async def test_sockets_cut_at_any_byte_lose_and_repeat_nothing(
             pieces = [piece async for piece in chat.say(line)]
             assert "".join(pieces) == text == told(chat)
         assert network.cuts > 8
-        assert running.service._sockets, "the session is still there"
+        assert (await running.service.snapshot()).gateway["sockets"], "the session is still there"
 
 
 @asynccontextmanager

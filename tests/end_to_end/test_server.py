@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -211,8 +210,8 @@ async def test_a_client_that_vanishes_leaves_nothing_behind(server: Serving) -> 
         leaving.socket.transport.abort()
     async with wire(server.url) as good:
         await works(good)
-    if open_still := server.service._sockets:
-        await asyncio.wait(open_still)
+    while (await server.service.snapshot()).gateway["sockets"]:
+        pass
     engine = await server.engine.link.statistics()
     assert engine["sequences"] == engine["running"] == 0 and engine["leaks"] == 0
 

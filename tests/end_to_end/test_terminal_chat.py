@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 from collections.abc import AsyncIterator
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,9 @@ from holdfast.gateway.server import Serving, serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.build import load_engine
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.execution.runner import TorchRunner
 from holdfast.runtime.link.thread import ThreadEngine
-from holdfast.runtime.plan import Handle, Plan, Runner
+from holdfast.runtime.plan import Handle, Plan
 from holdfast.runtime.settings import EngineSettings
 from holdfast.runtime.verbs import SequenceState
 
@@ -66,38 +68,30 @@ async def test_what_is_typed_during_a_reply_stands_at_the_next_prompt(
         assert await terminal.leave() == 0
 
 
-class HeldRunner:
-    """Waits before a step when it has launched ``steps`` of them, until ``go_on`` is set."""
-
-    def __init__(self, runner: Runner, steps: int) -> None:
-        self.go_on = threading.Event()
-        self._runner = runner
-        self._left = steps
-
-    def launch(self, plan: Plan) -> Handle:
-        self._left -= 1
-        if self._left < 0:
-            self.go_on.wait()
-        return self._runner.launch(plan)
-
-
 @pytest.fixture
-async def held(pocket: EngineSettings) -> AsyncIterator[Serving]:
+async def held(pocket: EngineSettings, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serving]:
     """A server that pauses in the middle of its first reply, until it is told to stop that."""
-    runners: list[HeldRunner] = []
+    go_on, launch, left = threading.Event(), TorchRunner.launch, inf
+
+    def held_back(runner: TorchRunner, plan: Plan) -> Handle:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            go_on.wait()
+        return launch(runner, plan)
 
     def load(settings, progress, liveness):
+        nonlocal left
         loaded = load_engine(settings, progress, liveness)
-        assert isinstance(loaded.engine, Engine)
-        loaded.engine._runner = HeldRunner(loaded.engine._runner, steps=30)
-        runners.append(loaded.engine._runner)
+        left = 30
         return loaded
 
+    monkeypatch.setattr(TorchRunner, "launch", held_back)
     engine = ThreadEngine(pocket, load=load)
     stop = engine.link.stop
 
     async def told_to_stop(seq: int, keep: int | None = None) -> SequenceState:
-        runners[0].go_on.set()
+        go_on.set()
         return await stop(seq, keep)
 
     engine.link.stop = told_to_stop
@@ -105,8 +99,7 @@ async def held(pocket: EngineSettings) -> AsyncIterator[Serving]:
         async with serving(GatewaySettings(port=0), pocket, engine=engine) as running:
             yield running
     finally:
-        for runner in runners:
-            runner.go_on.set()
+        go_on.set()
 
 
 async def test_ctrl_c_cuts_the_reply_and_the_chat_goes_on(held: Serving, tmp_path: Path) -> None:

@@ -53,9 +53,7 @@ async def test_kv_is_brought_up_before_a_tool_is_expected_back(server: Serving) 
 
     (wait,) = [event for event in events if isinstance(event, WaitFinished)]
     assert wait.expected is not None and 0 < wait.expected <= EXPECTED
-    book = server.service._registry
-    assert book is not None
-    kept = book.waits.statistics()
+    kept = (await server.service.snapshot()).gateway
     assert abs(kept["waits_expected_seconds"] - wait.expected) < 1e-6
     assert 0 < kept["waits_real_seconds"] <= wait.seconds + 60
     metrics = (await get(server.url, "/metrics"))[1]
