@@ -149,23 +149,3 @@ def test_of_special_tokens_the_longest_is_found(tokens: set[str], text: str) -> 
     backend.add_special_tokens([AddedToken(token, special=True) for token in sorted(tokens - {""})])
     plain = "|".join(map(re.escape, sorted(tokens - {""}, key=len, reverse=True))) or "(?!)"
     assert ChatTokenizer(backend, "").specials_in(text) == re.findall(plain, text)
-
-
-def test_a_token_is_spelled_once() -> None:
-    spelled = list[str]()
-
-    class Spelling:
-        """The library's tokenizer, and what it reads as plain text."""
-
-        def __getattr__(self, name: str) -> object:
-            return self if name == "pre_tokenizer" else getattr(backend, name)
-
-        def pre_tokenize_str(self, text: str) -> list[tuple[str, tuple[int, int]]]:
-            spelled.append(text)
-            return backend.pre_tokenizer.pre_tokenize_str(text)
-
-    backend = chat_of("gpt2").backend
-    chat = ChatTokenizer(backend, "")
-    chat.backend = Spelling()
-    chat.encode(chat.mark("<|im_end|>" * 50), leads=True)
-    assert spelled == ["\n", "\n<|im_end|>"]
