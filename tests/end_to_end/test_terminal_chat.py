@@ -15,7 +15,6 @@ import pytest
 from holdfast.gateway.server import Serving, serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.build import load_engine
-from holdfast.runtime.engine import Engine
 from holdfast.runtime.execution.runner import TorchRunner
 from holdfast.runtime.link.thread import ThreadEngine
 from holdfast.runtime.plan import Handle, Plan
