@@ -27,7 +27,8 @@ class Counters:
     (running ones that wait again and keep their KV), ``taken`` (idle or waiting ones that lost their KV).
     ``stalls``: rows left out for want of blocks. ``copies``: of blocks. ``steps``: plans made.
     ``isolations``: steps that failed, so that their sequences were run one at a time. ``grammars_refused``:
-    turns with a grammar that could not be compiled or followed, which is no fault of the engine.
+    turns with a grammar that could not be compiled or followed, which is no fault of the engine. ``drafted``:
+    tokens that were guessed; ``accepted``: those that were right.
     """
 
     steps: int = 0

@@ -397,7 +397,7 @@ class Planner:
             if forbidden or grammar is not None or scored is not None:
                 most = turn.sampling.prompt_logprobs or 0
                 draft.asks[number] = RowAsks(forbidden, grammar, scored, scored_from, most)
-        slot = self._slots.enter(sequence, end, draft.changes)
+        slot = self._slots.enter(sequence, end, draft.changes, draft.step)
         mark = int(self._slots.columns.mark[slot])
         draft.rows.append((sequence.id, slot, mark, first, end - first + len(guesses), draws, fed))
         sequence.advance(draft.step, end, draws=draws, drafts=len(guesses))

@@ -53,10 +53,10 @@ class Slots:
             del self._held[sequence.slot]
             self._leave(sequence)
 
-    def enter(self, sequence: Sequence, end: int, changes: ChangesDraft) -> int:
-        """Give a sequence its slot for a row up to position ``end``, and note in
+    def enter(self, sequence: Sequence, end: int, changes: ChangesDraft, step: int) -> int:
+        """Give a sequence its slot for a row of ``step`` up to position ``end``, and note in
         ``changes`` what the batch lacks of it. Returns the slot."""
-        slot = self._slot_for(sequence)
+        slot = self._slot_for(sequence, step)
         columns, turn = self.columns, sequence.turn
         draws = turn is not None and end == sequence.total
         reads = draws and turn is not None and turn.sampling.reads_past
@@ -131,19 +131,21 @@ class Slots:
             np.concatenate(changes.past) if changes.past else NO_PAST,
         )
 
-    def _slot_for(self, sequence: Sequence) -> int:
+    def _slot_for(self, sequence: Sequence, step: int) -> int:
         slot = sequence.slot
         if slot is None:
-            slot = self._free.pop() if self._free else self._taken()
+            slot = self._free.pop() if self._free else self._taken(step)
             self._held[slot] = sequence
             sequence.take_slot(self.columns, slot)
         else:
             self._held.move_to_end(slot)
         return slot
 
-    def _taken(self) -> int:
-        """A slot that is taken from the sequence that had no row for longest."""
-        slot, sequence = next(one for one in self._held.items() if not one[1].in_flight)
+    def _taken(self, step: int) -> int:
+        """A slot that is taken from the sequence that had no row for longest, and has none in flight nor in the
+        plan of ``step``, which is being made: its row stays there, even if it was preempted since."""
+        held = self._held.items()
+        slot, sequence = next(one for one in held if not one[1].in_flight and one[1].last_step != step)
         del self._held[slot]
         self._leave(sequence)
         return slot
