@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -90,6 +91,8 @@ def lay_out(
     counts: Numbers,
     tables: Tables,
     device: Device | None = None,
+    *,
+    grouped: bool = True,
 ) -> PagedBatch:
     """Lay out a step's rows for attention. Row r computes ``counts[r]`` tokens from position ``firsts[r]``
     on.
@@ -97,7 +100,7 @@ def lay_out(
     ``arena`` ``[block, layer, k|v, head, slot, dim]`` gives the block size, and the device if that is None:
     the result holds for all arenas of its block size. ``tables[r]`` has the row's block ids, at least
     ``ceil((first + count) / block_tokens)`` of them; as one int64 array it is ``[rows, most blocks of a row]``,
-    0 behind a row's own.
+    0 behind a row's own. ``grouped``: with ``groups``, which the reference backend reads.
     """
     slots_per_block = arena.shape[4]
     first, count = np.asarray(firsts, dtype=np.int64), np.asarray(counts, dtype=np.int64)
@@ -105,12 +108,14 @@ def lay_out(
     widths = -(-context // slots_per_block)
     starts = np.concatenate(([0], np.cumsum(count)))
     padded = padded_tables(tables, widths)
-    row_of = np.repeat(np.arange(len(count)), count)
-    positions = np.arange(starts[-1]) - (starts[:-1] - first)[row_of]
+    row_of, positions = np.arange(len(count)), first
+    if starts[-1] != len(count):
+        row_of = np.repeat(row_of, count)
+        positions = np.arange(starts[-1]) - (starts[:-1] - first)[row_of]
     block, offset = np.divmod(positions, slots_per_block)
     slots = padded[row_of, block] * slots_per_block + offset
 
-    cut = list(_grouped(count, widths))
+    cut = list(_grouped(count, widths)) if grouped else []
     tokens = [(starts[rows][:, None] + np.arange(count[rows[0]])).reshape(-1) for rows in cut]
     device = device or device_of(arena.device)
     at, to, row_starts, lengths, blocks, *where = device.upload(
@@ -121,6 +126,10 @@ def lay_out(
         for rows, own, up in zip(cut, tokens, where, strict=True)
     )
     return PagedBatch(at, to, row_starts, lengths, blocks, groups, device)
+
+
+lay_out_ungrouped = partial(lay_out, grouped=False)
+"""As `lay_out`, for kernels that take all rows at once."""
 
 
 def padded_tables(tables: Tables, widths: Ints) -> Ints:

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..batch import PagedBatch, lay_out
+from ..batch import PagedBatch
+from ..batch import lay_out_ungrouped as lay_out
 from ..interface import Attention, HeadNorm
 from ..reference import backend
 from ..reference import seeded_sampling as reference_sampling

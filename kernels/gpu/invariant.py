@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..batch import PagedBatch, lay_out
+from ..batch import PagedBatch
+from ..batch import lay_out_ungrouped as lay_out
 from ..interface import Attention
 from ..reference.backend import copy_pieces
 from . import invariant_kernels, ops
