@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from ...kernels.reference.seeded_sampling import Typical
 from ..errors import GrammarInvalid, GrammarStuck
 from ..grammar.llguidance import Matchers
 from ..plan import NO_TOKEN as NONE_DRAWN
-from ..plan import Outcomes, Plan, PlanRow, RowFault, Scored
+from ..plan import NOTHING_MORE, Outcomes, Plan, RowAsks, RowFault, Scored
 from ..verbs import Sampling, TokenLogprob
 from .batch import Batch
 
@@ -40,8 +41,22 @@ WHOLE = 2**63 - 1
 SCORED_AT_ONCE = 128
 """Rows of logits that are made at once for log probabilities of prompts."""
 
-_Asked = list[tuple[int, PlanRow, Sampling]]
-"""Rows that ask for edits of their logits: the number among the rows that draw, the row, its sampling."""
+
+class _Row(NamedTuple):
+    """A row that asks for edits of its logits: its number ``at`` among the rows that draw; the position ``end``
+    of the token that it draws; ``past``, ids of all tokens before its last one, of which those from
+    ``output_from`` on were generated, int32; empty where its sampling does not read it."""
+
+    at: int
+    sampling: Sampling
+    asks: RowAsks
+    end: int
+    past: NDArray[np.int32]
+    output_from: int
+
+
+_Asked = list[_Row]
+_NO_PAST = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,8 +176,15 @@ def _asked(plan: Plan, batch: Batch, rows: Ints, slots: Ints) -> _Asked:
     edited = batch.edits[slots]
     if plan.asks:
         edited = edited | np.isin(rows, list(plan.asks))
-    found = [(int(at), batch.row(plan, int(rows[at]))) for at in np.flatnonzero(edited)]
-    return [(at, row, row.sampling) for at, row in found if row.sampling is not None]
+    found = list[_Row]()
+    for at in np.flatnonzero(edited).tolist():
+        row, slot = int(rows[at]), int(slots[at])
+        sampling, end = batch.samplings[slot], int(plan.firsts[row] + plan.counts[row])
+        if sampling is not None:
+            past = batch.past(slot, end - 1) if sampling.reads_past else _NO_PAST
+            asks = plan.asks.get(row, NOTHING_MORE)
+            found.append(_Row(at, sampling, asks, end, past, int(batch.output_from[slot])))
+    return found
 
 
 def outcomes(plan: Plan, each: Ints, wanted: Ints, lines: Ints, grammars: Matchers) -> Outcomes:
@@ -288,8 +310,8 @@ _Edit = tuple[list[Ints], _Act]
 
 
 def _bias(asked: _Asked, kernels: Kernels) -> _Edit | None:
-    cells = [(at, token, bias) for at, _, one in asked for token, bias in one.logit_bias]
-    cells += [(at, token, -inf) for at, row, _ in asked for token in row.asks.forbidden]
+    cells = [(row.at, token, bias) for row in asked for token, bias in row.sampling.logit_bias]
+    cells += [(row.at, token, -inf) for row in asked for token in row.asks.forbidden]
     if not cells:
         return None
     rows, tokens, values = zip(*cells, strict=True)
@@ -301,18 +323,27 @@ def _bias(asked: _Asked, kernels: Kernels) -> _Edit | None:
 
 
 def _penalties(asked: _Asked, kernels: Kernels) -> _Edit | None:
-    some = [(at, row, one) for at, row, one in asked if one.penalizes]
+    some = [row for row in asked if row.sampling.penalizes]
     if not some:
         return None
-    heard = [_heard(row, one) for _, row, one in some]
-    owners = np.repeat(np.arange(len(some)), [len(tokens) for tokens, _ in heard])
+    # Of each row how many tokens of the prompt count (none without a repetition penalty) and of the output.
+    counts = np.array([(min(row.output_from, len(row.past)), len(row.past)) for row in some], dtype=np.int64)
+    counts[:, 1] -= counts[:, 0]
+    repeats = np.array([row.sampling.repetition_penalty != 1.0 for row in some])
+    starts = np.where(repeats, 0, counts[:, 0]).tolist()
+    counts[~repeats, 0] = 0
+    tokens = np.concatenate(
+        [row.past[start:] for row, start in zip(some, starts, strict=True)], dtype=np.int64
+    )
+    owners = np.repeat(np.arange(len(some)), counts.sum(axis=1))
+    output = np.repeat(np.tile(np.array([0, 1]), len(some)), counts.reshape(-1))
     strengths = [
-        _bits([one.repetition_penalty for _, _, one in some]),
-        _bits([one.frequency_penalty for _, _, one in some]),
-        _bits([one.presence_penalty for _, _, one in some]),
+        _bits([row.sampling.repetition_penalty for row in some]),
+        _bits([row.sampling.frequency_penalty for row in some]),
+        _bits([row.sampling.presence_penalty for row in some]),
     ]
     # A row's last token is on the device; it is output, unless the prompt ends with it.
-    last_output = [row.first + row.count > row.output_from for _, row, _ in some]
+    last_output = [row.end > row.output_from for row in some]
 
     def act(up: list[Tensor], logits: Tensor, last: Tensor) -> None:
         rows, tokens, owner, output, own, *bits = up
@@ -321,10 +352,8 @@ def _penalties(asked: _Asked, kernels: Kernels) -> _Edit | None:
         repetition, frequency, presence = (one.view(torch.float64) for one in bits)
         kernels.penalize(logits, said, repetition, frequency, presence)
 
-    tokens = np.concatenate([tokens for tokens, _ in heard], dtype=np.int64)
-    output = np.concatenate([output for _, output in heard])
     return [
-        _ints([at for at, _, _ in some]),
+        _ints([row.at for row in some]),
         tokens,
         owners,
         output,
@@ -333,18 +362,8 @@ def _penalties(asked: _Asked, kernels: Kernels) -> _Edit | None:
     ], act
 
 
-def _heard(row: PlanRow, one: Sampling) -> tuple[NDArray[np.int32], Ints]:
-    """The earlier tokens that the row's penalties count, int32 ``[tokens]``, and for each of them 1 if it is
-    output, 0 if it is of the prompt. The row's last token is not among them: it is on the device. Without a
-    repetition penalty the prompt's tokens are left out."""
-    past = _past(row)
-    output = (np.arange(len(past)) >= row.output_from).astype(np.int64)
-    start = min(row.output_from, len(past)) if one.repetition_penalty == 1.0 else 0
-    return past[start:], output[start:]
-
-
 def _bad_words(asked: _Asked, kernels: Kernels) -> _Edit | None:
-    words = [(at, word) for at, _, one in asked for word in one.bad_words]
+    words = [(row, word) for row in asked for word in row.sampling.bad_words]
     if not words:
         return None
     width = max(len(word) for _, word in words)
@@ -352,9 +371,9 @@ def _bad_words(asked: _Asked, kernels: Kernels) -> _Edit | None:
     for number, (_, word) in enumerate(words):
         beginnings[number, width - len(word) + 1 :] = word[:-1]
     # [words, width]: the last tokens of each word's row; the last column is filled in on the device.
-    ends, pasts = np.full((len(words), width), NOTHING, dtype=np.int64), {at: row for at, row, _ in asked}
-    for number, (at, _) in enumerate(words):
-        past = _past(pasts[at])[-(width - 1) :] if width > 1 else _past(pasts[at])[:0]
+    ends = np.full((len(words), width), NOTHING, dtype=np.int64)
+    for number, (row, _) in enumerate(words):
+        past = row.past[-(width - 1) :] if width > 1 else _NO_PAST
         ends[number, width - 1 - len(past) : width - 1] = past
 
     def act(up: list[Tensor], logits: Tensor, last: Tensor) -> None:
@@ -362,11 +381,16 @@ def _bad_words(asked: _Asked, kernels: Kernels) -> _Edit | None:
         said[:, -1] = last[rows]
         penalties.forbid(logits, rows, finals, penalties.completes(begun, said))
 
-    return [_ints([at for at, _ in words]), _ints([word[-1] for _, word in words]), beginnings, ends], act
+    return [
+        _ints([row.at for row, _ in words]),
+        _ints([word[-1] for _, word in words]),
+        beginnings,
+        ends,
+    ], act
 
 
 def _grammars(vocab: int, owner: Matchers, asked: _Asked, kernels: Kernels) -> _Edit | None:
-    some = [(at, row.asks.grammar) for at, row, _ in asked if row.asks.grammar is not None]
+    some = [(row.at, row.asks.grammar) for row in asked if row.asks.grammar is not None]
     if not some:
         return None
     masks = np.zeros((len(some), -(-vocab // 64)), dtype=np.int64)
@@ -377,11 +401,6 @@ def _grammars(vocab: int, owner: Matchers, asked: _Asked, kernels: Kernels) -> _
         kernels.allow(logits, *up)
 
     return [_ints([at for at, _ in some]), masks], act
-
-
-def _past(row: PlanRow) -> NDArray[np.int32]:
-    assert row.past is not None, "a row that reads the past comes with it"
-    return row.past
 
 
 # --- temperature, limits, sampling ------------------------------------------------------------------------
