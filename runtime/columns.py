@@ -80,6 +80,7 @@ class Columns:
     def end(self, slot: int) -> None:
         """Let a sequence go."""
         self.seqs[slot] = -1
+        self.take_back(slot)
         self.not_plain(slot)
 
     def take_back(self, slot: int) -> None:

@@ -38,7 +38,7 @@ COUNTED = frozenset(
         "copies",
         "isolations",
     }
-    | {"grammars_refused"}
+    | {"grammars_refused", "drafted", "accepted"}
     | {f"host_{name}" for name in ("hits", "misses", "damaged", "refused", "dropped", "saved", "loaded")}
     | {f"disk_{name}" for name in ("stored", "fetched", "failed", "lost")}
     | {"prefilled", "recomputed", "t_plan", "t_launch", "t_device", "t_commit", "t_gap"}
