@@ -224,6 +224,10 @@ class FakeRunner:
         self._detonate(step.rows, self.late_bombs, "in flight")
         return Outcomes.of(step.outcomes)
 
+    def die(self) -> None:
+        """With its process: what is in flight never runs."""
+        self._in_flight.clear()
+
     def _detonate(self, rows: list[PlanRow], bombs: frozenset[int], where: str) -> None:
         for row in rows if bombs else ():
             if not bombs.isdisjoint(row.tokens.tolist()):

@@ -139,6 +139,8 @@ class World:
 
     def restart(self) -> None:
         """Another engine, which finds of this one nothing but its host tier."""
+        if hasattr(self, "device"):
+            self.device.die()
         self.beings.clear()
         self.turns.clear()
         self._first: int | None = None
