@@ -135,12 +135,14 @@ async def test_a_conversation_goes_on_after_a_client_that_left_it(stream: bool) 
         leaves.set()
         await asked
         await running(stage, 1)
-        await stage.rest()
+        items = f"/v1/conversations/{name}/items?order=asc"
+        while len((await stage.ask("GET", items)).json["data"]) < 2:
+            await asyncio.sleep(0)
         response = await stage.create("And now?", conversation=name, max_output_tokens=3)
         assert response["kv"]["prefilled"] <= response["kv"]["new"], (
             "the KV of the reply that was cut is used"
         )
-        listed = (await stage.ask("GET", f"/v1/conversations/{name}/items?order=asc")).json["data"]
+        listed = (await stage.ask("GET", items)).json["data"]
         assert [item["role"] for item in listed] == ["user", "assistant", "user", "assistant"]
         assert listed[1]["status"] == "incomplete"
         await goes_on()

@@ -188,10 +188,10 @@ async def test_words_are_not_broken_at_the_edge(tmp_path: Path) -> None:
 
 async def test_words_of_notices_are_not_broken_at_the_edge(tmp_path: Path) -> None:
     async with scripted() as served, chatting(served.url, tmp_path, columns=30) as terminal:
-        for typed in ("/help", "/set colour red", "/quit"):
+        for typed, last in (("/help", HELP.split()[-1]), ("/set colour red", "stop_token_ids")):
             await terminal.until("you>")
             terminal.type(f"{typed}\r")
-        await terminal.until("stop_token_ids")
+            await terminal.until(last)  # what is typed meanwhile would stand between the words
         shown = {word for line in rendered(terminal.raw, 30) for word in line.split()}
     assert {*HELP.split(), "repetition_penalty,", "presence_penalty,"} <= shown
 

@@ -375,7 +375,7 @@ async def test_a_turn_that_is_left_is_cancelled_and_its_session_goes_on() -> Non
 async def test_a_turn_may_be_left_after_the_server_has_closed_its_session(tmp_path: Path) -> None:
     async with (
         stage(tmp_path) as (transcripts, sessions),
-        transcripts.turn(ALICE, asked(message("user", "Hello!"))),
+        transcripts.turn(ALICE, asked(message("user", "Hello!")), "resp_1"),
     ):
         await sessions.aclose()
     assert not sessions.live()
