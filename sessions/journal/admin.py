@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
-import msgspec
+from msgspec.structs import replace
 
 from ..errors import RecordDamaged, SessionError, StorageUnavailable, StoreUnusable
 from ..settings import JournalSettings
 from . import legacy
 from .backup import MODELS, NEXT, commit, copy_logs, current, finish
-from .folder import FOLDER, Disk, Identity, mismatch, named, read_identity, write_identity
+from .folder import FOLDER, Disk, Identity, named, read_identity, write_identity
 from .lock import FILE as LOCK
 from .lock import StoreLock
 from .logs import Findings, LogFolder
@@ -218,7 +218,7 @@ def _copy_alone(store: JournalStore, logs: LogFolder, state: SessionState, damag
     if not state.kept:
         return
     try:
-        record = msgspec.structs.replace(store.record(number), origin=None)
+        record = replace(store.record(number), origin=None)
     except RecordDamaged:
         yield f"lost: session {name}: its record is damaged"
         return
@@ -319,12 +319,15 @@ def _next(root: Path, target: Path, damage: list[str], disk: Disk) -> list[str]:
     for name in names:
         _check_moved(there / name)
         fresh, damaged, anew = target / NEXT / name, list[str](), set[str]()
+        first = name not in before
         while True:
-            copied = _copied(there / name, target / name, fresh, anew, disk, first=name not in before)
+            copied = _copied(there / name, target / name, fresh, anew, disk, first=first)
             with closing(opened(fresh)) as store:
                 again = {Path(one).name for one in store.logs.findings.damaged} - anew
-                if not again or name not in before:
+                if not again or first:
                     damaged = _damage(store)
+                    if damaged and not first:
+                        _check_damage(there / name, target / name, store)
                     count = f"{copied} of {len(store.logs.logs)} logs copied"
                     lines.append(f"{_account(target / name, store)}, {count}")
                     break
@@ -344,14 +347,18 @@ def _copied(place: Path, had: Path, fresh: Path, anew: set[str], disk: Disk, *, 
     with closing(logs):
         if logs.made and logs.findings.damaged:
             raise StoreUnusable(f"{place / FOLDER}: none of its logs can be read: copy the folder itself")
-        identity, known = logs.identity(), known and known.without_removed(_known(place))
-        lost = mismatch(known, identity, fresh=logs.made, absent=logs.explained)
+        later, identity = _known(place), logs.identity()
+        known = known and known.without_removed(later)
+        lost = logs.mismatch(known)
+        if later is not None and identity.runs:  # with the run of a server that has just started
+            begun = identity.generation > later.generation  # or its first record is all that it has
+            identity = replace(identity, runs=later.runs, copied=identity.sequence - begun)
         if not first:
             _check_backup(place, had, identity, next(iter(logs.vanished), lost))
         copied = copy_logs(logs, had / FOLDER, fresh / FOLDER, anew, disk)
         if known is not None and lost:  # so that the copy says it, too
-            identity = known
-        write_identity(fresh, msgspec.structs.replace(identity, backup=True), disk)
+            identity = replace(known, runs=())
+        write_identity(fresh, replace(identity, backup=True), disk)
     return copied
 
 
@@ -364,12 +371,40 @@ def _check_backup(place: Path, had: Path, identity: Identity, lost: str) -> None
         why = "holds a store, not a backup"
     elif before.store != identity.store:
         why = f"is the backup of another store than {place}"
+    elif not before.runs:
+        why = f"cannot be compared with {place}: an earlier version made it, or it was damaged then"
     elif lost:
-        why = f"stays as it is, because {lost}"
-    elif (identity.generation, identity.sequence) < (before.generation, before.sequence):
-        why = f"is newer than {place}, which was rolled back"
+        why = f"stays as it is, because {lost}{_missing(place, had)}"
+    elif not identity.follows(before):
+        why = f"has what {place} has lost or never had{_missing(place, had)}"
     if why:
-        raise StoreUnusable(f"{had} {why}: choose another folder")
+        raise StoreUnusable(f"{had} {why}: choose another folder for this store, and keep this one")
+
+
+def _missing(place: Path, had: Path) -> str:
+    """How many sessions the backup in ``had`` has that the store in ``place`` does not have, in brackets."""
+    with closing(opened(place, whole=False)) as store, closing(opened(had, whole=False)) as copy:
+        kept = [number for number, state in copy.sessions.states.items() if state.kept]
+        gone = sum(not store.sessions.states.keeps(number) for number in kept)
+    return f" ({gone} of its {len(kept)} sessions and stored objects are not in the store)"
+
+
+def _check_damage(place: Path, had: Path, fresh: JournalStore) -> None:
+    """Raise ``StoreUnusable`` if the backup in ``had`` has whole what is damaged in the ``fresh`` copy of the
+    journal in ``place``."""
+    with closing(opened(had)) as copy:
+        _damage(copy)
+        lost = {*fresh.damaged()} - {*copy.damaged()}
+        whole = [number for number in lost if copy.sessions.states.keeps(number)]
+        if not whole and fresh.logs.findings.lost <= copy.logs.findings.lost:
+            return
+        what = [f"session {fresh.name_of(number)}" for number in sorted(whole)] or [
+            "records of unknown sessions"
+        ]
+    raise StoreUnusable(
+        f"{had} stays as it is, because it has whole what is damaged in {place}: {named(what)}: "
+        "choose another folder for this store, and keep this one"
+    )
 
 
 def gc(root: Path) -> Iterator[str]:

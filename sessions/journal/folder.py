@@ -1,7 +1,8 @@
 """The folder of a store, beside its logs: the calls on files, and the file `identity`.
 
 `identity` repeats in a second place what the logs say of themselves. Where the two differ, the journal was
-removed, exchanged or rolled back while no server ran.
+removed, exchanged or rolled back while no server ran. A start takes such a journal as it is; but its list of
+runs begins anew then, so that it does not pass for what a backup was copied from (`Identity.follows`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import shutil
 from collections.abc import Container, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -23,6 +25,8 @@ FOLDER = "journal"
 IDENTITY = "identity"
 CHECK_BYTES = 8
 MOST_BYTES = 1 << 20
+RUNS = 1 << 10
+"""So many runs `identity` lists. A backup of a run before them is not brought up to date any more."""
 NAMED = 20  # names in one line of the log
 PAGE = 4096
 NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
@@ -164,8 +168,13 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     ``store``, ``seed`` and ``sync`` are random and the same in the headers of all its logs, ``model`` is the
     digest of the model. ``backup``: a backup wrote it, and no server has started with this copy since.
     ``generation`` counts the servers that have started with it. ``sequence`` is the number
-    of the next record, ``logs`` the numbers of the logs, ``keys`` the key of each by number. ``time``:
-    microseconds of the store's clock (`ServedClock`).
+    of the next record, ``logs`` the numbers of the logs, ``keys`` the key and ``ends`` the length of each by
+    number; ``holed`` are those that have lost records of unknown sessions. ``time``: microseconds of the
+    store's clock (`ServedClock`).
+
+    ``runs``: the runs since the store began or something of it was lost, the last `RUNS` of them; each with the
+    sequence number that its first record has. Of a backup these are the store's, and ``copied`` is the sequence
+    number of the first record that it does not have.
     """
 
     format: int
@@ -177,14 +186,26 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int
     logs: tuple[int, ...] = ()
     keys: dict[int, int] = {}
+    ends: dict[int, int] = {}
+    holed: tuple[int, ...] = ()
     time: int = 0
+    runs: tuple[tuple[int, int], ...] = ()
     backup: bool = False
+    copied: int = 0
 
     def header(self) -> SegmentHeader:
         """The header that all logs of the store have in common, with the log number 0."""
         return SegmentHeader(
             format=self.format, store=self.store, seed=self.seed, sync=self.sync, model=self.model, number=0
         )
+
+    def follows(self, backup: Identity) -> bool:
+        """Whether the store has lost nothing of what ``backup`` was copied from: the last run that was copied
+        is one of its runs, and what that had written then is there."""
+        if not backup.runs:
+            return False
+        ends = {run: end for (run, _), (_, end) in pairwise((*self.runs, (0, self.sequence)))}
+        return ends.get(backup.runs[-1][0], 0) >= backup.copied
 
     def without_removed(self, later: Identity | None) -> Identity:
         """This identity with only those logs that are also in ``later``, the identity that was read some time
@@ -218,11 +239,18 @@ def write_identity(folder: Path, identity: Identity, disk: Disk) -> None:
     disk.sync_folder(folder)
 
 
-def mismatch(known: Identity | None, found: Identity, *, fresh: bool, absent: Container[int] = ()) -> str:
+def mismatch(
+    known: Identity | None,
+    found: Identity,
+    *,
+    fresh: bool,
+    absent: Container[int] = (),
+    cut: Container[int] = (),
+) -> str:
     """How the journal ``found`` differs from the identity ``known``, as a sentence; "" if it does not.
 
     ``fresh``: there was no journal, and ``found`` is the new one. ``absent``: numbers of logs that are missing
-    for a known reason.
+    for a known reason. ``cut``: numbers of logs that are shorter than they were.
     """
     if known is None:
         if fresh or not found.generation:
@@ -250,9 +278,11 @@ def mismatch(known: Identity | None, found: Identity, *, fresh: bool, absent: Co
             f"{IDENTITY} is older than the journal (start {starts} of {found.generation}): it was rolled back"
         )
     gone = [f"{number:08}.log" for number in known.logs if number not in found.logs and number not in absent]
-    if not gone:
-        return ""
-    return f"logs of the last start are gone: {named(gone)}: sessions that have records in them are lost"
+    if gone:
+        return f"logs of the last start are gone: {named(gone)}: sessions that have records in them are lost"
+    if short := [f"{number:08}.log" for number in known.logs if number in cut]:
+        return f"logs have lost their end: {named(short)}: what sessions had written there is missing"
+    return ""
 
 
 def named(names: Sequence[str]) -> str:

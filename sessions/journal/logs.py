@@ -42,7 +42,7 @@ from ..errors import (
 )
 from . import segment
 from .clock import ServedClock
-from .folder import Disk, Identity
+from .folder import RUNS, Disk, Identity, mismatch
 from .records import extra_of
 from .segment import LOG_START, Found, Fresh, LoadedLog, SegmentHeader
 
@@ -160,10 +160,17 @@ class LogFolder:
         self.full = False
         """Whether the last group could not be written for lack of room on the disk."""
         self.made = False
+        self._begun = False  # there was no journal when it was opened
         self.vanished: list[str] = []
         """Texts for the server's log about logs that are absent although their indexes list records."""
         self.explained: set[int] = set()
         """Numbers of logs that are absent for a known reason: replaced, or named in ``vanished``."""
+        self.cut: set[int] = set()
+        """Numbers of logs that are shorter than the store's identity says."""
+        self.holed: set[int] = set()
+        """Numbers of logs of which records are lost, between others, whose sessions are not known."""
+        self.runs: tuple[tuple[int, int], ...] = ()
+        """The runs of which nothing is lost, as in `Identity`; this one, if it writes, is the last."""
         self.unnoted = False
         """Whether logs were added or removed since `identity` was written."""
         self.run = secrets.randbits(64) | 1
@@ -211,7 +218,9 @@ class LogFolder:
         logs = cls(folder, segment_bytes, disk, writes=write, lost=lost, clock=clock)
         logs._believing = not whole
         try:
-            return logs, logs._opened(model, known, write)
+            parts = logs._opened(model, known, write)
+            logs._follow(known)
+            return logs, parts
         except OSError as fault:
             logs.close()
             raise StoreUnusable(explained(fault, f"the journal {folder}")) from None
@@ -223,6 +232,7 @@ class LogFolder:
         """What the file `identity` is to say of the store now: its headers' values, counters and the numbers of
         its logs, as if the logs ``without`` were removed already."""
         header, gone = self.header, {one.number for one in without}
+        there = [one for one in self.logs.values() if one.number not in gone]
         return Identity(
             format=segment.FORMAT,
             store=header.store,
@@ -231,10 +241,26 @@ class LogFolder:
             model=header.model,
             generation=self.generation,
             sequence=self.next_sequence,
-            logs=tuple(sorted({one.number for one in self.logs.values()} - gone)),
-            keys={one.number: one.header.key for one in self.logs.values() if one.number not in gone},
+            logs=tuple(sorted(one.number for one in there)),
+            keys={one.number: one.header.key for one in there},
+            ends={one.number: one.end for one in there if one.end > LOG_START},
+            holed=tuple(sorted(one.number for one in there if one.number in self.holed)),
             time=self.clock.now(),
+            runs=self.runs,
         )
+
+    def mismatch(self, known: Identity | None) -> str:
+        """How the logs differ from the identity ``known``, as a sentence; "" if they do not."""
+        found = self.identity()
+        return mismatch(known, found, fresh=self._begun, absent=self.explained, cut=self.cut)
+
+    def _follow(self, known: Identity | None) -> None:
+        """Set `runs`: if nothing was lost since ``known`` was written, they go on from its runs."""
+        self._begun = self.made
+        if known is not None and not (self.mismatch(known) or self.vanished or self.holed - {*known.holed}):
+            self.runs = known.runs
+        if self.writes:
+            self.runs = (*self.runs, (self.run, self.next_sequence))[-RUNS:]
 
     @property
     def next_session(self) -> int:
@@ -324,7 +350,7 @@ class LogFolder:
                     self.disk.remove(self._path(number).with_suffix(".index"))
                     self.disk.remove(self._path(number))
                 continue
-            part = self._load(header, write=write)
+            part = self._load(header, 0 if known is None else known.ends.get(number, 0), write=write)
             loaded.append(part)
             sequence, high, time = (
                 int(part.entries[name].max(initial=0)) for name in ("sequence", "high", "time")
@@ -463,12 +489,15 @@ class LogFolder:
             if write:
                 self.disk.rename(path, path.with_suffix(".unreadable"))
 
-    def _load(self, header: SegmentHeader, *, write: bool) -> LoadedLog:
+    def _load(self, header: SegmentHeader, least: int, *, write: bool) -> LoadedLog:
+        """Open a log and find its records. ``least``: the length that it had earlier."""
         one = Log(self._new_slot(), header, self._path(header.number))
         self.logs[one.slot] = one
         one.fd = self.disk.open(one.path) if write else self._held.pop(header.number)
         index, size = self._index_of(one), self.disk.size(one.fd)
         one.end = min(size, self._ends.get(one.number, size))
+        if size < least:
+            self.cut.add(one.number)
         if self._believing and index is not None and index.sealed == one.end:
             return self._known(one, index.entries, np.zeros(len(index.entries), bool), index.extras)
         if write:
@@ -578,6 +607,7 @@ class LogFolder:
                 after = next(record.sequence for record in found.records if record.offset == beyond)
                 before = [record.sequence for record in found.records if record.offset < begin] or [after - 2]
                 unknown += max(1, after - before[-1] - 1 - int(inside.sum()))
+                self.holed.add(one.number)
         ahead = not any(data[found.end :])  # zeros that were written ahead
         listed_behind = bool((starts >= found.end).any())
         if size > found.end and not listed_behind and not ahead and (index is None or not index.whole):

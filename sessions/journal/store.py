@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from ...kvstore.reserve import NAME, DiskReserve
 from ..errors import RecordDamaged, StorageFull, StorageUnavailable, StoreLost, StoreUnusable
@@ -25,7 +26,7 @@ from ..settings import JournalSettings
 from . import segment
 from .clock import MICROSECONDS, ServedClock
 from .compaction import Compaction, dispensable, has_replaced
-from .folder import FOLDER, IDENTITY, Disk, Identity, mismatch, named, write_identity
+from .folder import FOLDER, IDENTITY, Disk, Identity, named, write_identity
 from .logs import NO_ROOM, Log, LogFolder
 from .records import AnyOperation, Keyring, SessionRecord, append, drop
 from .retention import Retention
@@ -113,7 +114,6 @@ class JournalStore:
         """How many sessions retention has forgotten since the store was opened, by reason."""
         self.mismatches: list[str] = []
         """How the journal differs from that of the last start, one sentence each."""
-        self._fresh = logs.made  # there was no journal before
         self._settings = settings
         self._declined: dict[int, int] = {}  # sessions that could not be condensed, and their operations then
         self._removals: dict[int, _Removal] = {}  # by session; the one that was looked at longest ago first
@@ -121,7 +121,7 @@ class JournalStore:
         self._compaction: Compaction | None = None
         self._resting = 0.0  # after a failed compaction: none before this time
         self._began = False  # a server began to use it here
-        self._is_backup = False  # it is a backup, until a server begins
+        self._backup: Identity | None = None  # of a backup, until a server begins
         self._reserve = DiskReserve(folder / NAME, settings.reserve_bytes)
 
     @classmethod
@@ -158,7 +158,7 @@ class JournalStore:
         except StorageUnavailable as fault:
             raise StoreUnusable(f"the store {folder} cannot be opened: {fault.message}") from None
         store = cls(folder, settings, logs)
-        store._is_backup = known is not None and known.backup
+        store._backup = known if known is not None and known.backup else None
         with store.closed_on_failure():
             store._load(parts)
             if write and logs.made:
@@ -236,7 +236,7 @@ class JournalStore:
     def begin(self, generation: int) -> None:
         """Record that a server starts, as number ``generation``. Raises ``StorageUnavailable``."""
         self._appended([Fresh(0, generation, Kind.START, b"")])
-        self.logs.generation, self._began, self._is_backup = generation, True, False
+        self.logs.generation, self._began, self._backup = generation, True, None
         self.note()
         self._hold()
 
@@ -264,7 +264,9 @@ class JournalStore:
         logged: the file is written again after the next write. Nothing is written if the store is lost."""
         try:
             self.logs.check()
-            identity = msgspec.structs.replace(self.logs.identity(without), backup=self._is_backup)
+            identity = self.logs.identity(without)
+            if (copy := self._backup) is not None:
+                identity = replace(identity, backup=True, runs=copy.runs, copied=copy.copied)
             try:
                 write_identity(self.folder, identity, self.logs.disk)
             except OSError as fault:
@@ -280,7 +282,7 @@ class JournalStore:
 
     def mismatch(self, known: Identity | None) -> str:
         """How the journal differs from the identity ``known``, as a sentence; "" if it does not."""
-        return mismatch(known, self.logs.identity(), fresh=self._fresh, absent=self.logs.explained)
+        return self.logs.mismatch(known)
 
     def erase(self, numbers: Sequence[int], *, deleted: bool = False) -> None:
         """Forget these sessions: write a DROP record for each. Their bytes go with a later compaction, soon if

@@ -8,13 +8,18 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from holdfast.sessions.errors import StoreHeld, StoreUnusable
+from holdfast.sessions.errors import RecordDamaged, StoreHeld, StoreUnusable
 from holdfast.sessions.journal import admin
 from holdfast.sessions.journal.folder import IDENTITY
 from holdfast.sessions.journal.lock import StoreLock
@@ -262,7 +267,7 @@ def test_a_store_that_has_lost_something_does_not_replace_its_backup() -> None:
         shutil.copytree(path, other / "earlier")
         changed(path)
         backup(path, target)
-        with pytest.raises(StoreUnusable, match="newer"):
+        with pytest.raises(StoreUnusable, match="lost or never had"):
             backup(other / "earlier", target)
         min((path / "journal").glob("*.log")).unlink()
         with pytest.raises(StoreUnusable, match=r"stays as it is, because .*gone"):
@@ -274,6 +279,149 @@ def test_a_store_that_has_lost_something_does_not_replace_its_backup() -> None:
         assert restored(target) == (NEW, AFTER)
         with StoreLock(target).acquire(0.0), pytest.raises(StoreHeld, match=str(os.getpid())):
             backup(path, target)
+
+
+Loss = Callable[[Path, Path], None]
+
+
+def a_log_is_gone(path: Path, earlier: Path) -> None:
+    log = min((path / "journal").glob("*.log"))
+    log.unlink()
+    log.with_suffix(".index").unlink()
+
+
+def a_log_loses_its_end(path: Path, earlier: Path) -> None:
+    log = max((path / "journal").glob("*.log"))
+    log.write_bytes(log.read_bytes()[: log.stat().st_size // 2])
+
+
+def it_is_an_earlier_copy(path: Path, earlier: Path) -> None:
+    shutil.rmtree(path)
+    shutil.copytree(earlier, path)
+
+
+@pytest.mark.parametrize("loss", [a_log_is_gone, a_log_loses_its_end, it_is_an_earlier_copy])
+def test_a_loss_that_servers_have_started_with_does_not_replace_the_backup(loss: Loss) -> None:
+    with folder() as other:
+        path, target = other / "store", other / "copy"
+        with serving(path) as store:
+            for number in range(1, 7):
+                store.write(begun(number))
+        shutil.copytree(path, other / "earlier")
+        with serving(path) as store:
+            for number in range(7, 10):
+                store.write(begun(number))
+        backup(path, target)
+        loss(path, other / "earlier")
+        for number in (10, 11, 12):
+            with serving(path) as store:
+                store.write(begun(number))
+            with pytest.raises(StoreUnusable, match=r"[1-9] of its 9 sessions .* keep this one"):
+                backup(path, target)
+        assert had(target) == ({*range(1, 10)},) and not verified(target)
+        backup(path, other / "another")
+        with serving(path) as store:
+            store.write(begun(13))
+        backup(path, other / "another")
+
+
+class Life:
+    """A store, its backup, and what the backup has; ``owed``: the store has lost something, and no backup in a
+    new folder was begun since a server started with that."""
+
+    def __init__(self, root: Path, dice: Random) -> None:
+        self.root, self.dice, self.store = root, dice, root / "store"
+        self.names, self.next = (root / str(number) for number in count()), 1
+        self.target, self.has = next(self.names), dict[int, list[str]]()
+        self.erased, self.earlier = set[int](), list[Path]()
+        self.lost = self.owed = False
+
+    def serve(self) -> None:
+        """A server runs for a while. It may be killed, and a backup be made while it runs."""
+        with serving(self.store) as store:
+            self.lost = False
+            for _ in range(self.dice.randrange(6)):
+                store.write(begun(self.next))
+                self.next += 1
+                kept = [one.number for one in store.sessions.states.values() if one.kept]
+                match self.dice.randrange(8):
+                    case 0:
+                        self.erased.add(gone := self.dice.choice(kept))
+                        store.erase([gone], deleted=self.dice.random() < 0.5)
+                    case 1:
+                        store.logs.roll()
+                    case 2:
+                        store.rewrite()
+                    case 3:
+                        self.backup()
+            if self.dice.random() < 0.3:
+                shutil.copytree(self.store, killed := next(self.names))
+                self.store = killed
+
+    def keep(self) -> None:
+        shutil.copytree(self.store, kept := next(self.names))
+        self.earlier.append(kept)
+
+    def lose(self) -> None:
+        logs = sorted((self.store / "journal").glob("*.log"))
+        how = self.dice.choice(["gone", "cut", "flipped", *["back"] * bool(self.earlier)])
+        if how == "back":
+            shutil.copytree(self.dice.choice(self.earlier), back := next(self.names))
+            self.store = back
+        elif logs:
+            log = self.dice.choice(logs)
+            if self.dice.random() < 0.5:
+                log.with_suffix(".index").unlink(missing_ok=True)
+            data = bytearray(log.read_bytes())
+            log.unlink()
+            if how == "cut":
+                log.write_bytes(data[: self.dice.randrange(len(data))])
+            elif how == "flipped":
+                data[self.dice.randrange(len(data))] ^= 1
+                log.write_bytes(data)
+        self.lost = self.owed = True
+
+    def backup(self) -> None:
+        """Nothing but what was erased leaves it; and it is refused only if something was lost."""
+        try:
+            backup(self.store, self.target)
+        except StoreUnusable:
+            assert self.owed and sessions_in(self.target) == self.has
+            return
+        found = sessions_in(self.target)
+        for number, said in self.has.items():
+            if number not in self.erased:
+                assert found.get(number) == said, number
+        self.has = found
+
+    def begin_another(self) -> None:
+        """The operator takes the loss as it is, and begins a new backup."""
+        self.target, self.has = next(self.names), {}
+        self.owed = self.lost
+        self.backup()
+
+
+STEPS = ("serve", "serve", "keep", "lose", "backup", "backup", "begin_another")
+
+
+def sessions_in(target: Path) -> dict[int, list[str]]:
+    """The sessions in a backup that are whole, with their events."""
+    found = dict[int, list[str]]()
+    for place in admin.places(target):
+        with closing(admin.opened(place)) as store:
+            for number, state in store.sessions.states.items():
+                with suppress(RecordDamaged):
+                    if state.kept:
+                        found[number] = events(store, number)
+    return found
+
+
+@given(st.randoms(use_true_random=False), st.lists(st.sampled_from(STEPS), max_size=16))
+def test_whatever_is_lost_only_what_was_erased_leaves_a_backup(dice: Random, steps: list[str]) -> None:
+    with folder() as root:
+        life = Life(root, dice)
+        for step in ["serve", *steps, "backup"]:
+            getattr(life, step)()
 
 
 def flip(log: Path) -> None:
@@ -311,7 +459,10 @@ def test_a_tenant_that_is_erased_from_a_backup_leaves_it_a_backup() -> None:
         filled(path)
         target = other / "copy"
         backup(path, target)
-        list(admin.erase(target, admin.of_tenant(b"nobody")))
+        list(admin.erase(target, admin.of_tenant(b"")))
+        assert had(target) == (set(), set())
+        backup(path, target)
+        assert restored(target) == (OLD, BESIDE)
         changed(path)
         backup(path, target)
         assert restored(target) == (NEW, AFTER) and (target / IDENTITY).exists()
