@@ -125,6 +125,14 @@ async def test_an_http_client_that_leaves(path: str, stream: bool) -> None:
         await goes_on()
 
 
+async def shown(stage: Stage, items: str, number: int) -> None:
+    """Wait until this many items are listed."""
+    while True:
+        if len((await stage.ask("GET", items)).json["data"]) >= number:
+            return
+        await asyncio.sleep(0)
+
+
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 async def test_a_conversation_goes_on_after_a_client_that_left_it(stream: bool) -> None:
     async with staged(link=endless()) as stage, beside(stage) as goes_on:
@@ -136,8 +144,7 @@ async def test_a_conversation_goes_on_after_a_client_that_left_it(stream: bool) 
         await asked
         await running(stage, 1)
         items = f"/v1/conversations/{name}/items?order=asc"
-        while len((await stage.ask("GET", items)).json["data"]) < 2:
-            await asyncio.sleep(0)
+        await shown(stage, items, 2)
         response = await stage.create("And now?", conversation=name, max_output_tokens=3)
         assert response["kv"]["prefilled"] <= response["kv"]["new"], (
             "the KV of the reply that was cut is used"
