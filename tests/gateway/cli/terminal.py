@@ -62,6 +62,7 @@ async def chatting(
     url: str, state: Path, *words: str, columns: int = 200, term: str = "xterm"
 ) -> AsyncIterator[Terminal]:
     """A chat on a terminal of its own. ``url``: "": none is given."""
+    inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     master, slave = os.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     # A shell may have started the tests with SIGINT ignored, which a child inherits. Ctrl-C is a signal only at
@@ -77,7 +78,7 @@ async def chatting(
         stdout=slave,
         stderr=slave,
         start_new_session=True,
-        env={**os.environ, "XDG_STATE_HOME": str(state), "TERM": term},
+        env={**inherited, "XDG_STATE_HOME": str(state), "TERM": term},
     )
     os.close(slave)
     try:
