@@ -335,14 +335,26 @@ def _line(text: str) -> str:
 
 
 def export(sessions: SessionSource, session_id: str, target: Path | None) -> Iterator[str]:
-    """The lines of an exported session, or, with a ``target``, one that says that they are in that new file."""
-    data = sessions.exported(session_id)
+    """The lines of an exported session, or, with a ``target``, one that says that they are in that new file. It
+    is made before the session is asked for."""
     if target is None:
-        yield data.decode().removesuffix("\n")
+        yield sessions.exported(session_id).decode().removesuffix("\n")
         return
-    with target.open("xb") as file:
-        target.chmod(0o600)
-        file.write(data)
+    try:
+        file = target.open("xb")
+    except FileExistsError:
+        raise SettingsInvalid(f"{target} exists already: name a new file") from None
+    except OSError as fault:
+        raise SettingsInvalid(f"{target} cannot be written: {fault.strerror}") from None
+    try:
+        with file:
+            target.chmod(0o600)
+            file.write(data := sessions.exported(session_id))
+    except BaseException as fault:
+        target.unlink(missing_ok=True)
+        if isinstance(fault, OSError):
+            raise SettingsInvalid(f"{target} cannot be written: {fault.strerror or fault}") from None
+        raise
     yield f"{session_id}: {len(data.splitlines()) - 1} entries in {target}"
 
 

@@ -14,10 +14,12 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast.gateway.cli.main import app
+from holdfast.gateway.cli.sessions import ServerSessions, export
 from holdfast.gateway.embedded import in_memory
 from holdfast.gateway.net.listener import listen
 from holdfast.gateway.net.serving import served
 from holdfast.gateway.settings import ClientLimits, GatewaySettings
+from holdfast.runtime.errors import SettingsInvalid
 from holdfast.sdk import connect
 from holdfast.sdk.errors import ExportInvalid
 from holdfast.sessions.journal.lock import StoreLock
@@ -66,7 +68,9 @@ async def test_at_a_server_with_the_operators_key(tmp_path: Path) -> None:
             code, told = await ask("export", session_id, str(file))
             assert code == 0 and "2 entries" in told
             code, told = await ask("export", session_id, str(file))
-            assert code == 2 and "exists" in told
+            assert code == 2 and f"{file} exists already" in told and "Errno" not in told
+            assert (await ask("export", "sess_none", str(tmp_path / "none")))[0] == 2
+            assert not (tmp_path / "none").exists()
             assert await chat.say("What is my name?").text() == "Marisol."
             original = max((held.tokens for held in link.held.values()), key=len)
             assert await ask("close", session_id) == (0, f"{session_id}: closed, offloaded\n")
@@ -91,6 +95,21 @@ async def test_at_a_server_with_the_operators_key(tmp_path: Path) -> None:
                     pass
     code, told = await ask("list")
     assert code == 2 and "Cannot connect" in told and len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("file", "why"), [("old", "exists already"), ("no/file", "No such file")])
+def test_a_file_that_cannot_be_made_is_refused_before_the_session_leaves_the_server(
+    tmp_path: Path, file: str, why: str
+) -> None:
+    (tmp_path / "old").write_text("kept")
+
+    class Server(ServerSessions):
+        def exported(self, session_id: str) -> bytes:
+            raise AssertionError("the session was sent")
+
+    with pytest.raises(SettingsInvalid, match=why):
+        list(export(Server("ws://localhost", None), "sess_1", tmp_path / file))
+    assert (tmp_path / "old").read_text() == "kept"
 
 
 @pytest.fixture
