@@ -209,9 +209,9 @@ class CompletionBatch:
             most, tuple(sorted(ends.union(request.stop_ids))), min(request.min_output_tokens, most)
         )
         sequence = EngineCopy(completer.link)
-        run = ReplyRun(
-            sequence, reader, task.prompt.ids, request.sampling, limits, completer.recovery_seconds
-        )
+        prompt = task.prompt.ids
+        recovery = completer.recovery_seconds
+        run = ReplyRun(sequence, reader, prompt, request.sampling, limits, len(prompt), recovery)
         ending = run.ending
         try:
             while ending is None:
@@ -224,8 +224,9 @@ class CompletionBatch:
                     task.begun.set()
         finally:
             await asyncio.shield(sequence.close())
-        if not index:
+        if not index and ending.work is not None:
             task.cached = ending.work.resident + ending.work.host + ending.work.disk
+        if not index:
             task.prompt_logprobs = growing.prompt_logprobs
         return growing.output(ending)
 

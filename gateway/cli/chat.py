@@ -461,8 +461,8 @@ def cost(finished: Finished) -> str:
     if finished.usage is not None:
         tokens = finished.usage.output_tokens
         parts.append(f"{tokens} {_plural('token', tokens)} in {finished.total_ms:.0f} ms")
-    if finished.kv is not None:
-        kv = finished.kv
+    kv = finished.kv
+    if kv is not None and kv.miss_reason != "unreported":
         computed, known = kv.prefilled + kv.recomputed, kv.resident + kv.host + kv.disk
         read = f"{computed} {_plural('token', computed)} read, {known} known before"
         back = [f"{count} from {where}" for count, where in ((kv.host, "host"), (kv.disk, "disk")) if count]

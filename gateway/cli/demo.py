@@ -181,6 +181,8 @@ def _miscounted(finished: Finished) -> str | None:
     kv = finished.kv
     if kv is None:
         return "the server sent no receipt"
+    if kv.miss_reason == "unreported":
+        return "the engine has not reported what it computed"
     computed = kv.prefilled + kv.recomputed
     return None if computed == kv.new else f"{computed} tokens prefilled, {kv.new} are new ({kv.miss_reason})"
 

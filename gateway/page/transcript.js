@@ -26,6 +26,7 @@ function readable(text) {
 
 /** The parts of a prompt of `input` tokens by where their KV was; together they are the prompt. */
 function promptParts(kv, input) {
+  if (kv.miss_reason === "unreported") return [["none", input, "of which it is not known what was computed"]];
   const without = Math.max(0, input - kv.resident - kv.host - kv.disk);
   const again = Math.min(kv.recomputed, without);
   const first = Math.min(kv.prefilled, without - again);

@@ -114,6 +114,11 @@ class KVReceipt(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     prompt, and to what was computed a second time, such as the beginning of a reply that goes on after its
     engine or server died. `restore_ms`: milliseconds of waiting for the disk. `miss_reason`: why more than the
     new tokens had to be computed; null: no more had to be.
+
+    The engine counts these when it ends a reply. Of a reply that the server stops (it was cancelled, or a stop
+    string or its only call ended it), the tokens that had no KV on the device at the beginning count as
+    `prefilled`. If they are more than `new`, or no token came, `miss_reason` is "unreported": then only `new`
+    is known, the other counts are 0, and so are the cached tokens of the usage.
     """
 
     new: int

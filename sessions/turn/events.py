@@ -43,7 +43,7 @@ class EndReason(StrEnum):
 
 
 class MissReason(StrEnum):
-    """Why a turn computed more tokens than its new ones."""
+    """Why a turn computed more tokens than its new ones, or why that is not known."""
 
     INSTRUCTIONS_CHANGED = "instructions_changed"
     TOOLS_CHANGED = "tools_changed"
@@ -59,6 +59,9 @@ class MissReason(StrEnum):
     CHEAPER_TO_COMPUTE = "cheaper_to_compute"
     """The KV was on the host or disk tier, but by measured costs computing it again was faster than a
     restore."""
+    UNREPORTED = "unreported"
+    """The turn ended before the engine reported its work, and more than the new tokens may have been computed.
+    The counts of cached, restored and computed tokens are 0: they are not known."""
 
 
 class TurnUsage(msgspec.Struct, frozen=True):

@@ -35,12 +35,12 @@ whether it did."""
 
 @dataclass(frozen=True, slots=True)
 class ReplyEnd:
-    """How a run ended. ``work``: what it cost, as far as the engine reported it. ``error``: why it failed; None
+    """How a run ended. ``work``: what it cost; None: not known, see `ReplyRun`. ``error``: why it failed; None
     if it did not."""
 
     status: ReplyStatus
     reason: EndReason
-    work: Work
+    work: Work | None
     error: TurnFailed | None = None
 
 
@@ -48,7 +48,12 @@ class ReplyRun:
     """Generates one reply on ``sequence``, the engine's copy of a branch: call `advance` until ``ending`` is
     set.
 
-    ``reader``: makes events of the ids. ``prompt``: the ids of the whole prompt.
+    ``reader``: makes events of the ids. ``prompt``: the ids of the whole prompt; ``new``: how many of them no
+    turn had computed before.
+
+    An engine that dies or that is stopped reports no work. Then the tokens that had no KV on the device count
+    as computed, if tokens were sampled and there are no more than ``new`` ones. Otherwise the work is not
+    known: a lower tier may have had the KV, or the engine was stopped at an unknown place.
 
     ``said``, ``logprobs``: ids that the reply has already, from an earlier server process, and their log
     probabilities. The events of these ids come first, and the generation continues behind them.
@@ -62,6 +67,7 @@ class ReplyRun:
         prompt: Ids,
         sampling: Sampling,
         limits: TokenLimits,
+        new: int,
         recovery_seconds: float = 0.0,
         said: Ids = NONE,
         logprobs: Sequence[TokenLogprob] = (),
@@ -70,7 +76,7 @@ class ReplyRun:
         self.ending: ReplyEnd | None = None
         self._sequence = sequence
         self._prompt = prompt
-        self._sampling, self._limits = sampling, limits
+        self._sampling, self._limits, self._new = sampling, limits, new
         self._said, self._logprobs = said, logprobs
         self._prompt_scores: list[TokenLogprob] = []
         self._scored = False  # whether those of the prompt were told
@@ -81,6 +87,7 @@ class ReplyRun:
         self._resident = 0
         self._recovery_seconds = recovery_seconds
         self._lost: Work | None = None  # the work that engines did for the reply before they died
+        self._lost_is_known = True
         self._sampled = False  # whether the generation has given a token
         self._untold: list[ReplyEvent] | None = None  # of a row that was read as it arrived
         self._cancelled = asyncio.Event()
@@ -158,7 +165,9 @@ class ReplyRun:
         wait is over or the reply is cancelled. Returns no events, so that the next `advance` goes on; or those
         that end the reply, if it failed."""
         self._generation = None
-        self._lost = self._work()
+        lost = self._work() if self._fresh else self._lost or Work(0, 0, 0, 0)
+        self._lost_is_known &= lost is not None
+        self._lost = lost or Work(0, 0, 0, len(self.reader.ids))
         waiting = asyncio.ensure_future(self._sequence.recover(self._held_by))
         leaving = asyncio.ensure_future(self._cancelled.wait())
         try:
@@ -259,19 +268,21 @@ class ReplyRun:
     ) -> None:
         self.ending = ReplyEnd(status, reason, self._work(work), error)
 
-    def _work(self, work: Work | None = None) -> Work:
-        """What the reply cost on all engines together. ``work``: the last engine's report; None if there is
-        none.
+    def _work(self, work: Work | None = None) -> Work | None:
+        """What the reply cost on all engines together; None: not known. ``work``: the last engine's report;
+        None if there is none.
 
-        Without a report, all tokens that were not resident count as computed, if anything was sampled. Tokens
-        that a later engine prefilled count as recomputed, except the last one, which had no KV before. What a
-        killed server did is not known: then the KV that this one found counts.
+        Tokens that a later engine prefilled count as recomputed, except the last one, which had no KV before.
+        What a killed server did is not known: then the KV that this one found counts.
         """
-        said, lost = len(self.reader.ids), self._lost
-        fresh = said - (lost.decoded if lost else 0)
+        said, lost, fresh = len(self.reader.ids), self._lost, self._fresh
         if work is None:
-            length = len(self._prompt) + said - fresh
-            work = Work(length - self._resident if fresh else 0, 0, self._resident if fresh else 0, fresh)
+            computed = len(self._prompt) + said - fresh - self._resident
+            if not fresh or computed > self._new:
+                return None
+            work = Work(computed, 0, self._resident, fresh)
+        if not self._lost_is_known:
+            return None
         if lost is None or not lost.decoded:
             return work
         again = work.recomputed + max(0, work.prefilled - 1)
@@ -286,6 +297,11 @@ class ReplyRun:
             disk=first.disk,
             restore_seconds=lost.restore_seconds + work.restore_seconds,
         )
+
+    @property
+    def _fresh(self) -> int:
+        """How many of the reply's tokens the last engine sampled."""
+        return len(self.reader.ids) - (self._lost.decoded if self._lost else 0)
 
     def _found(self, work: Work) -> Work:
         """``work`` with the KV that was found for the prompt alone. What was found for the reply's ids so far,

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
+from msgspec.structs import replace
+
 from ...runtime.errors import EngineGone
 from ...runtime.verbs import TokenLimits, TokenLogprob
 from ..conversation.edits import check_place, end_with, trimmed
@@ -337,6 +339,7 @@ class TurnResponse:
             prompt,
             request.sampling,
             TokenLimits(most, stop_ids, min(request.min_output_tokens, most), gather),
+            self._new_tokens,
             branch.settings.recovery_seconds,
             self._said,
             self._logprobs,
@@ -471,20 +474,27 @@ class TurnResponse:
         return Emitted(response=self.id, ids=packed(reader.ids[first:]), logprobs=tuple(logprobs))
 
     def _usage(self, ending: ReplyEnd, said: int) -> TurnUsage:
+        retracted = self._sequence.take_retracted()
+        usage = TurnUsage(
+            input_tokens=self._prompt_tokens,
+            output_tokens=said,
+            new_tokens=self._new_tokens,
+            miss_reason=MissReason.UNREPORTED,
+        )
         work = ending.work
+        if work is None:
+            return usage
         missed = work.prefilled + work.recomputed > self._new_tokens
         reason = self._placed.script.miss or (
             MissReason.ENGINE_RESTARTED if self._restarted else MissReason.EVICTED
         )
-        if self._sequence.take_retracted() and reason is MissReason.EVICTED:
+        if retracted and reason is MissReason.EVICTED:
             reason = MissReason.INPUT_RETRACTED
         elif reason is MissReason.EVICTED and work.chosen:
             reason = MissReason.CHEAPER_TO_COMPUTE
-        return TurnUsage(
-            input_tokens=self._prompt_tokens,
-            output_tokens=said,
+        return replace(
+            usage,
             cached_tokens=work.resident + work.host + work.disk,
-            new_tokens=self._new_tokens,
             prefilled_tokens=work.prefilled,
             recomputed_tokens=work.recomputed,
             host_tokens=work.host,

@@ -8,7 +8,14 @@ import pytest
 
 from holdfast.sessions.engine_copy import EngineCopy
 from holdfast.sessions.errors import SessionClosed
-from holdfast.sessions.turn.events import EndReason, ReplyStatus, ReplyTextDelta
+from holdfast.sessions.turn.events import (
+    EndReason,
+    MissReason,
+    ReplyDone,
+    ReplyStatus,
+    ReplyTextDelta,
+    TurnUsage,
+)
 from holdfast.sessions.turn.request import TurnRequest
 
 from .session_stage import (
@@ -233,3 +240,30 @@ async def test_closing_cancels_and_lets_the_sequence_go() -> None:
     assert [event async for event in response][-1].status in (ReplyStatus.CANCELLED, ReplyStatus.FAILED)
     with pytest.raises(SessionClosed):
         session.respond(TurnRequest.checked())
+
+
+@run
+@pytest.mark.parametrize("tokens", [0, 3])
+async def test_a_cancelled_turn_says_what_it_cost_or_that_this_is_not_known(tokens: int) -> None:
+    link = reciting("Hello", "It goes on and on", "It goes on and on")
+    session = session_on(link)
+    await ask(session, "Hi")
+
+    async def cancelled() -> TurnUsage:
+        say(session, "Go on.")
+        response = session.respond(TurnRequest.checked())
+        for _ in range(1 + tokens):
+            await anext(response)
+        await response.cancel()
+        done = [event async for event in response][-1]
+        assert isinstance(done, ReplyDone) and done.status is ReplyStatus.CANCELLED
+        return done.usage
+
+    usage = await cancelled()
+    known = usage.prefilled_tokens + usage.cached_tokens == usage.input_tokens and usage.miss_reason is None
+    assert known if tokens else usage.miss_reason is MissReason.UNREPORTED
+    for held in link.held.values():  # its KV went to the disk
+        held.computed, link.on_disk = 0, len(held.tokens)
+    usage = await cancelled()
+    assert usage.miss_reason is MissReason.UNREPORTED and usage.new_tokens
+    assert usage.prefilled_tokens == usage.disk_tokens == usage.cached_tokens == 0

@@ -251,7 +251,8 @@ def test_deaths_at_any_moments_change_no_word(deaths: list[int], ahead: int, per
         text, done = await rest(response, events)
         assert text == TALE and done.items[0].text == TALE
         usage = done.usage
-        assert usage.output_tokens == len(toks(TALE)) + 1 and usage.prefilled_tokens == usage.input_tokens
+        assert usage.output_tokens == len(toks(TALE)) + 1
+        assert usage.prefilled_tokens == usage.input_tokens or usage.miss_reason is MissReason.UNREPORTED
 
     asyncio.run(asyncio.wait_for(play(), 20))
 

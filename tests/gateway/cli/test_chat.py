@@ -285,6 +285,13 @@ def test_a_damaged_or_forbidden_file_stops_nothing(tmp_path: Path) -> None:
     ChatState(state.file / "below").typed("nowhere")
 
 
+def test_the_cost_line_tells_no_tokens_that_are_not_known() -> None:
+    unknown = KVReceipt(
+        new=7, prefilled=0, resident=0, recomputed=0, host=0, disk=0, restore_ms=0.0, miss_reason="unreported"
+    )
+    assert "read" not in chat.cost(finished(kv=unknown))
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
