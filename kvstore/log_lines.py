@@ -105,8 +105,9 @@ class LineFormatter(logging.Formatter):
             if traceback:
                 told["traceback"] = traceback
             return msgspec.json.encode(told, enc_hook=str).decode()
-        if facts.get("session") == subject:  # it stands before the message
-            facts.pop("session", None)
+        for name in ("session", "request"):
+            if facts.get(name) == subject:  # it stands before the message
+                del facts[name]
         words = [message, *(f"{name}={value}" for name, value in facts.items() if value is not None)]
         text = " ".join(words) + (f"\n{traceback}" if traceback else "")
         place = f"{self._process}[{subject}]" if subject else self._process

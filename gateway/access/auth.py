@@ -65,6 +65,9 @@ OPERATOR_PATH = "/operator/"
 """The paths that begin with it are open to operators alone."""
 TENANT = "holdfast.tenant"
 """The key of a request's ASGI scope under which the guard puts the salt of the client's tenant (`salt_of`)."""
+REQUEST = "holdfast.request"
+"""The key of a request's ASGI scope under which the guard puts the request's id, for an answer's header and
+for log lines; a WebSocket has none."""
 KEY_WANTED = (
     "{}: send `Authorization: Bearer KEY` or `x-api-key: KEY`, with the key of the server's --api-key or "
     "HOLDFAST_API_KEY, or one of its --keys file"
@@ -349,6 +352,8 @@ class Guard:
             return
         route = self._route_of(_path(scope))
         scope[ATTRIBUTION] = Attribution.of("", route)
+        if scope["type"] == "http":
+            scope[REQUEST] = new_id("req")
         refused = None
         try:
             self._admit(scope, Headers(scope=scope))
@@ -361,7 +366,7 @@ class Guard:
                 self._count(attribution, str(message["status"]))
             await send(message)
 
-        with logging_with(**attribution.facts()):
+        with logging_with(request=scope.get(REQUEST), **attribution.facts()):
             app = self._app if refused is None else refusal(refused, scope)
             await app(scope, receive, counting)
         if SERVE in scope:
@@ -407,9 +412,9 @@ class Guard:
 
 def refusal(error: Exception, scope: Scope) -> Response:
     """Make the HTTP answer that refuses the request of ``scope`` because of ``error``, and log the refusal.
-    Answer and log line have the same new id, which the client finds in the header ``x-request-id``. A client of
-    Anthropic's Messages gets Anthropic's form of the error, and the header ``request-id`` besides."""
-    request_id = new_id("req")
+    Answer and log lines have the request's id, which the client finds in the header ``x-request-id``. A client
+    of Anthropic's Messages gets Anthropic's form of the error, and the header ``request-id`` besides."""
+    request_id = scope.get(REQUEST) or new_id("req")
     if speaks_messages(scope):
         body, status, headers = messages_answer(error, request_id)
         headers = {**(headers or {}), "request-id": request_id}

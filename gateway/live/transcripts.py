@@ -19,7 +19,14 @@ from msgspec.structs import replace
 
 from ...kvstore.log_lines import logging_with
 from ...runtime.link.client import EngineLink
-from ...sessions.conversation.items import FunctionCall, FunctionCallOutput, Item, Message, checked_preamble
+from ...sessions.conversation.items import (
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    Message,
+    checked_preamble,
+    new_id,
+)
 from ...sessions.errors import HandleUnknown, ItemInvalid, PromptTooLong, StorageUnavailable
 from ...sessions.registry import Reopened
 from ...sessions.session import Session
@@ -393,7 +400,8 @@ class AskedTurn:
     def _place(self, request: TurnRequest) -> TurnResponse:
         """Make the response to a request on the conversation as it is now. It does not run yet."""
         request = replace(request, verbatim=True)
-        response = self.live.session.respond(request, whole_calls=self._ask.whole_calls)
+        turn_id = new_id("turn")  # the client's answer has an id of its own
+        response = self.live.session.respond(request, turn_id, whole_calls=self._ask.whole_calls)
         self._responses.append(response)
         return response
 

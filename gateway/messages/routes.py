@@ -14,9 +14,8 @@ from starlette.routing import Route
 
 from ...sdk.errors import FieldUnsupported
 from ...sdk.frames.codec import decode_body
-from ...sessions.conversation.items import new_id
 from ...sessions.turn.events import ReplyDone
-from ..access.auth import MESSAGES, TurnCaller, caller_of, refusing
+from ..access.auth import MESSAGES, REQUEST, TurnCaller, caller_of, refusing
 from ..documents.rows import RouteRow
 from ..errors import ThreadsNotServed, messages_answer
 from ..live.session import log_refusal
@@ -78,7 +77,7 @@ class _MessagesFace:
             prompt = tuple(await self._begun_prompt(transcripts, client, body, size))
         bounds, sampling = transcripts.bounds, transcripts.sampling
         ask = await self._service.aside(client.salt, size, lambda _: ask_of(body, bounds, sampling, prompt))
-        reply, request_id = MessageReply(body.model, body), new_id("req")
+        reply, request_id = MessageReply(body.model, body), request.scope[REQUEST]
         headers = {"request-id": request_id}
         async with AsyncExitStack() as stack:
             turn = await stack.enter_async_context(transcripts.turn(client, ask, reply.id))
@@ -98,7 +97,8 @@ class _MessagesFace:
         body, size = await self._read(request, frames.COUNT)
         transcripts = await self._service.transcripts(body.model)
         ids = await self._begun_prompt(transcripts, caller_of(request.scope), body, size)
-        return json_answer(frames.TokenCount(input_tokens=len(ids)), headers={"request-id": new_id("req")})
+        headers = {"request-id": request.scope[REQUEST]}
+        return json_answer(frames.TokenCount(input_tokens=len(ids)), headers=headers)
 
     async def _begun_prompt(
         self,

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
+from ...kvstore.log_lines import logging_with
 from ...sdk.errors import FieldInvalid, FieldMissing
 from ...sessions.conversation.items import new_id
 from ...sessions.errors import ConversationBusy, ItemUnknown
@@ -144,7 +145,8 @@ class ResponsesFace:
         finishing = _Finishing(self, client, body, past, local)
         try:
             async with AsyncExitStack() as stack:
-                turn = await stack.enter_async_context(transcripts.turn(client, ask, response_id))
+                with logging_with(conversation=body.conversation_id):
+                    turn = await stack.enter_async_context(transcripts.turn(client, ask, response_id))
                 running = RunningResponse(
                     ResponseReply(begun, len(given), silent=not generate),
                     turn,

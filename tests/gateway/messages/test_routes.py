@@ -14,6 +14,7 @@ import pytest
 from holdfast.gateway.app import build_app
 from holdfast.gateway.errors import messages_answer
 from holdfast.gateway.settings import ClientLimits, GatewaySettings
+from holdfast.kvstore.log_lines import LogSettings, logging_lines
 from holdfast.sessions.errors import PromptTooLong
 from holdfast.sessions.settings import SessionSettings
 from holdfast.sessions.tools.formats import ReasoningForm
@@ -23,6 +24,19 @@ from .messages_stage import WEATHER, Stage, call_text, stage, streamed
 
 pytestmark = pytest.mark.anyio
 BEGUN: list[Any] = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "one two"}]
+
+
+@pytest.mark.parametrize(("fields", "said"), [({}, "response completed"), ({"top_k": -5}, "request refused")])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_log_has_a_line_with_the_request_id_of_each_answer(
+    capsys: pytest.CaptureFixture[str], fields: dict[str, Any], said: str, *, stream: bool
+) -> None:
+    with logging_lines("holdfast", LogSettings(form="json")):
+        async with stage("one two three") as on:
+            response = await on.create("Count.", stream=stream, **fields)
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    request = [line["message"] for line in lines if line.get("request") == response.headers["request-id"]]
+    assert said in request
 
 
 async def test_an_answer_has_the_standards_form() -> None:

@@ -238,6 +238,7 @@ async def test_a_turn_is_found_by_the_id_of_the_answer_that_its_client_got(
         assert found is not None, answer
         turns = [one["route"] for one in ended if one["reply"] == found[1].decode()]
         assert turns == [path] * (2 if path == CHAT else 1)
+    assert not any(one["response"].startswith("resp_") for one in ended), "such an id is a client's"
 
 
 async def test_a_turn_that_is_refused_on_a_websocket_has_a_line(

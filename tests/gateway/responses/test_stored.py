@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast.gateway.settings import GatewaySettings
+from holdfast.kvstore.log_lines import LogSettings, logging_lines
 from holdfast.sessions.journal.store import JournalStore
 from holdfast.tests.sessions.conversation.test_continuation import hashed
 from holdfast.tests.stored_files import bytes_below
@@ -325,6 +326,16 @@ async def test_a_conversation_is_made_changed_and_deleted(tmp_path: Path) -> Non
         for method, more in (("GET", ""), ("DELETE", ""), ("GET", "/items"), ("GET", "/items/msg_1")):
             refusal = await stage.refused(method, f"{path}{more}")
             assert refusal[:2] == (404, "conversation_not_found")
+
+
+async def test_the_line_of_a_turn_names_its_conversation(capsys: pytest.CaptureFixture[str]) -> None:
+    with logging_lines("holdfast", LogSettings(form="json")):
+        async with staged(link=told("One.")) as stage:
+            kept = (await stage.ask("POST", CONVERSATIONS, {})).json["id"]
+            response = await stage.create("a", conversation=kept)
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    (ended,) = [line for line in lines if line["message"] == "response completed"]
+    assert (ended["reply"], ended["conversation"]) == (response["id"], kept)
 
 
 async def test_responses_join_their_conversation(tmp_path: Path) -> None:
