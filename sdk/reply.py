@@ -34,6 +34,9 @@ from .frames.server import (
 from .params import SentOutputs, together
 from .unread import Unread
 
+NOTHING_BEGAN = frozenset({"rate_limit_exceeded", "too_many_responses"})
+"""Codes by which a response is refused before the items in its event are added."""
+
 
 class Reply:
     """One response: asks for it and iterates over its server events, the last of which is `response.done`;
@@ -67,6 +70,7 @@ class Reply:
         self._create = create
         self._first = deque(first)
         self._items = _items(create, first)
+        self._apart = False  # whether they were sent before the event that asks for the response
         self._claim = claim
         self._sent = SentOutputs() if sent is None else sent
         self._first_ids = set(self._sent.events)
@@ -162,6 +166,7 @@ class Reply:
             if whole is not None:
                 create = whole
                 self._first.clear()
+        self._apart |= len(self._first) > 0
         while self._first:  # each is sent once, also when this is cancelled and taken up again
             self._first_ids.add(await self._connection.send(self._first.popleft()))
         self.rounds.latest = self._progress
@@ -182,14 +187,15 @@ class Reply:
             await self._connection.quiet()  # a reply without what was refused is not wanted
         if refused == self._create_id:
             self.rounds.latest = None  # there is no such response: the one before is the last
-            await self._take_back()
+            began = self._apart or event.error.code not in NOTHING_BEGAN
+            await self._take_back(self._items if began else ())
         if refused in self._first_ids or refused in (self._create_id, None):
             raise server_error(event.error)
 
-    async def _take_back(self) -> None:
-        """Delete the added items and outputs at the server: without a reply they would stand in the next turn.
-        Errors are dropped."""
-        for item_id in (*self._items, *self._sent.items):
+    async def _take_back(self, items: Sequence[str]) -> None:
+        """Delete the added `items` and the outputs at the server: without a reply they would stand in the next
+        turn. Errors are dropped."""
+        for item_id in (*items, *self._sent.items):
             with suppress(SDKError):  # the refusal is what is raised
                 await self._connection.delete(item_id)
         for call_id, commit in self._sent.commits.items():

@@ -11,6 +11,7 @@ from holdfast.sdk import errors
 from holdfast.sdk.frames import client, server
 from holdfast.sdk.frames.client import ClientEvent
 from holdfast.sdk.frames.items import MessageItem
+from holdfast.sdk.params import TOGETHER
 
 from ..scripted import Script, chatting, given_up
 
@@ -158,6 +159,21 @@ async def test_a_refused_turn_removes_its_message() -> None:
         assert deleted(script) == made(script)[1:]
         script.turns.append(["Still here"])
         assert await chat.say("Hi").text() == "Still here"
+
+
+@pytest.mark.parametrize("long", [False, True])
+async def test_a_turn_that_is_refused_at_once_removes_only_what_it_had_sent_before(*, long: bool) -> None:
+    def limited(script: Script, event: ClientEvent) -> Iterable[server.ServerEvent]:
+        if isinstance(event, client.ResponseCreate):
+            yield script.error("rate_limit_exceeded", event.event_id)
+        else:
+            yield from script.usual(event)
+
+    script = Script(answer=limited)
+    async with chatting(script) as chat:
+        with pytest.raises(errors.ServerError):
+            await chat.say("x" * (TOGETHER + 1) if long else "Hi").text()
+    assert deleted(script) == (made(script) if long else [])
 
 
 async def test_an_event_that_cannot_be_sent_is_not_waited_for() -> None:
