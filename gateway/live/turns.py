@@ -101,13 +101,17 @@ class CountedTurn:
         usage = done.usage
         tokens = usage.new_tokens + usage.output_tokens
         self._turns.rates.spent(self._caller.key, self._caller.salt, tokens)
-        self._turns.metrics.end(self.times, done)
+        wire = None if done.error is None else wire_error(done.error)
+        self._turns.metrics.end(
+            self.times, done, wire.code if wire is not None and wire.status < 500 else None
+        )
         if self._span is not None:
             self._span.end(self.times, done)
 
     def fail(self, error: Exception) -> None:
         """Report that the turn raised ``error`` before its last event came."""
-        self._turns.metrics.fail(self.times, wire_error(error).code)
+        wire = wire_error(error)
+        self._turns.metrics.fail(self.times, wire.code, refused=wire.status < 500)
         if self._span is not None:
             self._span.fail(error)
 

@@ -145,9 +145,9 @@ class TurnMetrics:
 
     ``prompt``: tokens of whole prompts, those with cached KV included. ``cached``: how many of them had cached
     KV, by the tier that held it: ``device``, ``host``, ``disk``. ``generated``: tokens of replies. ``ended``:
-    turns by protocol, status and reason; a turn that raised has the status ``failed`` and the error's wire code
-    as its reason. ``refused``: turns that were not admitted, by protocol and the error's wire code.
-    ``requests``: by route, protocol and status.
+    turns by protocol, status and reason; a turn that its client's mistake ended has the status ``refused`` and
+    the error's wire code as its reason. ``refused``: turns that were not admitted, by protocol and the error's
+    wire code. ``requests``: by route, protocol and status.
     """
 
     def __init__(
@@ -180,9 +180,9 @@ class TurnMetrics:
         """Note the begin of a turn, which is now. Returns its times; they are counted as they are taken."""
         return TurnTimes(self, self._clock, self.labels.of(attribution.tenant), attribution.protocol)
 
-    def end(self, times: TurnTimes, done: ReplyDone) -> None:
-        """Count a turn that has ended with its last event ``done``: its whole time, tokens, status and
-        reason."""
+    def end(self, times: TurnTimes, done: ReplyDone, refused: str | None = None) -> None:
+        """Count a turn that has ended with its last event ``done``: its whole time, tokens, status and reason.
+        ``refused``: the wire code of the client's mistake that ended it; None if none did."""
         usage, tenant = done.usage, times.tenant
         self.whole.observe(times.seconds)
         if times.first is not None and usage.output_tokens > 1:
@@ -192,11 +192,15 @@ class TurnMetrics:
         self.cached[tenant, "device"] += usage.cached_tokens - usage.host_tokens - usage.disk_tokens
         self.cached[tenant, "host"] += usage.host_tokens
         self.cached[tenant, "disk"] += usage.disk_tokens
-        self.ended[tenant, times.protocol, done.status.value, done.reason.value] += 1
+        if refused is not None:
+            self.fail(times, refused, refused=True)
+        else:
+            self.ended[tenant, times.protocol, done.status.value, done.reason.value] += 1
 
-    def fail(self, times: TurnTimes, code: str) -> None:
-        """Count a turn that raised an error before its last event came. ``code``: the error's wire code."""
-        self.ended[times.tenant, times.protocol, "failed", code] += 1
+    def fail(self, times: TurnTimes, code: str, *, refused: bool = False) -> None:
+        """Count a turn that raised an error before its last event came. ``code``: the error's wire code.
+        ``refused``: the mistake is the client's."""
+        self.ended[times.tenant, times.protocol, "refused" if refused else "failed", code] += 1
 
     def refuse(self, attribution: Attribution, code: str) -> None:
         """Count a turn that was not admitted. ``code``: the wire code of the error that refused it."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.gateway.access.attribution import Attribution
+from holdfast.gateway.access.auth import TurnCaller
+from holdfast.gateway.live.turns import Turns
 from holdfast.gateway.metrics.prometheus import MetricsSnapshot, exposition
 from holdfast.gateway.metrics.turns import FINISHED, Histogram, TurnMetrics
+from holdfast.sessions.errors import EngineUnavailable, GrammarRefused, PromptTooLong
 from holdfast.sessions.turn.events import EndReason, ReplyDone, ReplyStatus, TurnUsage
 from holdfast.tests.gateway.keyed_service import FILE, keyed
 
@@ -65,7 +69,7 @@ def test_times_and_tokens_of_turns_are_told() -> None:
     clock = Clock()
     turns = TurnMetrics(clock)
     one_turn(turns, clock)
-    turns.fail(turns.begin(), "context_length_exceeded")
+    turns.fail(turns.begin(), "engine_unavailable")
     turns.refuse(Attribution(), "rate_limit_exceeded")
     families = told(MetricsSnapshot(True, 1, {}, {}, turns=turns))
     for name, total, count in (
@@ -87,8 +91,24 @@ def test_times_and_tokens_of_turns_are_told() -> None:
     }
     assert cached == {"device": 65, "host": 20, "disk": 5}
     assert value(families, "holdfast_turns_total", status="completed", reason="stop") == 1
-    assert value(families, "holdfast_turns_total", status="failed", reason="context_length_exceeded") == 1
+    assert value(families, "holdfast_turns_total", status="failed", reason="engine_unavailable") == 1
     assert value(families, "holdfast_turns_refused_total", code="rate_limit_exceeded") == 1
+
+
+def test_what_clients_do_wrong_is_no_failure() -> None:
+    turns = Turns()
+    response: Any = None
+    for error in (GrammarRefused("bad"), EngineUnavailable("gone")):
+        failed = ReplyDone(ReplyStatus.FAILED, EndReason.ERROR, (), TurnUsage(), error)
+        turns.begin(TurnCaller(), "s", response).end(failed)
+    for raised in (PromptTooLong("long"), EngineUnavailable("gone")):
+        turns.begin(TurnCaller(), "s", response).fail(raised)
+    assert {ended[-2:]: count for ended, count in turns.metrics.ended.items()} == {
+        ("refused", "invalid_grammar"): 1,
+        ("failed", "error"): 1,
+        ("refused", "context_length_exceeded"): 1,
+        ("failed", "engine_unavailable"): 1,
+    }
 
 
 def test_a_turn_of_one_token_has_no_time_per_token() -> None:
