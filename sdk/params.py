@@ -148,7 +148,7 @@ def converted(fields: dict[str, Any], kind: type[_Params], name: str) -> _Params
     if unknown:
         raise FieldUnknown(f"Unknown parameter: '{name}.{min(unknown)}'", f"{name}.{min(unknown)}")
     try:
-        return msgspec.convert(msgspec.to_builtins(fields), kind)
+        return msgspec.convert(msgspec.to_builtins(fields, str_keys=True), kind, str_keys=True)
     except (msgspec.ValidationError, TypeError) as error:
         raise FieldInvalid(f"{name}: {error}", name) from None
 
