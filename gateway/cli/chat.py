@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +41,11 @@ LAST_ITEMS = 8
 LAST = "last"
 """In place of a handle: the session that was used last."""
 NAMES = {"max_tokens": "max_output_tokens"}
-SETTABLE = [*SamplingOptions.__annotations__]
+SETTABLE = [name for name in SamplingOptions.__annotations__ if name != "top_logprobs"]
+"""The parameters that `/set` sets; log probabilities are not shown here."""
+ALONE = frozenset({"/fork", "/back", "/sessions", "/help"})
+"""The commands that take nothing behind their names."""
+BEGIN = "holdfast chat alone begins a new session, in which /sessions lists those that are kept"
 HELP = """\
 /rewind [N]       take the last turn back, or the last N
 /fork             go on in a copy of this conversation; /back returns to where it was copied
@@ -66,10 +70,11 @@ def run(url: str | None, api_key: str | None, resume: str | None, fields: Update
         kept = None if resume is None else _kept(state, resume, url)
         return asyncio.run(_chat(url or (kept.url if kept else DEFAULT_URL), api_key, kept, fields, state))
     except SDKError as error:
-        print(f"holdfast: {told(error)}", file=sys.stderr)
+        begin = f"; {BEGIN}" if isinstance(error, SessionLost) else ""
+        print(f"holdfast: {told(error)}{begin}", file=sys.stderr)
         return 2
     except LookupError as error:
-        print(f"holdfast: {error.args[0]}", file=sys.stderr)
+        print(f"holdfast: {error.args[0]}; {BEGIN}", file=sys.stderr)
         return 2
 
 
@@ -109,13 +114,14 @@ async def _chat(
                 state.forget(kept.handle)
                 raise
         if fields:
-            await chat.update(**fields)
+            await update(chat, fields)
         kept.id, kept.model = chat.session.id or "", chat.session.model
         talks, able = sys.stdin.isatty(), os.environ.get("TERM", "dumb") != "dumb"
         out = Output(sys.stdout)
         notes = Console(highlight=False, stderr=not sys.stdout.isatty())
         reader = TerminalPrompt(TypedLines(state)) if talks and able else PlainLines(PROMPT if talks else "")
-        terminal = TerminalChat(chat, notes, out, reader, state, kept)
+        reopened = lambda handle: stack.enter_async_context(client.resume(handle))
+        terminal = TerminalChat(chat, notes, out, reader, state, kept, reopened)
         with reader.opened():
             return await terminal.talk()
 
@@ -141,7 +147,8 @@ class ShownBranch:
 
 class TerminalChat:
     """Takes what ``reader`` reads, sends it to the model or runs it as a command, writes replies to ``out``,
-    and all else to ``console``. ``kept``: what ``state`` keeps of the session."""
+    and all else to ``console``. ``kept``: what ``state`` keeps of the session. ``reopened`` opens a session by
+    its handle, for the next line after its connection was lost for good."""
 
     def __init__(
         self,
@@ -151,7 +158,10 @@ class TerminalChat:
         reader: TerminalPrompt | PlainLines,
         state: ChatState,
         kept: KeptSession,
+        reopened: Callable[[str], Awaitable[Chat]] | None = None,
     ) -> None:
+        self._reopened = reopened
+        self._lost = False  # the branch's connection will not come back by itself
         self._console = console
         self._out = out
         self._reader = reader
@@ -202,13 +212,14 @@ class TerminalChat:
 
     async def _do(self, line: str) -> bool:
         """Say a line or run it as a command, in a task that Ctrl-C can cut. Returns whether to go on."""
-        if line.startswith("/") and not line.startswith("//"):
+        said = not line.startswith("/") or line.startswith("//")
+        if not said:
             work = self._command(*line.split(maxsplit=1))
         elif line:
             work = self._turn(line.removeprefix("/") if line.startswith("//") else line)
         else:
             return True
-        self._work = asyncio.ensure_future(work)
+        self._work = asyncio.ensure_future(self._at_server(work))
         try:
             self._reader.pause()
             await self._work
@@ -216,10 +227,12 @@ class TerminalChat:
             if (chat := asyncio.current_task()) is not None and chat.cancelling():
                 raise
             self._count_down("")
-            self._tell("stopped waiting; the session stays")
+            stays = "the server reads your message when it is back" if said and self._retrying else ""
+            self._tell(f"stopped waiting; {stays or 'the session stays'}")
         except SDKError as error:
             self._count_down("")
             self._failed = True
+            self._lost = isinstance(error, ConnectionFault)
             self._refuse(error)
             return self._reader.interactive or not isinstance(error, ConnectionFault)
         finally:
@@ -228,6 +241,18 @@ class TerminalChat:
                 self._cut.cancel()
                 self._cut = None
         return True
+
+    async def _at_server(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do ``work``, after the session was opened again if its connection was lost for good."""
+        try:
+            handle = self._branch.chat.handle
+            if self._lost and self._reopened is not None and handle:
+                self._branch.chat = await self._reopened(handle)
+                self._tell("the connection is back")
+            self._lost = False
+            await work
+        finally:
+            work.close()
 
     def _interrupted(self) -> None:
         """Called at Ctrl-C: a key for the prompt. Else it cancels the reply; or, if that was done, the server
@@ -277,7 +302,9 @@ class TerminalChat:
             "/sessions": self._sessions,
             "/help": self._help,
         }
-        if name in commands:
+        if name in ALONE and rest:
+            self._tell(f"{name} takes nothing behind it")
+        elif name in commands:
             await commands[name](rest.strip())
         else:
             self._tell(f"there is no command {name}: /help lists them")
@@ -384,13 +411,7 @@ class TerminalChat:
                 read = json.loads(value) if value.strip() else None
             except ValueError:
                 read = value.strip()
-            changed: Any = {name: read}
-            try:
-                await chat.update(**changed)
-            except FieldInvalid:
-                allowed = next(one.type for one in fields_of(SamplingFields) if one.name == name)
-                words = f"{name} cannot be {_plain(read)}; allowed: {in_words(allowed)}"
-                raise FieldInvalid(words, name) from None
+            await update(chat, {name: read})
         for one in [name] if given else SETTABLE:
             self._tell(f"{one} {_plain(getattr(chat.session, one))}")
 
@@ -414,6 +435,20 @@ class TerminalChat:
         self._console.print(
             printable(text), style=style, markup=False, soft_wrap=not self._console.is_terminal
         )
+
+
+async def update(chat: Chat, fields: Mapping[str, Any]) -> None:
+    """Change the session's configuration. Raises `FieldInvalid`, with the values that are allowed, for a
+    parameter that cannot have this one."""
+    for name, value in fields.items():
+        try:
+            if name in SETTABLE:
+                msgspec.convert({name: value}, SamplingFields, str_keys=True)
+        except msgspec.ValidationError:
+            allowed = next(one.type for one in fields_of(SamplingFields) if one.name == name)
+            words = f"{name} cannot be {_plain(value)}; allowed: {in_words(allowed)}"
+            raise FieldInvalid(words, name) from None
+    await chat.update(**fields)
 
 
 def _saved(messages: list[MessageItem], name: str) -> str:

@@ -64,6 +64,11 @@ class ScriptedServer:
         self._serving.close()
         await self._serving.wait_closed()
 
+    async def close(self, code: int) -> None:
+        """Close the client's socket with this code."""
+        assert self._socket is not None
+        await self._socket.close(code, "the key was removed")
+
     async def _converse(self, socket: websockets.asyncio.server.ServerConnection) -> None:
         self._socket = socket
         if "resume=true" not in socket.request.path:
@@ -260,9 +265,31 @@ async def test_ctrl_c_stops_waiting_for_a_server_that_is_gone(tmp_path: Path) ->
         await served.go()
         await terminal.until("s left; Ctrl-C stops")
         terminal.type(CTRL_C)
-        await terminal.until("stopped waiting; the session stays")
+        await terminal.until("stopped waiting; the server reads your message when it is back")
         await terminal.until("you>")
         assert await terminal.leave() == 0
+
+
+async def test_after_a_refused_key_the_next_message_tries_again(tmp_path: Path) -> None:
+    async with scripted(None, "Yes.") as served, chatting(served.url, tmp_path) as terminal:
+        await terminal.until("you>")
+        terminal.type("go\r")
+        await terminal.until("Once ")
+        await served.close(1008)
+        await terminal.until("1008")
+        await terminal.until("you>")
+        terminal.type("again\r")
+        await terminal.until("the connection is back")
+        await terminal.until("Yes.")
+        await terminal.until("you>")
+        assert await terminal.leave() == 0
+    assert served.said == ["go", "again"] and served.resumed == 1
+
+
+async def test_an_option_with_a_wrong_value_is_told_with_the_allowed_ones(tmp_path: Path) -> None:
+    async with scripted() as served, chatting(served.url, tmp_path, "--temperature", "9") as terminal:
+        await terminal.until("temperature cannot be 9.0; allowed: number (≥ 0, ≤ 2) or null")
+        assert await ended(terminal) == 2
 
 
 async def test_options_and_commands_set_the_system_prompt_and_parameters(tmp_path: Path) -> None:
@@ -274,6 +301,8 @@ async def test_options_and_commands_set_the_system_prompt_and_parameters(tmp_pat
             ("/set temperature 0.2", "temperature 0.2"),
             ("/set max-tokens 7", "max_output_tokens 7"),
             ("/set colour red", "there is no parameter colour"),
+            ("/set top_logprobs 5", "there is no parameter top_logprobs"),
+            ("/fork 3", "/fork takes nothing behind it"),
             ("/set temperature high", 'temperature cannot be "high"; allowed: number (≥ 0, ≤ 2) or null'),
             ("/set top_p 0", "top_p cannot be 0; allowed: number (> 0, ≤ 1) or null"),
             ("/set max-tokens many", 'max_output_tokens cannot be "many"; allowed: integer (≥ 1, '),
@@ -290,7 +319,7 @@ async def test_set_lists_all_that_can_be_set_with_its_value(tmp_path: Path) -> N
     async with scripted() as served:
         ran = await asyncio.to_thread(piped, served.url, tmp_path, '/set stop ["END"]\n/set\n')
     listed = dict(line.split(" ", 1) for line in ran.stderr.splitlines()[1:])
-    assert set(listed) == set(SamplingFields.__struct_fields__)
+    assert set(listed) == set(SamplingFields.__struct_fields__) - {"top_logprobs"}
     assert (listed["stop"], listed["seed"], listed["max_output_tokens"]) == ('["END"]', "not set", '"inf"')
 
 
@@ -344,5 +373,6 @@ async def test_a_reply_that_fails_from_a_pipe_is_exit_1(tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", [["--resume"], ["--resume", "sess_9"]])
 async def test_without_such_a_session_resume_is_one_line(tmp_path: Path, words: list[str]) -> None:
     async with chatting("", tmp_path, *words) as terminal:
-        assert "has no session" in await terminal.until("\n")
+        told = await terminal.until("are kept")
+        assert "has no session" in told and "holdfast chat alone begins a new session" in told
         assert await ended(terminal) == 2
