@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..kernels import batch
 from ..kernels.batch import PagedBatch
-from ..kernels.device import CpuDevice
+from ..kernels.device import CpuDevice, Graph
 from ..kernels.interface import Kernels
 from ..kernels.reference import backend
 from ..kvstore.arena import DeviceArena
@@ -31,6 +31,8 @@ from ..kvstore.groups import KVGroup
 from ..kvstore.keys import BlockHasher
 from ..kvstore.pool import BlockPool
 from ..runtime.engine import Engine
+from ..runtime.execution.batch import Room
+from ..runtime.execution.device_step import Sizes
 from ..runtime.execution.runner import TorchRunner
 from ..runtime.link.messages import frame
 from ..runtime.scheduler.scheduler import Scheduler
@@ -61,10 +63,24 @@ CASES: dict[str, tuple[int, int, int, Sampling]] = {
 """Each case: rows, tokens of context, idle sequences beside, and the rows' sampling."""
 
 
+class Recorder(CpuDevice):
+    """A device that records steps as a GPU does; a replay does nothing."""
+
+    def capture(self, work: Callable[[], object]) -> Graph:
+        """A recording of nothing."""
+        return _NoGraph()
+
+
+class _NoGraph:
+    def replay(self) -> None:
+        """Does nothing."""
+
+
 class NoWork:
     """A decoder and its kernels that compute nothing: hidden states and logits are memory made before."""
 
     device = torch.device("cpu")
+    by_slot = True
     lay_out = staticmethod(batch.lay_out_ungrouped)
     penalize = staticmethod(lambda *_, **__: None)
 
@@ -93,7 +109,9 @@ class NoWork:
         """The row's number, for each row."""
         return self._ids[: len(logits)]
 
-    def copy_blocks(self, arena: Tensor, sources: Iterable[int], targets: Iterable[int]) -> None:
+    def copy_blocks(
+        self, arena: Tensor, sources: Iterable[int], targets: Iterable[int], device: object = None
+    ) -> None:
         """Nothing is copied."""
 
 
@@ -112,7 +130,11 @@ def engine_of(rows: int, context: int, idle: int) -> Engine:
     )
     work = NoWork(max(ROWS))
     arena = DeviceArena(KVGroup(0, (0,), 1, 1, "float32", BLOCK_TOKENS), blocks)
-    runner = TorchRunner(work, arena, device=CpuDevice())  # type: ignore[arg-type]
+    room = Room(
+        settings.depth * settings.max_sequences, each, settings.max_step_tokens, settings.max_sequences
+    )
+    runner = TorchRunner(work, arena, device=Recorder(), room=room)  # type: ignore[arg-type]
+    runner.capture(Sizes(one, one) for one in ROWS)
     scheduler = Scheduler(settings, BlockPool(blocks), BlockHasher(bytes(16), BLOCK_TOKENS))
     return Engine(scheduler, runner)
 

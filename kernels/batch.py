@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .device import Device, Ints, device_of, upload
+from .device import Device, Ints, device_of
 
 Numbers: TypeAlias = Sequence[int] | Ints
 Tables: TypeAlias = Sequence[NDArray[np.int32]] | Ints
@@ -72,8 +72,8 @@ class PagedBatch:
     token sees, with itself. ``tables``: ``[rows, most blocks of a row]`` block ids, padded with 0; the same
     ids name the blocks of every arena. ``groups``: the same rows as the reference backend groups them; empty
     for the CPU backend. ``device``: uploads what `gathers_of` lays out later; None: the arena's. ``gathers``:
-    results of `gathers_of` in this step, by (number of the arena's layers, window).
-    """
+    results of `gathers_of` in this step, by (number of the arena's layers, window). ``lines``: ``[rows]``,
+    the line of ``tables`` that is the row's, where they are those of all slots; None: its number."""
 
     positions: Tensor
     slots: Tensor
@@ -83,6 +83,7 @@ class PagedBatch:
     groups: tuple[RowGroup, ...]
     device: Device | None = None
     gathers: dict[tuple[int, int | None], tuple[Gather, ...]] = field(default_factory=dict, repr=False)
+    lines: Tensor | None = None
 
 
 def lay_out(
@@ -282,5 +283,5 @@ def lay_out_families(
         row = int(tails.argmin())
         raise ValueError(f"row {row} has {contexts[row]} tokens and shares {begins[row]}: none is its own")
     starts = np.concatenate(([0], np.cumsum(np.asarray(rows, dtype=np.int64))))
-    at, common, by_row = upload([starts, np.asarray(shared, dtype=np.int64), begins], device)
+    at, common, by_row = device_of(device).upload([starts, np.asarray(shared, dtype=np.int64), begins])
     return Families(at, common, by_row, max(shared, default=0), int(tails.max(initial=0)))

@@ -7,11 +7,12 @@ All of the engine's use of the CUDA runtime goes through here. Kernels are launc
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import accumulate
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -49,6 +50,15 @@ class Stream(Protocol):
         ...
 
 
+class Graph(Protocol):
+    """Recorded work of a device (`Device.capture`)."""
+
+    def replay(self) -> None:
+        """Enqueue the recorded work on the current stream. It reads and writes the same memory as when it was
+        recorded."""
+        ...
+
+
 class Device(Protocol):
     """A device. ``overlaps``: whether work runs beside the host, which then waits for events."""
 
@@ -71,9 +81,20 @@ class Device(Protocol):
         """Block until all work that was enqueued on any stream is done."""
         ...
 
-    def upload(self, arrays: Sequence[Ints]) -> list[Tensor]:
+    def upload(self, arrays: Sequence[Ints], into: Tensor | None = None) -> list[Tensor]:
         """Copy int64 arrays to the device, for work that the current stream gets from now on. Returns a
-        tensor for each, of its shape. The arrays may change afterwards."""
+        tensor for each, of its shape: in new memory, or one behind the other from the beginning of ``into``,
+        int64, on the device. The arrays may change afterwards."""
+        ...
+
+    def capture(self, work: Callable[[], object]) -> Graph | None:
+        """Record what ``work`` enqueues on the current stream, without running it, to be enqueued again at
+        once. None: this device has no such recordings.
+
+        ``work`` ran before, so that all its kernels are compiled. It may not upload, fetch, or wait for the
+        device. What it reads and leaves lies in memory made before; what it makes itself shares its memory
+        with other recordings.
+        """
         ...
 
     def fetch(self, tensor: Tensor) -> Tensor:
@@ -100,24 +121,69 @@ def device_of(device: torch.device) -> Device:
 
 
 ALIGNED = 2
-"""`upload` pads each array to a multiple of this many int64 numbers, so that the next one begins at a
-multiple of 16 bytes."""
+"""Arrays are packed at multiples of this many int64 numbers, so that each begins at a multiple of 16 bytes:
+Triton compiles a kernel again when a pointer's alignment changes, and an odd number of rows would compile
+kernels in the middle of a step."""
 
 
-def upload(arrays: Sequence[Ints], device: torch.device) -> list[Tensor]:
-    """Copy int64 arrays to ``device`` in one copy; returns a tensor for each, of its shape. On CUDA the copy
-    is asynchronous, from pinned memory that torch uses again when it is done.
+REMEMBERED = 128
+"""How many copies a ring remembers; those before them are of steps that are over."""
 
-    Each array begins at a multiple of 16 bytes. Triton compiles a kernel again when a pointer's alignment
-    changes: without the padding, an odd number of rows would compile kernels in the middle of a step.
-    """
-    ends = list(accumulate((array.size + array.size % ALIGNED for array in arrays), initial=0))
-    host = torch.empty(ends[-1], dtype=torch.int64, pin_memory=device.type == "cuda")
-    cells = host.numpy()
-    for array, at in zip(arrays, ends, strict=False):
-        cells[at : at + array.size] = array.reshape(-1)
-    packed = host.to(device, non_blocking=True) if device.type == "cuda" else host
-    return [packed[at : at + array.size].view(array.shape) for array, at in zip(arrays, ends, strict=False)]
+
+class Packing:
+    """How arrays lie in one memory, one behind the other. ``size``: how many int64 numbers they take."""
+
+    def __init__(self, arrays: Sequence[Ints]) -> None:
+        self._arrays = arrays
+        self._at = list(accumulate((one.size + one.size % ALIGNED for one in arrays), initial=0))
+        self.size = self._at[-1]
+
+    def write(self, cells: Ints) -> None:
+        """Copy the arrays into ``cells``, int64 ``[size]``."""
+        for array, at in zip(self._arrays, self._at, strict=False):
+            cells[at : at + array.size] = array.reshape(-1)
+
+    def views(self, packed: Tensor) -> list[Tensor]:
+        """Of the same memory elsewhere, a tensor for each array, of its shape."""
+        return [
+            packed[at : at + array.size].view(array.shape)
+            for array, at in zip(self._arrays, self._at, strict=False)
+        ]
+
+
+class Ring:
+    """Host memory from which arrays go up, in order: what is taken is taken again when its copy is done.
+    ``cells``: int64, pinned where the device is a GPU."""
+
+    def __init__(self, cells: Tensor) -> None:
+        self._tensor, self._cells = cells, cells.numpy()
+        self._next = 0
+        self._sent: deque[tuple[int, int, Event]] = (
+            deque()
+        )  # [begin, end) of each copy under way, oldest first
+
+    def take(self, packing: Packing) -> tuple[Tensor, tuple[int, int]] | None:
+        """The arrays in the ring's memory, and where they are, for `sent`. Waits while older copies leave no
+        room. None: the ring is too small for them."""
+        size = packing.size
+        if size > len(self._cells):
+            return None
+        begin = self._next if self._next + size <= len(self._cells) else 0
+        end = begin + size
+        while self._sent and self._overlaps(begin, end):
+            self._sent.popleft()[2].wait()
+        packing.write(self._cells[begin:end])
+        self._next = end
+        return self._tensor[begin:end], (begin, end)
+
+    def sent(self, taken: tuple[int, int], behind: Event) -> None:
+        """Note that a copy of what was taken is enqueued, with the event ``behind`` it."""
+        self._sent.append((*taken, behind))
+        if len(self._sent) > REMEMBERED:
+            self._sent.popleft()[2].wait()
+
+    def _overlaps(self, begin: int, end: int) -> bool:
+        return any(first < end and begin < last for first, last, _ in self._sent)
 
 
 # --- this machine's processor ---------------------------------------------------------------------------------
@@ -143,9 +209,16 @@ class CpuDevice:
     def synchronize(self) -> None:
         """Does nothing: all work is done already."""
 
-    def upload(self, arrays: Sequence[Ints]) -> list[Tensor]:
-        """Copies of the arrays, which are in host memory like all else."""
-        return upload(arrays, torch.device("cpu"))
+    def upload(self, arrays: Sequence[Ints], into: Tensor | None = None) -> list[Tensor]:
+        """Copies of the arrays, in host memory like all else."""
+        packing = Packing(arrays)
+        packed = torch.empty(packing.size, dtype=torch.int64) if into is None else into[: packing.size]
+        packing.write(packed.numpy())
+        return packing.views(packed)
+
+    def capture(self, work: Callable[[], object]) -> Graph | None:
+        """None: there is no gap between two operations to be saved."""
+        return None
 
     def fetch(self, tensor: Tensor) -> Tensor:
         """``tensor`` itself, which is in host memory already."""
@@ -184,6 +257,9 @@ _CALLER, _DONE = _Caller(), _CompletedEvent()
 ALREADY_REGISTERED = 712
 """The CUDA error code ``cudaErrorHostMemoryAlreadyRegistered``."""
 
+RING_CELLS = 1 << 20
+"""Int64 numbers that the ring of uploads holds: 8 MiB, several steps of the most tokens."""
+
 PORTABLE = 1
 """The flag ``cudaHostRegisterPortable``: pinned for every CUDA context of the process."""
 
@@ -197,6 +273,8 @@ class CudaDevice:
     def __init__(self, device: torch.device, runtime: Runtime | None = None) -> None:
         self._index: int = torch.cuda.current_device() if device.index is None else device.index
         self._runtime = runtime or TorchRuntime()
+        self._ring: Ring | None = None
+        self._pool: Any = None  # torch's handle of the pool of all captures
 
     def active(self) -> AbstractContextManager[None]:
         """A context in which this is the calling thread's current device. Triton launches there, and new
@@ -217,9 +295,33 @@ class CudaDevice:
         Raises what torch raises for work that failed since."""
         torch.cuda.synchronize(self._index)
 
-    def upload(self, arrays: Sequence[Ints]) -> list[Tensor]:
+    def upload(self, arrays: Sequence[Ints], into: Tensor | None = None) -> list[Tensor]:
         """Enqueue one copy of all arrays, from pinned memory, in the current stream."""
-        return upload(arrays, torch.device("cuda", self._index))
+        packing = Packing(arrays)
+        if self._ring is None:
+            self._ring = Ring(torch.empty(RING_CELLS, dtype=torch.int64, pin_memory=True))
+        taken = self._ring.take(packing)
+        if taken is None:
+            host = torch.empty(packing.size, dtype=torch.int64, pin_memory=True)
+            packing.write(host.numpy())
+            taken = host, (0, 0)
+        host, where = taken
+        if into is None:
+            packed = host.to(torch.device("cuda", self._index), non_blocking=True)
+        else:
+            packed = into[: packing.size].copy_(host, non_blocking=True)
+        self._ring.sent(where, self.current().record())
+        return packing.views(packed)
+
+    def capture(self, work: Callable[[], object]) -> Graph:
+        """Capture a CUDA graph. Calls of other threads do not spoil it. All graphs of the device take their
+        memory from one pool, so capture the largest first."""
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            work()
+        return graph
 
     def fetch(self, tensor: Tensor) -> Tensor:
         """Enqueue a copy of ``tensor`` into pinned host memory, behind the work in the current stream, and

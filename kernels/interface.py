@@ -48,7 +48,30 @@ class HeadNorm:
 
 
 class Kernels(Protocol):
-    """The operations of a backend. Tensors are contiguous, of one dtype and device unless stated."""
+    """The operations of a backend. Tensors are contiguous, of one dtype and device unless stated.
+
+    ``by_slot``: it reads block tables that stay on the device, and what it launches depends on shapes alone:
+    so a step can be captured. Then layouts have `PagedBatch.lines`, and are not made by `lay_out`."""
+
+    by_slot: bool
+
+    def look_up(
+        self,
+        tables: Tensor,
+        last: Tensor,
+        lines: Tensor,
+        positions: Tensor,
+        given: Tensor,
+        block_tokens: int,
+    ) -> tuple[Tensor, Tensor]:
+        """The id of each token of a step, and the slot in the arena where its K and V go (-1: nowhere), int64
+        ``[tokens]`` each.
+
+        ``tables``: block ids, int32 ``[lines, blocks]``; ``last``: the id that each line drew last, int64
+        ``[lines]``. By token, int64: ``lines``, the line of its row, -1 for padding; ``positions``; ``given``,
+        its id, -1 for the one that its line drew last.
+        """
+        ...
 
     def lay_out(
         self,
@@ -66,9 +89,15 @@ class Kernels(Protocol):
         """
         ...
 
-    def copy_blocks(self, arena: Tensor, sources: Iterable[int], targets: Iterable[int]) -> None:
+    def copy_blocks(
+        self,
+        arena: Tensor,
+        sources: Iterable[int],
+        targets: Iterable[int],
+        device: Device | None = None,
+    ) -> None:
         """Copy whole blocks of ``arena``, ``sources[i]`` to ``targets[i]``, one after the other in the order
-        given: a target may be a later source."""
+        given: a target may be a later source. ``device``: the arena's; None: found from it."""
         ...
 
     def copy_pieces(self, source: Tensor, target: Tensor, pieces: NDArray[np.int64], size: int) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..batch import PagedBatch
 from ..interface import Attention, HeadNorm
 from ..reference import backend
-from ..reference.backend import copy_blocks
+from ..reference.backend import by_slot, copy_blocks, look_up
 from ..reference.penalties import allow, penalize
 from ..reference.seeded_sampling import log_probabilities, sample
 from . import copying, decode, elementwise, prefill
@@ -26,12 +26,14 @@ from .linear import few_rows, many_rows
 __all__ = [
     "add_norm",
     "allow",
+    "by_slot",
     "copy_blocks",
     "copy_pieces",
     "gated",
     "lay_out",
     "linear",
     "log_probabilities",
+    "look_up",
     "paged_attention",
     "penalize",
     "rms_norm",

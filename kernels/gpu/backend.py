@@ -17,6 +17,7 @@ from . import ops, rowwise, seeded_sampling, store
 from .decode import decode_attention
 from .extend import extend_attention
 from .penalties import allow, penalize
+from .rows import look_up
 from .seeded_sampling import log_probabilities
 from .store import copy_blocks
 from .support import check_supported
@@ -24,6 +25,7 @@ from .support import check_supported
 __all__ = [
     "add_norm",
     "allow",
+    "by_slot",
     "check_supported",
     "copy_blocks",
     "copy_pieces",
@@ -31,12 +33,15 @@ __all__ = [
     "lay_out",
     "linear",
     "log_probabilities",
+    "look_up",
     "paged_attention",
     "penalize",
     "rms_norm",
     "rotate_and_store",
     "sample",
 ]
+
+by_slot = True
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -15,19 +15,32 @@ from ..batch import lay_out_ungrouped as lay_out
 from ..interface import Attention
 from ..reference.backend import copy_pieces
 from . import invariant_kernels, ops
-from .backend import add_norm, allow, gated, log_probabilities, penalize, rms_norm, rotate_and_store, sample
+from .backend import (
+    add_norm,
+    allow,
+    by_slot,
+    gated,
+    log_probabilities,
+    look_up,
+    penalize,
+    rms_norm,
+    rotate_and_store,
+    sample,
+)
 from .invariant_kernels import extend_attention
 from .store import copy_blocks
 
 __all__ = [
     "add_norm",
     "allow",
+    "by_slot",
     "copy_blocks",
     "copy_pieces",
     "gated",
     "lay_out",
     "linear",
     "log_probabilities",
+    "look_up",
     "paged_attention",
     "penalize",
     "rms_norm",

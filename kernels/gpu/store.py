@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..device import upload
+from ..device import Device, device_of
 from ..float8 import E4M3, as_bytes
 from ..interface import HeadNorm
 from .configurations import chosen
@@ -155,15 +155,18 @@ def copy_runs(
     tl.store(arena + target * size + places, tl.load(arena + source * size + places, inside), inside)
 
 
-def copy_blocks(arena: Tensor, sources: Iterable[int], targets: Iterable[int]) -> None:
+def copy_blocks(
+    arena: Tensor, sources: Iterable[int], targets: Iterable[int], device: Device | None = None
+) -> None:
     """Copy whole blocks of ``arena``, ``sources[i]`` to ``targets[i]``, as if one after the other in the
-    order given; in most cases in one launch."""
+    order given; in most cases in one launch. ``device``: the arena's; None: found from it."""
+    device = device or device_of(arena.device)
     if arena.dtype == E4M3:
         arena = arena.view(torch.int16)
     size, launch = arena.stride(0), chosen("copy", arena, 0)
     for wave in waves(zip(sources, targets, strict=True)):
         columns = [np.array(column, dtype=np.int64) for column in zip(*wave, strict=True)]
-        origins, ends = upload(columns, arena.device)
+        origins, ends = device.upload(columns)
         copy_runs[(len(wave), triton.cdiv(size, launch["PIECE"]))](arena, origins, ends, size, **launch)
 
 

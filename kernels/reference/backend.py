@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..batch import Gather, PagedBatch, gathers_of, lay_out
+from ..device import Device
 from ..float8 import as_bytes, narrowed
 from ..interface import Attention, HeadNorm
 from .penalties import allow, penalize
@@ -22,12 +23,14 @@ from .seeded_sampling import log_probabilities, sample
 __all__ = [
     "add_norm",
     "allow",
+    "by_slot",
     "copy_blocks",
     "copy_pieces",
     "gated",
     "lay_out",
     "linear",
     "log_probabilities",
+    "look_up",
     "paged_attention",
     "penalize",
     "rms_norm",
@@ -36,6 +39,24 @@ __all__ = [
     "sample",
     "store_kv",
 ]
+
+
+by_slot = False
+
+
+def look_up(
+    tables: Tensor, last: Tensor, lines: Tensor, positions: Tensor, given: Tensor, block_tokens: int
+) -> tuple[Tensor, Tensor]:
+    """The id of each token of a step, and the slot in the arena where its K and V go (-1: nowhere), int64
+    ``[tokens]`` each.
+
+    ``tables``: block ids, int32 ``[lines, blocks]``; ``last``: the id that each line drew last, int64
+    ``[lines]``. By token, int64: ``lines``, the line of its row, -1 for padding; ``positions``; ``given``,
+    its id, -1 for the one that its line drew last."""
+    held = lines.clamp(min=0)
+    blocks = tables[held, positions // block_tokens].long()
+    slots = torch.where(lines < 0, -1, blocks * block_tokens + positions % block_tokens)
+    return torch.where(given < 0, last[held], given), slots
 
 
 def store_kv(arena: Tensor, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
@@ -204,7 +225,9 @@ def gated(gate_up: Tensor, activation: str = "silu") -> Tensor:
     return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
 
 
-def copy_blocks(arena: Tensor, sources: Iterable[int], targets: Iterable[int]) -> None:
+def copy_blocks(
+    arena: Tensor, sources: Iterable[int], targets: Iterable[int], device: Device | None = None
+) -> None:
     """Copy whole blocks of ``arena``, ``sources[i]`` to ``targets[i]``, one after the other in the order
     given, so that a target may be a later source."""
     for source, target in zip(sources, targets, strict=True):

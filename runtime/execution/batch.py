@@ -5,6 +5,8 @@ Each plan says what changed. Changes are numbered, so that one that is lost or c
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,29 +16,46 @@ from ..verbs import Sampling
 _WORD64 = 2**64 - 1
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What there is room for: ``slots`` of sequences, of ``blocks`` blocks each; in a step ``tokens`` tokens
+    and ``rows`` rows. Where more come, memory is made anew."""
+
+    slots: int = 8
+    blocks: int = 8
+    tokens: int = 8
+    rows: int = 8
+
+
+SOME_ROOM = Room()
+
+
 class Batch:
     """Slots and what they hold; arrays grow as higher slots and columns come.
 
     ``tables``: block ids, int32 ``[slots, blocks]``. ``seqs``, ``epochs``: of each slot's sequence, int64
     ``[slots]``. ``samplings``: of each slot's turn; None: it has none. ``output_from``: the position from
     which on its tokens were generated. The columns of sampling parameters are ``[slots]``, fp64 or int64.
-    ``edits``: the slot's sampling changes logits before temperature. ``scores``: how many alternatives it
+    ``edits``: the slot's sampling changes logits before temperature; ``special``: it does so, reports log
+    probabilities, or samples typically. ``scores``: how many alternatives it
     reports, -1 for none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, room: Room) -> None:
+        slots, blocks = room.slots, room.blocks
         self.version = 0
         """Another number whenever a slot is sent whole."""
         self._next = 0  # the number of the next changes, unless they begin anew
-        self.tables: NDArray[np.int32] = np.zeros((8, 8), dtype=np.int32)
-        self.seqs, self.epochs, self.output_from = (np.zeros(8, dtype=np.int64) for _ in range(3))
-        self.samplings: list[Sampling | None] = [None] * 8
-        self.temperature, self.top_p, self.min_p, self.typical_p = (np.zeros(8) for _ in range(4))
-        self.top_k, self.seed, self.scores = (np.zeros(8, dtype=np.int64) for _ in range(3))
-        self.edits: NDArray[np.bool_] = np.zeros(8, dtype=bool)
-        self._known: NDArray[np.bool_] = np.zeros(8, dtype=bool)
-        self._past: NDArray[np.int32] = np.zeros((8, 0), dtype=np.int32)
-        self._heard = np.zeros(8, dtype=np.int64)  # of each row of `_past`, how many there are
+        self.tables: NDArray[np.int32] = np.zeros((slots, blocks), dtype=np.int32)
+        self.seqs, self.epochs, self.output_from = (np.zeros(slots, dtype=np.int64) for _ in range(3))
+        self.samplings: list[Sampling | None] = [None] * slots
+        self.temperature, self.top_p, self.min_p, self.typical_p = (np.zeros(slots) for _ in range(4))
+        self.top_k, self.seed, self.scores = (np.zeros(slots, dtype=np.int64) for _ in range(3))
+        self.edits: NDArray[np.bool_] = np.zeros(slots, dtype=bool)
+        self.special: NDArray[np.bool_] = np.zeros(slots, dtype=bool)
+        self._known: NDArray[np.bool_] = np.zeros(slots, dtype=bool)
+        self._past: NDArray[np.int32] = np.zeros((slots, 0), dtype=np.int32)
+        self._heard = np.zeros(slots, dtype=np.int64)  # of each row of `_past`, how many there are
 
     def __len__(self) -> int:
         """How many slots there is room for."""
@@ -131,6 +150,7 @@ class Batch:
         self.seed[at] = seed - (seed >> 63 << 64)  # the same bits, signed
         self.scores[at] = -1 if one.logprobs is None else one.logprobs
         self.edits[at] = bool(one.logit_bias) or one.reads_past
+        self.special[at] = self.edits[at] or one.logprobs is not None or one.typical_p < 1
         if slot.past is not None:
             self._hear(at, slot.past)
 

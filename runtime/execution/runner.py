@@ -7,20 +7,22 @@ Holds no policy and no sequence, and asks the scheduler nothing but the masks of
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...kernels.batch import PagedBatch
 from ...kernels.device import Device, device_of
 from ...kvstore.arena import DeviceArena
 from ...kvstore.block_mover import BlockMover, Saving
 from ..grammar.llguidance import Matchers
 from ..model.decoder import Decoder
 from ..plan import NO_INTS, Ints, Outcomes, Plan
-from .batch import Batch
+from .batch import SOME_ROOM, Batch, Room
 from .device import device_watched
-from .sampler import LastRows, draw, outcomes, score, with_prompt_scores
+from .device_step import DeviceStep, Sizes
+from .sampler import DrawnRows, LastRows, draw, outcomes, score, with_prompt_scores
 
 
 class TorchRunner:
@@ -30,7 +32,7 @@ class TorchRunner:
     ``mover``: copies blocks to the host tier and back; without one no plan may ask for it. ``device``: what
     the decoder computes on; by default the device on which its
     weights are. ``grammars``: makes the masks of the grammars that plans name
-    by number.
+    by number. ``room``: for what there is room from the start.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class TorchRunner:
         mover: BlockMover | None = None,
         device: Device | None = None,
         grammars: Matchers | None = None,
+        room: Room = SOME_ROOM,
     ) -> None:
         self._grammars = Matchers() if grammars is None else grammars
         self._device = device or device_of(decoder.device)
@@ -47,8 +50,11 @@ class TorchRunner:
         self._mover = mover
         self._block_tokens = arenas[0].group.block_tokens
         self._arenas = tuple(arena.kv for arena in arenas)
-        self._batch = Batch()
+        self._batch = Batch(room)
         self._rows = LastRows()
+        self._step: DeviceStep | None = None
+        if decoder.kernels.by_slot:
+            self._step = DeviceStep(decoder, self._arenas, self._device, self._batch, room)
         self._ids = torch.zeros(len(self._batch), dtype=torch.int64, device=decoder.device)
         """On the device, the id that each slot drew last."""
 
@@ -66,22 +72,78 @@ class TorchRunner:
         self._batch.apply(plan)
         saving = self._move(plan)
         for arena in self._arenas if plan.copies else ():
-            kernels.copy_blocks(arena, (c.source for c in plan.copies), (c.target for c in plan.copies))
+            sources, targets = (c.source for c in plan.copies), (c.target for c in plan.copies)
+            kernels.copy_blocks(arena, sources, targets, self._device)
         if plan.copies and self._mover is not None:
             self._mover.copied()
         if not len(plan):
             return TorchHandle(self._device, self._grammars, plan, NO_INTS, None, saving)
-        widths = -(-(plan.firsts + plan.counts) // self._block_tokens)
-        tables = self._batch.contexts(plan.slots, widths)
-        batch = kernels.lay_out(self._arenas[0], plan.firsts, plan.counts, tables, self._device)
-        tokens = self._input_ids(plan)
-        hidden = self._decoder.hidden(tokens, batch, self._arenas)
-        drawn = self._draw(plan, hidden, batch, tokens)
-        scored = score(
-            plan, np.cumsum(plan.counts) - plan.counts, hidden, self._decoder.logits, self._device, kernels
-        )
+        drawn, scored = (self._on_host if self._step is None else self._on_device)(plan)
         wanted = self._batch.scores[plan.slots]
         return TorchHandle(self._device, self._grammars, plan, wanted, drawn, saving, scored)
+
+    def capture(self, sizes: Iterable[Sizes], progress: Callable[[Sizes], None] = lambda _: None) -> None:
+        """Capture steps of these sizes (`DeviceStep.capture`); does nothing where a step is made on the
+        host."""
+        if self._step is not None:
+            with self._device.active(), torch.inference_mode():
+                self._step.capture(sizes, progress)
+
+    def _on_device(self, plan: Plan) -> tuple[Tensor, Tensor | None]:
+        """Compute the rows of a plan, and draw. Returns the lines that `sampler.draw` makes, int64 ``[draws,
+        2 or more]``, and what `sampler.score` makes."""
+        assert self._step is not None
+        each, back = _draws(plan)
+        computed = self._step.launch(plan, each, back)
+        if not each.size:
+            lines = torch.zeros((0, 2), dtype=torch.int64, device=self._decoder.device)
+        elif not plan.asks and not self._batch.special[plan.slots].any():
+            lines = self._step.draw(len(each))
+        else:
+            chosen = self._rows.of(plan.slots[each], self._batch, self._device)
+            lines = self._drawn(plan, each, chosen, computed.places, computed.hidden, computed.last)
+            self._step.keep(lines[:, 0])
+        return lines, None if computed.whole is None else self._scored(plan, computed.whole)
+
+    def _on_host(self, plan: Plan) -> tuple[Tensor, Tensor | None]:
+        """The same for a backend that is given its layout by the host."""
+        widths = -(-(plan.firsts + plan.counts) // self._block_tokens)
+        tables = self._batch.contexts(plan.slots, widths)
+        lay_out = self._decoder.kernels.lay_out
+        batch = lay_out(self._arenas[0], plan.firsts, plan.counts, tables, self._device)
+        tokens = self._input_ids(plan)
+        hidden = self._decoder.hidden(tokens, batch, self._arenas)
+        each, back = _draws(plan)
+        if not each.size:
+            return torch.zeros((0, 2), dtype=torch.int64, device=hidden.device), self._scored(plan, hidden)
+        alone = len(each) == len(plan)  # one draw for each row
+        chosen = self._rows.of(plan.slots if alone else plan.slots[each], self._batch, self._device)
+        last, behind, positions = tokens, hidden, batch.context_lengths
+        if not alone or plan.size > len(plan):
+            ends = np.cumsum(plan.counts)[each] - 1 - back
+            at, positions = self._device.upload([ends, (plan.firsts + plan.counts)[each] - back])
+            behind, last = hidden[at], tokens[at]
+        lines = self._drawn(plan, each, chosen, positions, behind, last)
+        if len(self._batch) > len(self._ids):
+            more = torch.zeros(len(self._batch) - len(self._ids), dtype=torch.int64, device=hidden.device)
+            self._ids = torch.cat((self._ids, more))
+        if not plan.drafts:  # what follows a guess is not known here: the row behind it is not fed
+            self._ids.index_copy_(0, chosen.slots, lines[:, 0])
+        return lines, self._scored(plan, hidden)
+
+    def _drawn(
+        self, plan: Plan, each: Ints, chosen: DrawnRows, positions: Tensor, hidden: Tensor, last: Tensor
+    ) -> Tensor:
+        """Draw tokens for the rows ``each``, at these positions, from the hidden states ``[draws, hidden]``
+        behind their tokens ``last``: the lines that `sampler.draw` makes."""
+        kernels, logits = self._decoder.kernels, self._decoder.logits(hidden)
+        return draw(
+            plan, self._batch, chosen, each, positions, logits, last, self._grammars, self._device, kernels
+        )
+
+    def _scored(self, plan: Plan, hidden: Tensor) -> Tensor | None:
+        starts = np.cumsum(plan.counts) - plan.counts
+        return score(plan, starts, hidden, self._decoder.logits, self._device, self._decoder.kernels)
 
     def _move(self, plan: Plan) -> Saving | None:
         if self._mover is None:
@@ -104,32 +166,6 @@ class TorchRunner:
         own[given] = plan.tokens
         ids, to, by = self._device.upload([own, places, plan.slots[plan.fed]])
         return ids.index_copy_(0, to, self._ids[by])
-
-    def _draw(self, plan: Plan, hidden: Tensor, batch: PagedBatch, tokens: Tensor) -> Tensor:
-        """Sample for the rows that draw, and keep what each slot drew. Returns the lines that `sampler.draw`
-        makes, int64 ``[draws, 2 or more]``, for `sampler.outcomes`. ``hidden``: ``[tokens, hidden]``;
-        ``tokens``: the step's token ids."""
-        kernels = self._decoder.kernels
-        each, back = _draws(plan)
-        if not each.size:
-            return torch.zeros((0, 2), dtype=torch.int64, device=hidden.device)
-        alone = each.size == len(plan)  # one draw for each row
-        chosen = self._rows.of(plan.slots if alone else plan.slots[each], self._batch, self._device)
-        positions, last = batch.context_lengths, tokens
-        if not alone or plan.size > len(plan):
-            ends = np.cumsum(plan.counts)[each] - 1 - back
-            at, positions = self._device.upload([ends, (plan.firsts + plan.counts)[each] - back])
-            hidden, last = hidden[at], tokens[at]
-        logits = self._decoder.logits(hidden)
-        lines = draw(
-            plan, self._batch, chosen, each, positions, logits, last, self._grammars, self._device, kernels
-        )
-        if len(self._batch) > len(self._ids):
-            more = torch.zeros(len(self._batch) - len(self._ids), dtype=torch.int64, device=hidden.device)
-            self._ids = torch.cat((self._ids, more))
-        if not plan.drafts:  # what follows a guess is not known here: the row behind it is not fed
-            self._ids.index_copy_(0, chosen.slots, lines[:, 0])
-        return lines
 
 
 def _draws(plan: Plan) -> tuple[Ints, Ints]:

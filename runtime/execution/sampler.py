@@ -155,8 +155,7 @@ def draw(
     their log probabilities (fp64 numbers as the int64 with the same bits).
     """
     slots = plan.slots[rows]
-    # The sum of finite fp32 logits is finite, and of any others it is not: one pass, no mask.
-    verdict = logits.sum(-1).isfinite().long()
+    verdict = sound(logits)
     places = chosen.scored
     model = logits[places] if places is not None else None
     if _edit(_asked(plan, batch, rows, slots), logits, last, grammars, device, kernels):
@@ -170,6 +169,12 @@ def draw(
     scores = _scores(model, ids[places], most, kernels)
     padded = torch.zeros((len(rows), scores.shape[1]), dtype=torch.int64, device=logits.device)
     return torch.cat((drawn, padded.index_copy_(0, places, scores)), dim=-1)
+
+
+def sound(logits: Tensor) -> Tensor:
+    """For each row of logits 1 if all are finite, else 0: int64 ``[rows]``."""
+    # The sum of finite fp32 logits is finite, and of any others it is not: one pass, no mask.
+    return logits.sum(-1).isfinite().long()
 
 
 def _asked(plan: Plan, batch: Batch, rows: Ints, slots: Ints) -> _Asked:

@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cache, lru_cache
-from itertools import accumulate
 from random import Random
 from typing import Any
 
@@ -33,8 +32,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.kernels import batch
 from holdfast.kernels.batch import PagedBatch
-from holdfast.kernels.device import Ints
-from holdfast.kernels.reference import seeded_sampling
+from holdfast.kernels.device import Ints, Packing, Ring
+from holdfast.kernels.reference import backend, seeded_sampling
 from holdfast.kvstore.arena import DeviceArena
 from holdfast.kvstore.block_mover import BlockMover
 from holdfast.kvstore.groups import KVGroup
@@ -43,6 +42,7 @@ from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.engine import Engine
+from holdfast.runtime.execution.device_step import Sizes
 from holdfast.runtime.execution.runner import TorchRunner
 from holdfast.runtime.plan import Handle, Outcomes, Plan
 from holdfast.runtime.scheduler.scheduler import Scheduler
@@ -52,6 +52,7 @@ from holdfast.tests.runtime.fakes import MASK, SECRET, SPACE, FakeDisk, draw, mi
 
 GARBAGE, NAN = 0x5A, 0xFF
 """Bytes of memory that holds nothing: of integers, and of numbers that are not any."""
+RING = 1 << 10
 CHUNKS = 4
 """A context goes through fp32 in pieces of 16 bits."""
 SPOILED = -1
@@ -68,10 +69,15 @@ class FakeStream:
         self._freed: deque[tuple[int, np.ndarray]] = deque()  # memory, and how many closures may use it
 
     def enqueue(self, act: Callable[[], object]) -> None:
+        if self.device.recorded is not None:
+            assert self is self.device.main
+            self.device.recorded.acts.append(act)
+            return
         self.device.call()
-        self._add(lambda: (act(), True)[1])
+        self.add(lambda: (act(), True)[1])
 
     def copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+        assert self.device.recorded is None, "a copy from or to the host in a capture"
         for target, source in pairs:
             to, by = self.device.unowned(target), self.device.unowned(source)
             self.enqueue(lambda to=to, by=by: to.copy_(by))
@@ -82,12 +88,13 @@ class FakeStream:
         assert self.device.is_active or self is not self.device.main, (
             "an event of whichever device is current"
         )
+        assert self.device.recorded is None, "an event in a capture"
         self.device.call()
         return FakeEvent(self, self.enqueued)
 
     def follow(self, event: FakeEvent) -> None:
         self.device.call()
-        self._add(lambda: event.done)
+        self.add(lambda: event.done)
 
     def spoil(self, memory: np.ndarray) -> None:
         """Let other things stand in ``memory`` behind all that was enqueued so far."""
@@ -98,7 +105,7 @@ class FakeStream:
         while self._freed and self._freed[0][0] <= self.done:
             self._freed.popleft()[1].view(np.uint8).fill(GARBAGE)
 
-    def _add(self, act: Callable[[], bool]) -> None:
+    def add(self, act: Callable[[], bool]) -> None:
         self.queue.append(act)
         self.enqueued += 1
         self.device.stir()
@@ -133,6 +140,25 @@ class FakeEvent:
             assert self.stream.advance() or device.advance(), "an event that nothing leads to"
 
 
+class FakeGraph:
+    """What was enqueued while it was recorded. What it made lies in memory that other graphs have in turn: it
+    is garbage whenever a replay begins."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        self.device = device
+        self.acts: list[Callable[[], object]] = []
+        self.made: list[np.ndarray] = []
+
+    def replay(self) -> None:
+        assert self.device.recorded is None
+        self.device.call()
+        self.device.replays += 1
+        for memory in self.made:
+            self.device.main.add(lambda memory=memory: (memory.fill(GARBAGE), True)[1])
+        for act in self.acts:
+            self.device.main.add(lambda act=act: (act(), True)[1])
+
+
 class FakeDevice:
     """Implements `kernels.device.Device`. ``chance``: what runs when; ``late``: nothing runs before it must.
 
@@ -156,6 +182,9 @@ class FakeDevice:
         self.calls = 0
         self.doomed: int | None = None  # the call of the next launch to refuse, see `BombedRunner`
         self._refused_at: int | None = None
+        self.recorded: FakeGraph | None = None  # under way
+        self.replays = 0
+        self.ring = Ring(torch.empty(RING, dtype=torch.int64))
         self._memory: dict[int, np.ndarray] = {}  # of tensors that are not freed yet, by address
 
     def refuse(self, call: int | None) -> None:
@@ -200,20 +229,41 @@ class FakeDevice:
             stream.queue.clear()
             stream.done = stream.enqueued
 
-    def upload(self, arrays: Sequence[Ints]) -> list[Tensor]:
-        """From host memory that is used again once the copy is done."""
-        host = np.concatenate([one.reshape(-1) for one in arrays])
-        made = self.allocate((len(host),), (1,), torch.int64)
-        cells = self._memory[made.data_ptr()].view(np.int64)
+    def upload(self, arrays: Sequence[Ints], into: Tensor | None = None) -> list[Tensor]:
+        """From a ring of host memory that holds few steps; else from memory that is used again once the copy is
+        done."""
+        assert self.recorded is None, "an upload in a capture"
+        packing = Packing(arrays)
+        taken = self.ring.take(packing)
+        if taken is None:
+            host = torch.empty(packing.size, dtype=torch.int64)
+            packing.write(host.numpy())
+        else:
+            host = taken[0]
+        if into is None:
+            into = self.allocate((packing.size,), (1,), torch.int64)
+        target = self.unowned(into)
 
         def act() -> None:
-            cells[: len(host)] = host
-            host.fill(GARBAGE)
+            target[: packing.size].copy_(host)
+            if taken is None:
+                host.fill_(GARBAGE)
 
         self.main.enqueue(act)
-        ends = list(accumulate((one.size for one in arrays), initial=0))
+        if taken is not None:
+            self.ring.sent(taken[1], self.main.record())
         with torch._C._DisableTorchDispatch():
-            return [made[at : at + one.size].view(one.shape) for at, one in zip(ends, arrays, strict=False)]
+            return packing.views(into)
+
+    def capture(self, work: Callable[[], object]) -> FakeGraph:
+        self.call()
+        assert self.recorded is None and self.is_active
+        self.recorded = graph = FakeGraph(self)
+        try:
+            work()
+        finally:
+            self.recorded = None
+        return graph
 
     def fetch(self, tensor: Tensor) -> Tensor:
         host = garbage(tensor.shape, tensor.stride(), tensor.dtype)
@@ -222,12 +272,16 @@ class FakeDevice:
 
     def allocate(self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor in memory of the device's, with garbage in it, which is freed with the last tensor in it."""
-        self.call()
+        if self.recorded is None:
+            self.call()
         last = sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if all(shape) else 0
         memory = np.full((last + 1) * dtype.itemsize, NAN if dtype.is_floating_point else GARBAGE, np.uint8)
         owner = memory[:]  # torch keeps this one, and what is enqueued only the memory
         with torch._C._DisableTorchDispatch():
             made = torch.frombuffer(owner, dtype=dtype).as_strided(shape, stride)
+        if self.recorded is not None:
+            self.recorded.made.append(memory)
+            return made
         place = made.data_ptr()
         self._memory[place] = memory
         weakref.finalize(owner, self._free, place)
@@ -425,10 +479,14 @@ class DigestDecoder:
     def kernels(self) -> DigestDecoder:
         return self
 
+    by_slot = True
     lay_out = staticmethod(batch.lay_out)
+    look_up = staticmethod(backend.look_up)
     log_probabilities = staticmethod(seeded_sampling.log_probabilities)
 
-    def copy_blocks(self, arena: Tensor, sources: Iterable[int], targets: Iterable[int]) -> None:
+    def copy_blocks(
+        self, arena: Tensor, sources: Iterable[int], targets: Iterable[int], device: object = None
+    ) -> None:
         for source, target in zip(sources, targets, strict=True):
             self._device.main.enqueue(lambda source=source, target=target: arena[target].copy_(arena[source]))
 
@@ -442,7 +500,9 @@ class DigestDecoder:
             starts, size = rows.row_starts.tolist(), arenas[0].shape[4]
             for row, length in enumerate(rows.context_lengths.tolist()):
                 tokens = ids[starts[row] : starts[row + 1]].tolist()
-                table = rows.tables[row]
+                if not tokens or rows.slots[starts[row]] < 0:
+                    continue
+                table = rows.tables[row if rows.lines is None else int(rows.lines[row])]
                 first = length - len(tokens)
                 kept = cells[table[: -(-first // size)], 0, :, 0, :, 0].transpose(0, 1).reshape(2, -1)
                 context = 0
@@ -452,6 +512,10 @@ class DigestDecoder:
                 for position, token in enumerate(tokens, first):
                     sound = sound and token not in self._poison
                     digest, context = take_in(context, position, token)
+                    assert (
+                        int(rows.slots[starts[row] + position - first])
+                        == table[position // size] * size + position % size
+                    )
                     cell = cells[table[position // size], 0, :, 0, position % size, 0]
                     cell[0] = position if sound else SPOILED
                     cell[1] = digest - (digest >> 63 << 64)  # the same bits, signed
@@ -470,10 +534,11 @@ class DigestDecoder:
         def act() -> None:
             out.zero_()
             for line, (*chunks, length, sound) in zip(out, hidden.tolist(), strict=True):
+                if sound != 1:  # it is 0, or garbage: of padding
+                    line.fill_(float("nan"))
+                    continue
                 line[self._vocab_size :] = torch.tensor(chunks)
                 line[draw(_joined(chunks), int(length), Sampling(), self._vocab_size)] = 1e9
-                if not sound:
-                    line.fill_(float("nan"))
 
         self._device.main.enqueue(act)
         return out
@@ -595,6 +660,10 @@ def device_engine(
         mover.registration.begin()
     decoder = DigestDecoder(device, vocab_size, poison)
     runner = TorchRunner(decoder, arena, mover=mover, device=device)  # type: ignore[arg-type]
+    if device.chance.random() < 0.7:
+        rows, tokens = settings.max_sequences, settings.max_step_tokens
+        some = [(device.chance.randint(1, tokens), device.chance.randint(1, rows)) for _ in range(4)]
+        runner.capture(Sizes(max(one), min(one)) for one in [*some, (rows, rows), (1, 1)])
     pool = BlockPool(settings.blocks, debug=True)
     hasher = BlockHasher(SECRET, settings.block_tokens)
     tier = None if memory is None else PoisoningTier(memory)

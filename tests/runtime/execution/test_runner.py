@@ -327,7 +327,9 @@ def test_a_launch_that_fails_behind_its_saves_has_no_copy_under_way(device: str)
     def no_room(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    decoder: Any = SimpleNamespace(device=arena.device, kernels=SimpleNamespace(lay_out=no_room))
+    decoder: Any = SimpleNamespace(
+        device=arena.device, kernels=SimpleNamespace(by_slot=False, lay_out=no_room)
+    )
     runner = TorchRunner(decoder, arena, mover=mover)
     row = PlanRow(0, 0, 0, 1, np.zeros(1, np.int64), np.zeros(1, np.int32), GREEDY)
     saves = tuple(BlockSave(block, block, 16) for block in range(1, 40))

@@ -1,0 +1,339 @@
+"""A step on a GPU: the batch stays there, a step sends what changed, and what is launched depends on the
+numbers of tokens and rows alone. So it is captured once for sizes that are rounded up, and replayed.
+
+All that a captured step reads and leaves lies in memory that is made once: tables, sampling parameters and the
+ids drawn last by slot, and the step's inputs. Padding has slot -1: its K and V are not stored, and what is
+drawn for it goes to a line that nobody reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...kernels.batch import PagedBatch
+from ...kernels.device import Device, Graph
+from ..model.decoder import Decoder
+from ..plan import NO_BLOCKS, NO_INTS, Ints, Plan
+from .batch import Batch, Room
+from .sampler import sound
+
+NOTHING = -1
+"""In a step's inputs: the slot of padding; the id of a token that the slot drew last."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Sizes:
+    """For how many ``tokens`` and ``rows`` a step is laid out; it draws at most once for each row. Where both
+    are equal, each row has one token."""
+
+    tokens: int
+    rows: int
+
+    @property
+    def single(self) -> bool:
+        """Whether each row has one token."""
+        return self.tokens == self.rows
+
+
+class Inputs:
+    """What a step sends up, int64: one array on the host, copied to one on the device.
+
+    By row: ``slots``; ``contexts``, how many tokens its last one sees; ``given``, the id of its one token, or
+    `NOTHING` for the one that the slot drew last. By draw: ``ends``, the token behind which it is; ``drawn``,
+    the slot whose parameters it follows; ``kept``, the slot that keeps the token; ``places``, the token's
+    position. ``cells``, ``blocks``: changed cells of the tables, `CHANGED` for each row: the index in all
+    cells, the block id.
+
+    Behind these, if rows have several tokens: ``starts`` ``[rows + 1]``, the first token of each row;
+    by token ``positions``, ``lines`` (the row's slot), ``ids`` (as
+    ``given``).
+    """
+
+    CHANGED = 2
+
+    def __init__(self, most: Sizes, device: torch.device) -> None:
+        rows, tokens = most.rows + most.rows % 2, most.tokens + most.tokens % 2
+        sizes = dict.fromkeys(("slots", "contexts", "given", "ends", "drawn", "kept", "places"), rows)
+        sizes |= dict.fromkeys(("cells", "blocks"), self.CHANGED * rows)
+        self._single = sum(sizes.values())
+        sizes |= {"starts": rows + 2} | dict.fromkeys(("positions", "lines", "ids"), tokens)
+        ends = list(accumulate(sizes.values(), initial=0))
+        self.most = Sizes(tokens, rows)
+        self._host: Ints = np.zeros(ends[-1], dtype=np.int64)
+        self._up = torch.zeros(ends[-1], dtype=torch.int64, device=device)
+        self._at = dict(zip(sizes, pairwise(ends), strict=True))
+
+    def fill(self, size: int, padding: int, **values: Ints) -> None:
+        """Write each of the ``values`` and, up to ``size``, ``padding``."""
+        for name, array in values.items():
+            first, count = self._at[name][0], len(array)
+            self._host[first : first + count] = array
+            if count < size:
+                self._host[first + count : first + size] = padding
+
+    def of(self, name: str, size: int) -> Tensor:
+        """The first ``size`` numbers on the device."""
+        first = self._at[name][0]
+        return self._up[first : first + size]
+
+    def send(self, device: Device, *, single: bool) -> None:
+        """Copy what a step reads to the device."""
+        end = self._single if single else len(self._host)
+        device.upload([self._host[:end]], self._up)
+
+
+class SlotState:
+    """What the device holds by slot: ``tables`` int32 ``[slots + 1, blocks]``; ``ids``, drawn last; sampling
+    parameters, fp64 and int64: each ``[slots + 1]``. The last line is padding's."""
+
+    def __init__(self, slots: int, blocks: int, device: torch.device) -> None:
+        self.slots, self.width = slots, blocks
+        self.tables = torch.zeros((slots + 1, blocks), dtype=torch.int32, device=device)
+        self.ids = torch.zeros(slots + 1, dtype=torch.int64, device=device)
+        self._reals = torch.zeros((3, slots + 1), dtype=torch.float64, device=device)
+        self._whole = torch.zeros((2, slots + 1), dtype=torch.int64, device=device)
+
+    def take(self, slots: Ints, batch: Batch, device: Device) -> None:
+        """Take over all that ``batch`` holds in these slots."""
+        tables = np.zeros((len(slots), self.width), dtype=np.int64)
+        tables[:, : batch.tables.shape[1]] = batch.tables[slots]
+        reals = np.stack([batch.temperature[slots], batch.top_p[slots], batch.min_p[slots]])
+        whole = np.stack([batch.top_k[slots], batch.seed[slots]])
+        at, cells, bits, numbers = device.upload([slots, tables, reals.view(np.int64), whole])
+        self.tables.index_copy_(0, at, cells.to(torch.int32))
+        self._reals.index_copy_(1, at, bits.view(torch.float64))
+        self._whole.index_copy_(1, at, numbers)
+
+    def change(self, cells: Tensor, blocks: Tensor) -> None:
+        """Write block ids into cells of the tables, each named by its index in all cells."""
+        self.tables.view(-1).index_copy_(0, cells, blocks.to(torch.int32))
+
+    def sampling(self, slots: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Temperature, top-k, top-p, seed and min-p of these slots, ``[slots]`` each."""
+        reals, whole = self._reals.index_select(1, slots), self._whole.index_select(1, slots)
+        return reals[0], whole[0], reals[1], whole[1], reals[2]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Computed:
+    """What the rows of a step gave, before they draw: ``hidden`` ``[draws, hidden]`` behind the token of each
+    draw, ``last``, this token's id, and ``places``, the position of the one that is drawn. ``whole``: hidden
+    states of all tokens, ``[tokens, hidden]``; None if the step was replayed."""
+
+    hidden: Tensor
+    last: Tensor
+    places: Tensor
+    whole: Tensor | None
+
+
+class DeviceStep:
+    """Computes steps on ``device`` by ``decoder``, over ``arenas``. ``batch``: the runner's, of which the
+    device holds a copy. ``room``: for steps."""
+
+    def __init__(
+        self, decoder: Decoder, arenas: Sequence[Tensor], device: Device, batch: Batch, room: Room
+    ) -> None:
+        self._decoder = decoder
+        self._arenas = arenas
+        self._device = device
+        self._batch = batch
+        self._block_tokens = arenas[0].shape[4]
+        self._graphs: dict[tuple[str, Sizes], Graph] = {}
+        self._captured: list[Sizes] = []  # the smallest first
+        self._state = SlotState(len(batch), batch.tables.shape[1], decoder.device)
+        self._inputs = Inputs(Sizes(0, 0), decoder.device)
+        self.reserve(Sizes(room.tokens, room.rows))
+
+    # --- memory -----------------------------------------------------------------------------------------------
+
+    def reserve(self, most: Sizes) -> None:
+        """Make room for steps of these sizes. Where it has to be made anew, captured steps are forgotten, as
+        they read the old one."""
+        room, place = self._inputs.most, self._decoder.device
+        if most.tokens <= room.tokens and most.rows <= room.rows:
+            return
+        rows = max(most.rows, room.rows)
+        self._inputs = Inputs(Sizes(max(most.tokens, room.tokens), rows), place)
+        rows = self._inputs.most.rows
+        self._hidden: Tensor | None = None
+        self._last = torch.zeros(rows, dtype=torch.int64, device=place)
+        self._lines = torch.zeros((rows, 2), dtype=torch.int64, device=place)
+        self._counting = torch.arange(rows + 1, device=place)
+        self._forget()
+
+    def _fit(self) -> None:
+        """Make room for all slots and columns of the batch, as `reserve` does."""
+        state, batch = self._state, self._batch
+        slots, blocks = len(batch), batch.tables.shape[1]
+        if slots > state.slots or blocks > state.width:
+            self._state = SlotState(slots, blocks, self._decoder.device)
+            self._state.ids[: state.slots] = state.ids[:-1]
+            self._state.take(np.arange(slots), batch, self._device)
+            self._forget()
+
+    def _forget(self) -> None:
+        self._graphs.clear()
+        self._captured.clear()
+
+    # --- a step -----------------------------------------------------------------------------------------------
+
+    def launch(self, plan: Plan, each: Ints, back: Ints) -> Computed:
+        """Compute the rows of ``plan``, whose changes the batch has. ``each``: of each token that is drawn, the
+        number of its row; ``back``: how many of the row's tokens stand behind the one after which it is
+        drawn."""
+        real = Sizes(plan.size, max(len(plan), len(each)))
+        self.reserve(real)
+        self._fit()
+        scored = any(ask.scored is not None for ask in plan.asks.values())
+        sizes = real if scored else self._sizes_for(real)
+        self._fill(plan, each, back, sizes)
+        self._inputs.send(self._device, single=sizes.single)
+        graph = self._graphs.get(("rows", sizes)) if not scored else None
+        whole = None
+        if graph is None:
+            whole = self._compute(sizes)
+        else:
+            graph.replay()
+        assert self._hidden is not None
+        draws = len(each)
+        return Computed(self._hidden[:draws], self._last[:draws], self._inputs.of("places", draws), whole)
+
+    def draw(self, rows: int) -> Tensor:
+        """Draw for the first ``rows`` draws of the step that was launched last, by the sampling parameters of
+        their slots. Returns lines as `sampler.draw` makes them, int64 ``[rows, 2]``; the next step overwrites
+        them."""
+        sizes = self._sizes_for(Sizes(rows, rows))
+        graph = self._graphs.get(("draws", sizes))
+        if graph is None:
+            self._draw(rows)
+        else:
+            graph.replay()
+        return self._lines[:rows]
+
+    def keep(self, drawn: Tensor) -> None:
+        """Let the slots keep these ids, int64 ``[draws]``, of the step that was launched last."""
+        self._state.ids.index_copy_(0, self._inputs.of("kept", len(drawn)), drawn)
+
+    def _sizes_for(self, real: Sizes) -> Sizes:
+        """The least captured sizes for a step, or the step's own."""
+        for one in self._captured:
+            if one.single == real.single and one.tokens >= real.tokens and one.rows >= real.rows:
+                return one
+        return real
+
+    def _fill(self, plan: Plan, each: Ints, back: Ints, sizes: Sizes) -> None:
+        """Write the step's inputs, and bring up first what changed, where the inputs have no room for it."""
+        inputs, state, changes = self._inputs, self._state, plan.changes
+        blocks = NO_BLOCKS if changes is None else changes.blocks
+        if changes is not None and changes.whole:
+            state.take(
+                np.array([slot.number for slot in changes.whole], dtype=np.int64), self._batch, self._device
+            )
+        cells = blocks[:, 1].astype(np.int64) * state.width + blocks[:, 2]
+        ids = self._batch.tables[blocks[:, 1], blocks[:, 2]].astype(np.int64)
+        if len(cells) > inputs.CHANGED * sizes.rows:
+            state.change(*self._device.upload([cells, ids]))
+            cells, ids = NO_INTS, NO_INTS
+        trash = state.slots
+        inputs.fill(inputs.CHANGED * sizes.rows, trash * state.width, cells=cells)
+        inputs.fill(inputs.CHANGED * sizes.rows, 0, blocks=ids)
+        ends = plan.firsts + plan.counts
+        inputs.fill(sizes.rows, NOTHING, slots=plan.slots)
+        inputs.fill(sizes.rows, 1, contexts=ends)
+        slots = plan.slots if len(each) == len(plan) and not plan.drafts else plan.slots[each]
+        draws = max(sizes.rows, self._sizes_for(Sizes(len(each), len(each))).rows)
+        # What follows a guess is not known here: the row behind it is not fed.
+        inputs.fill(draws, trash, drawn=slots, kept=NO_INTS if plan.drafts else slots)
+        inputs.fill(draws, 0, places=ends[each] - back)
+        if sizes.single:
+            given = np.full(len(plan), NOTHING, dtype=np.int64)
+            given[~plan.fed] = plan.tokens
+            inputs.fill(sizes.rows, 0, given=given, ends=each)
+            return
+        starts = np.cumsum(plan.counts) - plan.counts
+        row = np.repeat(np.arange(len(plan)), plan.counts)
+        ids = np.full(len(row), NOTHING, dtype=np.int64)
+        ids[~plan.fed[row]] = plan.tokens
+        inputs.fill(sizes.rows + 1, len(row), starts=starts)
+        inputs.fill(sizes.rows, 0, ends=(starts + plan.counts)[each] - 1 - back)
+        inputs.fill(sizes.tokens, 0, positions=np.arange(len(row)) - (starts - plan.firsts)[row], ids=ids)
+        inputs.fill(sizes.tokens, NOTHING, lines=plan.slots[row])
+
+    # --- what is captured -------------------------------------------------------------------------------------
+
+    def _compute(self, sizes: Sizes) -> Tensor:
+        """From the inputs to the hidden state behind the token of each draw. Returns those of all tokens."""
+        of, state, kernels = self._inputs.of, self._state, self._decoder.kernels
+        tokens, rows = sizes.tokens, sizes.rows
+        state.change(of("cells", Inputs.CHANGED * rows), of("blocks", Inputs.CHANGED * rows))
+        contexts = of("contexts", rows)
+        if sizes.single:
+            lines, given = of("slots", rows), of("given", rows)
+            positions, starts = contexts - 1, self._counting[: rows + 1]
+        else:
+            lines, given = of("lines", tokens), of("ids", tokens)
+            positions, starts = of("positions", tokens), of("starts", rows + 1)
+        ids, places = kernels.look_up(state.tables, state.ids, lines, positions, given, self._block_tokens)
+        layout = PagedBatch(
+            positions,
+            places,
+            starts,
+            contexts,
+            state.tables,
+            (),
+            self._device,
+            lines=of("slots", rows).clamp(min=0),
+        )
+        whole = self._decoder.hidden(ids, layout, self._arenas)
+        if self._hidden is None:
+            shape = (self._inputs.most.rows, *whole.shape[1:])
+            self._hidden = torch.zeros(shape, dtype=whole.dtype, device=whole.device)
+        ends = of("ends", rows)
+        torch.index_select(whole, 0, ends, out=self._hidden[:rows])
+        torch.index_select(ids, 0, ends, out=self._last[:rows])
+        return whole
+
+    def _draw(self, rows: int) -> None:
+        """From the hidden states to the tokens drawn, which the slots keep."""
+        assert self._hidden is not None
+        logits = self._decoder.logits(self._hidden[:rows])
+        verdict = sound(logits)
+        heat, top_k, top_p, seeds, min_p = self._state.sampling(self._inputs.of("drawn", rows))
+        places = self._inputs.of("places", rows)
+        ids = self._decoder.kernels.sample(logits, heat, top_k, top_p, seeds, places, min_p=min_p)
+        torch.stack((ids, verdict), dim=-1, out=self._lines[:rows])
+        self.keep(self._lines[:rows, 0])
+
+    def capture(self, sizes: Iterable[Sizes], progress: Callable[[Sizes], None] = lambda _: None) -> None:
+        """Capture steps of these ``sizes``, the largest first, and the draws of all numbers of rows among them;
+        replaces those captured before. Each is computed once before: on padding, which changes nothing. Does
+        nothing on a device that has no captures."""
+        wanted = sorted(set(sizes), reverse=True)
+        self._forget()
+        self._fit()
+        for one in wanted:
+            self.reserve(one)
+        for one in wanted:
+            progress(one)
+            nothing = Plan(0)
+            self._fill(nothing, NO_INTS, NO_INTS, one)
+            self._inputs.send(self._device, single=one.single)
+            for name, work in (
+                ("rows", partial(self._compute, one)),
+                ("draws", partial(self._draw, one.rows)),
+            ):
+                key = name, one if name == "rows" else Sizes(one.rows, one.rows)
+                if key in self._graphs:
+                    continue
+                work()
+                graph = self._device.capture(work)
+                if graph is None:
+                    return
+                self._graphs[key] = graph
+            self._captured.insert(0, one)

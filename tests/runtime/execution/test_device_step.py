@@ -1,0 +1,151 @@
+"""Steps that are captured and replayed give what eager ones give, on a device that refuses all else in them."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from holdfast.kernels.reference import backend
+from holdfast.kvstore.arena import DeviceArena
+from holdfast.runtime.execution.batch import Room
+from holdfast.runtime.execution.device_step import Sizes
+from holdfast.runtime.execution.runner import TorchRunner
+from holdfast.runtime.plan import Changes, Outcome, Plan, PlanRow, Slot, plan_of
+from holdfast.runtime.verbs import Sampling
+from holdfast.tests.runtime.fake_device import DigestDecoder, FakeDevice, digest_arena
+
+BLOCK, SEQS, WIDTH, VOCAB = 4, 6, 8, 259
+ROOM = Room(slots=SEQS, blocks=WIDTH, tokens=24, rows=SEQS)
+SIZES = [Sizes(2, 2), Sizes(4, 4), Sizes(6, 6), Sizes(8, 3), Sizes(16, 6), Sizes(24, 6)]
+
+
+class Side:
+    """A runner on a device of its own, whose memory is garbage where nothing is written."""
+
+    def __init__(self, seed: int, *, captured: bool) -> None:
+        self.device = FakeDevice(Random(seed), late=seed % 2 == 0)
+        self.arena: DeviceArena = digest_arena(SEQS * WIDTH, BLOCK)
+        decoder = DigestDecoder(self.device, VOCAB, frozenset())
+        self.runner = TorchRunner(decoder, self.arena, device=self.device, room=ROOM)  # type: ignore[arg-type]
+        if captured:
+            self.runner.capture(SIZES)
+
+    @property
+    def replays(self) -> int:
+        return self.device.replays
+
+
+class Sequences:
+    """Sequences that grow and begin anew, by chance; and plans for them, as a scheduler makes them."""
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.lengths = [0] * SEQS
+        self.tables = [self._table(seq) for seq in range(SEQS)]
+        self.fed = [False] * SEQS  # whether the last token was drawn by the step before, and is not known
+        self.number = 0
+
+    def _table(self, seq: int) -> np.ndarray:
+        ids = [seq * WIDTH + at for at in range(WIDTH)]
+        self.random.shuffle(ids)
+        return np.array(ids, dtype=np.int32)
+
+    def plan(self, step: int) -> Plan:
+        random, rows, counts, draws, fed, tokens = self.random, [], [], [], [], []
+        whole, blocks = [], []
+        most = 0 if random.random() < 0.6 else 6  # a step of single tokens, or a mixed one
+        for seq in random.sample(range(SEQS), random.randint(1, SEQS)):
+            if self.lengths[seq] in (0, WIDTH * BLOCK) or random.random() < 0.1:
+                self.lengths[seq], self.fed[seq] = 0, False
+                self.tables[seq] = self._table(seq)
+                how = Sampling(temperature=random.choice((0.0, 1.0)), seed=random.randrange(9))
+                whole.append(Slot(seq, seq, step, self.tables[seq].copy(), how))
+            left = WIDTH * BLOCK - self.lengths[seq]
+            count = 1 if self.fed[seq] or not most else random.randint(1, min(most, left))
+            if random.random() < 0.2:  # a block that nothing is in yet is another one from now on
+                column = -(-self.lengths[seq] // BLOCK)
+                if column + 1 < WIDTH:
+                    table = self.tables[seq]
+                    table[[column, column + 1]] = table[[column + 1, column]]
+                    blocks += [(0, seq, at, int(table[at])) for at in (column, column + 1)]
+            rows.append(seq)
+            counts.append(count)
+            draws.append(random.random() < 0.8)
+            fed.append(self.fed[seq])
+            if not self.fed[seq]:
+                tokens += [random.randrange(200) for _ in range(count)]
+            self.fed[seq] = draws[-1] and random.random() < 0.7
+        firsts = [self.lengths[seq] for seq in rows]
+        for seq, count in zip(rows, counts, strict=True):
+            self.lengths[seq] += count
+        changes = Changes(self.number, tuple(whole), np.array(blocks, dtype=np.int32).reshape(-1, 4))
+        self.number += 1
+        arrays = [np.array(one, dtype=np.int64) for one in (rows, rows, rows, firsts, counts)]
+        flags = [np.array(one, dtype=bool) for one in (draws, fed)]
+        return Plan(step, *arrays, *flags, np.array(tokens, dtype=np.int64), changes=changes)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_replayed_steps_give_what_eager_ones_give(seed: int) -> None:
+    """Over random schedules, two steps in flight. The device refuses an upload, a fetch or an event in a
+    capture; what a replay makes lies in memory that is garbage whenever one begins."""
+    eager, replayed = Side(seed, captured=False), Side(seed, captured=True)
+    said: list[list[list[Outcome]]] = []
+    for side in (eager, replayed):
+        sequences, handles, found = Sequences(Random(seed)), [], list[list[Outcome]]()
+        for step in range(120):
+            plan = sequences.plan(step)
+            if len(plan):
+                handles.append(side.runner.launch(plan))
+            if len(handles) == 2:
+                found.append(list(handles.pop(0).tokens()))
+        said.append(found)
+    assert said[0] == said[1]
+    assert len({str(one) for step in said[0] for one in step}) > 20
+    assert replayed.replays > 150 and not eager.replays
+    for side in (eager, replayed):
+        side.device.synchronize()
+    assert torch.equal(eager.arena.kv.view(torch.uint8), replayed.arena.kv.view(torch.uint8)), "and KV too"
+
+
+def test_a_capture_that_uploads_or_fetches_is_refused() -> None:
+    device = FakeDevice()
+    for work in (
+        lambda: device.upload([np.arange(2)]),
+        lambda: device.fetch(torch.zeros(1)),
+        lambda: device.main.record(),
+    ):
+        with device.active(), pytest.raises(AssertionError, match="in a capture"):
+            device.capture(work)
+
+
+def test_tokens_are_found_by_line_and_padding_nowhere() -> None:
+    tables = torch.tensor([[7, 3], [5, 9], [0, 0]], dtype=torch.int32)
+    last = torch.tensor([11, 22, 33])
+
+    def look_up(*columns: list[int]) -> list[list[int]]:
+        lines, positions, given = (torch.tensor(one) for one in columns)
+        found: tuple[Tensor, Tensor] = backend.look_up(tables, last, lines, positions, given, 4)
+        return [one.tolist() for one in found]
+
+    ids, slots = look_up([1, 0, -1, 1], [5, 3, 0, 0], [-1, 8, 4, -1])
+    assert ids == [22, 8, 4, 22]
+    assert slots == [9 * 4 + 1, 7 * 4 + 3, -1, 5 * 4]
+
+
+def test_where_a_batch_outgrows_its_memory_steps_are_eager_and_right() -> None:
+    side = Side(0, captured=True)
+    table = np.arange(2 * WIDTH, dtype=np.int32)
+    rows = [
+        PlanRow(seq, 0, 0, 3, np.array([1, 2, seq]), table[seq * 2 : seq * 2 + 2], Sampling())
+        for seq in range(4)
+    ]
+    expected = list(side.runner.launch(plan_of(1, rows)).tokens())
+    before = side.replays
+    far = plan_of(2, rows, slots=[3, 90, 41, 7])
+    assert list(side.runner.launch(far).tokens()) == expected
+    assert side.replays == before > 0
