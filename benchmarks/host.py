@@ -31,8 +31,8 @@ from ..kvstore.groups import KVGroup
 from ..kvstore.keys import BlockHasher
 from ..kvstore.pool import BlockPool
 from ..runtime.engine import Engine
-from ..runtime.execution.batch import Room
-from ..runtime.execution.device_step import Sizes
+from ..runtime.execution.batch import Capacity
+from ..runtime.execution.device_step import StepSizes
 from ..runtime.execution.runner import TorchRunner
 from ..runtime.link.messages import frame
 from ..runtime.scheduler.scheduler import Scheduler
@@ -63,7 +63,7 @@ CASES: dict[str, tuple[int, int, int, Sampling]] = {
 """Each case: rows, tokens of context, idle sequences beside, and the rows' sampling."""
 
 
-class Recorder(CpuDevice):
+class RecordingDevice(CpuDevice):
     """A device that records steps as a GPU does; a replay does nothing."""
 
     def capture(self, work: Callable[[], object]) -> Graph:
@@ -130,11 +130,11 @@ def engine_of(rows: int, context: int, idle: int) -> Engine:
     )
     work = NoWork(max(ROWS))
     arena = DeviceArena(KVGroup(0, (0,), 1, 1, "float32", BLOCK_TOKENS), blocks)
-    room = Room(
+    capacity = Capacity(
         settings.depth * settings.max_sequences, each, settings.max_step_tokens, settings.max_sequences
     )
-    runner = TorchRunner(work, arena, device=Recorder(), room=room)  # type: ignore[arg-type]
-    runner.capture(Sizes(one, one) for one in ROWS)
+    runner = TorchRunner(work, arena, device=RecordingDevice(), capacity=capacity)  # type: ignore[arg-type]
+    runner.capture(StepSizes(one, one) for one in ROWS)
     scheduler = Scheduler(settings, BlockPool(blocks), BlockHasher(bytes(16), BLOCK_TOKENS))
     return Engine(scheduler, runner)
 

@@ -17,7 +17,7 @@ _WORD64 = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Capacity:
     """What there is room for: ``slots`` of sequences, of ``blocks`` blocks each; in a step ``tokens`` tokens
     and ``rows`` rows. Where more come, memory is made anew."""
 
@@ -27,7 +27,7 @@ class Room:
     rows: int = 8
 
 
-SOME_ROOM = Room()
+SOME_CAPACITY = Capacity()
 
 
 class Batch:
@@ -41,8 +41,8 @@ class Batch:
     reports, -1 for none.
     """
 
-    def __init__(self, room: Room) -> None:
-        slots, blocks = room.slots, room.blocks
+    def __init__(self, capacity: Capacity = SOME_CAPACITY) -> None:
+        slots, blocks = capacity.slots, capacity.blocks
         self.version = 0
         """Another number whenever a slot is sent whole."""
         self._next = 0  # the number of the next changes, unless they begin anew

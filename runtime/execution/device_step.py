@@ -20,7 +20,7 @@ from ...kernels.batch import PagedBatch
 from ...kernels.device import Device, Graph
 from ..model.decoder import Decoder
 from ..plan import NO_BLOCKS, NO_INTS, Ints, Plan
-from .batch import Batch, Room
+from .batch import Batch, Capacity
 from .sampler import sound
 
 NOTHING = -1
@@ -28,7 +28,7 @@ NOTHING = -1
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Sizes:
+class StepSizes:
     """For how many ``tokens`` and ``rows`` a step is laid out; it draws at most once for each row. Where both
     are equal, each row has one token."""
 
@@ -57,14 +57,14 @@ class Inputs:
 
     CHANGED = 2
 
-    def __init__(self, most: Sizes, device: torch.device) -> None:
+    def __init__(self, most: StepSizes, device: torch.device) -> None:
         rows, tokens = most.rows + most.rows % 2, most.tokens + most.tokens % 2
         sizes = dict.fromkeys(("slots", "contexts", "given", "ends", "drawn", "kept", "places"), rows)
         sizes |= dict.fromkeys(("cells", "blocks"), self.CHANGED * rows)
         self._single = sum(sizes.values())
         sizes |= {"starts": rows + 2} | dict.fromkeys(("positions", "lines", "ids"), tokens)
         ends = list(accumulate(sizes.values(), initial=0))
-        self.most = Sizes(tokens, rows)
+        self.most = StepSizes(tokens, rows)
         self._host: Ints = np.zeros(ends[-1], dtype=np.int64)
         self._up = torch.zeros(ends[-1], dtype=torch.int64, device=device)
         self._at = dict(zip(sizes, pairwise(ends), strict=True))
@@ -88,7 +88,7 @@ class Inputs:
         device.upload([self._host[:end]], self._up)
 
 
-class SlotState:
+class BatchOnDevice:
     """What the device holds by slot: ``tables`` int32 ``[slots + 1, blocks]``; ``ids``, drawn last; sampling
     parameters, fp64 and int64: each ``[slots + 1]``. The last line is padding's."""
 
@@ -134,32 +134,32 @@ class Computed:
 
 class DeviceStep:
     """Computes steps on ``device`` by ``decoder``, over ``arenas``. ``batch``: the runner's, of which the
-    device holds a copy. ``room``: for steps."""
+    device holds a copy. ``capacity``: for steps."""
 
     def __init__(
-        self, decoder: Decoder, arenas: Sequence[Tensor], device: Device, batch: Batch, room: Room
+        self, decoder: Decoder, arenas: Sequence[Tensor], device: Device, batch: Batch, capacity: Capacity
     ) -> None:
         self._decoder = decoder
         self._arenas = arenas
         self._device = device
         self._batch = batch
         self._block_tokens = arenas[0].shape[4]
-        self._graphs: dict[tuple[str, Sizes], Graph] = {}
-        self._captured: list[Sizes] = []  # the smallest first
-        self._state = SlotState(len(batch), batch.tables.shape[1], decoder.device)
-        self._inputs = Inputs(Sizes(0, 0), decoder.device)
-        self.reserve(Sizes(room.tokens, room.rows))
+        self._graphs: dict[tuple[str, StepSizes], Graph] = {}
+        self._captured: list[StepSizes] = []  # the smallest first
+        self._state = BatchOnDevice(len(batch), batch.tables.shape[1], decoder.device)
+        self._inputs = Inputs(StepSizes(0, 0), decoder.device)
+        self.reserve(StepSizes(capacity.tokens, capacity.rows))
 
     # --- memory -----------------------------------------------------------------------------------------------
 
-    def reserve(self, most: Sizes) -> None:
+    def reserve(self, most: StepSizes) -> None:
         """Make room for steps of these sizes. Where it has to be made anew, captured steps are forgotten, as
         they read the old one."""
         room, place = self._inputs.most, self._decoder.device
         if most.tokens <= room.tokens and most.rows <= room.rows:
             return
         rows = max(most.rows, room.rows)
-        self._inputs = Inputs(Sizes(max(most.tokens, room.tokens), rows), place)
+        self._inputs = Inputs(StepSizes(max(most.tokens, room.tokens), rows), place)
         rows = self._inputs.most.rows
         self._hidden: Tensor | None = None
         self._last = torch.zeros(rows, dtype=torch.int64, device=place)
@@ -172,7 +172,7 @@ class DeviceStep:
         state, batch = self._state, self._batch
         slots, blocks = len(batch), batch.tables.shape[1]
         if slots > state.slots or blocks > state.width:
-            self._state = SlotState(slots, blocks, self._decoder.device)
+            self._state = BatchOnDevice(slots, blocks, self._decoder.device)
             self._state.ids[: state.slots] = state.ids[:-1]
             self._state.take(np.arange(slots), batch, self._device)
             self._forget()
@@ -187,7 +187,7 @@ class DeviceStep:
         """Compute the rows of ``plan``, whose changes the batch has. ``each``: of each token that is drawn, the
         number of its row; ``back``: how many of the row's tokens stand behind the one after which it is
         drawn."""
-        real = Sizes(plan.size, max(len(plan), len(each)))
+        real = StepSizes(plan.size, max(len(plan), len(each)))
         self.reserve(real)
         self._fit()
         scored = any(ask.scored is not None for ask in plan.asks.values())
@@ -208,7 +208,7 @@ class DeviceStep:
         """Draw for the first ``rows`` draws of the step that was launched last, by the sampling parameters of
         their slots. Returns lines as `sampler.draw` makes them, int64 ``[rows, 2]``; the next step overwrites
         them."""
-        sizes = self._sizes_for(Sizes(rows, rows))
+        sizes = self._sizes_for(StepSizes(rows, rows))
         graph = self._graphs.get(("draws", sizes))
         if graph is None:
             self._draw(rows)
@@ -220,14 +220,14 @@ class DeviceStep:
         """Let the slots keep these ids, int64 ``[draws]``, of the step that was launched last."""
         self._state.ids.index_copy_(0, self._inputs.of("kept", len(drawn)), drawn)
 
-    def _sizes_for(self, real: Sizes) -> Sizes:
+    def _sizes_for(self, real: StepSizes) -> StepSizes:
         """The least captured sizes for a step, or the step's own."""
         for one in self._captured:
             if one.single == real.single and one.tokens >= real.tokens and one.rows >= real.rows:
                 return one
         return real
 
-    def _fill(self, plan: Plan, each: Ints, back: Ints, sizes: Sizes) -> None:
+    def _fill(self, plan: Plan, each: Ints, back: Ints, sizes: StepSizes) -> None:
         """Write the step's inputs, and bring up first what changed, where the inputs have no room for it."""
         inputs, state, changes = self._inputs, self._state, plan.changes
         blocks = NO_BLOCKS if changes is None else changes.blocks
@@ -247,7 +247,7 @@ class DeviceStep:
         inputs.fill(sizes.rows, NOTHING, slots=plan.slots)
         inputs.fill(sizes.rows, 1, contexts=ends)
         slots = plan.slots if len(each) == len(plan) and not plan.drafts else plan.slots[each]
-        draws = max(sizes.rows, self._sizes_for(Sizes(len(each), len(each))).rows)
+        draws = max(sizes.rows, self._sizes_for(StepSizes(len(each), len(each))).rows)
         # What follows a guess is not known here: the row behind it is not fed.
         inputs.fill(draws, trash, drawn=slots, kept=NO_INTS if plan.drafts else slots)
         inputs.fill(draws, 0, places=ends[each] - back)
@@ -267,7 +267,7 @@ class DeviceStep:
 
     # --- what is captured -------------------------------------------------------------------------------------
 
-    def _compute(self, sizes: Sizes) -> Tensor:
+    def _compute(self, sizes: StepSizes) -> Tensor:
         """From the inputs to the hidden state behind the token of each draw. Returns those of all tokens."""
         of, state, kernels = self._inputs.of, self._state, self._decoder.kernels
         tokens, rows = sizes.tokens, sizes.rows
@@ -310,7 +310,9 @@ class DeviceStep:
         torch.stack((ids, verdict), dim=-1, out=self._lines[:rows])
         self.keep(self._lines[:rows, 0])
 
-    def capture(self, sizes: Iterable[Sizes], progress: Callable[[Sizes], None] = lambda _: None) -> None:
+    def capture(
+        self, sizes: Iterable[StepSizes], progress: Callable[[StepSizes], None] = lambda _: None
+    ) -> None:
         """Capture steps of these ``sizes``, the largest first, and the draws of all numbers of rows among them;
         replaces those captured before. Each is computed once before: on padding, which changes nothing. Does
         nothing on a device that has no captures."""
@@ -328,7 +330,7 @@ class DeviceStep:
                 ("rows", partial(self._compute, one)),
                 ("draws", partial(self._draw, one.rows)),
             ):
-                key = name, one if name == "rows" else Sizes(one.rows, one.rows)
+                key = name, one if name == "rows" else StepSizes(one.rows, one.rows)
                 if key in self._graphs:
                     continue
                 work()

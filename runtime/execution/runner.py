@@ -19,9 +19,9 @@ from ...kvstore.block_mover import BlockMover, Saving
 from ..grammar.llguidance import Matchers
 from ..model.decoder import Decoder
 from ..plan import NO_INTS, Ints, Outcomes, Plan
-from .batch import SOME_ROOM, Batch, Room
+from .batch import SOME_CAPACITY, Batch, Capacity
 from .device import device_watched
-from .device_step import DeviceStep, Sizes
+from .device_step import DeviceStep, StepSizes
 from .sampler import DrawnRows, LastRows, draw, outcomes, score, with_prompt_scores
 
 
@@ -32,7 +32,7 @@ class TorchRunner:
     ``mover``: copies blocks to the host tier and back; without one no plan may ask for it. ``device``: what
     the decoder computes on; by default the device on which its
     weights are. ``grammars``: makes the masks of the grammars that plans name
-    by number. ``room``: for what there is room from the start.
+    by number. ``capacity``: for what there is room from the start.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class TorchRunner:
         mover: BlockMover | None = None,
         device: Device | None = None,
         grammars: Matchers | None = None,
-        room: Room = SOME_ROOM,
+        capacity: Capacity = SOME_CAPACITY,
     ) -> None:
         self._grammars = Matchers() if grammars is None else grammars
         self._device = device or device_of(decoder.device)
@@ -50,11 +50,11 @@ class TorchRunner:
         self._mover = mover
         self._block_tokens = arenas[0].group.block_tokens
         self._arenas = tuple(arena.kv for arena in arenas)
-        self._batch = Batch(room)
+        self._batch = Batch(capacity)
         self._rows = LastRows()
         self._step: DeviceStep | None = None
         if decoder.kernels.by_slot:
-            self._step = DeviceStep(decoder, self._arenas, self._device, self._batch, room)
+            self._step = DeviceStep(decoder, self._arenas, self._device, self._batch, capacity)
         self._ids = torch.zeros(len(self._batch), dtype=torch.int64, device=decoder.device)
         """On the device, the id that each slot drew last."""
 
@@ -82,7 +82,9 @@ class TorchRunner:
         wanted = self._batch.scores[plan.slots]
         return TorchHandle(self._device, self._grammars, plan, wanted, drawn, saving, scored)
 
-    def capture(self, sizes: Iterable[Sizes], progress: Callable[[Sizes], None] = lambda _: None) -> None:
+    def capture(
+        self, sizes: Iterable[StepSizes], progress: Callable[[StepSizes], None] = lambda _: None
+    ) -> None:
         """Capture steps of these sizes (`DeviceStep.capture`); does nothing where a step is made on the
         host."""
         if self._step is not None:

@@ -42,7 +42,7 @@ from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.execution.device_step import Sizes
+from holdfast.runtime.execution.device_step import StepSizes
 from holdfast.runtime.execution.runner import TorchRunner
 from holdfast.runtime.plan import Handle, Outcomes, Plan
 from holdfast.runtime.scheduler.scheduler import Scheduler
@@ -52,7 +52,7 @@ from holdfast.tests.runtime.fakes import MASK, SECRET, SPACE, FakeDisk, draw, mi
 
 GARBAGE, NAN = 0x5A, 0xFF
 """Bytes of memory that holds nothing: of integers, and of numbers that are not any."""
-RING = 1 << 10
+RING = 1 << 8
 CHUNKS = 4
 """A context goes through fp32 in pieces of 16 bits."""
 SPOILED = -1
@@ -498,6 +498,9 @@ class DigestDecoder:
         def act() -> None:
             cells = arenas[0].view(torch.int64)  # [block, 1, position | digest, 1, slot, 1]
             starts, size = rows.row_starts.tolist(), arenas[0].shape[4]
+            for slot in rows.slots[starts[-1] :].tolist():  # of padding
+                if slot >= 0:
+                    cells[slot // size, 0, 0, 0, slot % size] = SPOILED
             for row, length in enumerate(rows.context_lengths.tolist()):
                 tokens = ids[starts[row] : starts[row + 1]].tolist()
                 if not tokens or rows.slots[starts[row]] < 0:
@@ -663,7 +666,7 @@ def device_engine(
     if device.chance.random() < 0.7:
         rows, tokens = settings.max_sequences, settings.max_step_tokens
         some = [(device.chance.randint(1, tokens), device.chance.randint(1, rows)) for _ in range(4)]
-        runner.capture(Sizes(max(one), min(one)) for one in [*some, (rows, rows), (1, 1)])
+        runner.capture(StepSizes(max(one), min(one)) for one in [*some, (rows, rows), (1, 1)])
     pool = BlockPool(settings.blocks, debug=True)
     hasher = BlockHasher(SECRET, settings.block_tokens)
     tier = None if memory is None else PoisoningTier(memory)

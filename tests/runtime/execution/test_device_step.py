@@ -11,16 +11,24 @@ from torch import Tensor
 
 from holdfast.kernels.reference import backend
 from holdfast.kvstore.arena import DeviceArena
-from holdfast.runtime.execution.batch import Room
-from holdfast.runtime.execution.device_step import Sizes
+from holdfast.runtime.execution.batch import Capacity
+from holdfast.runtime.execution.device_step import StepSizes
 from holdfast.runtime.execution.runner import TorchRunner
-from holdfast.runtime.plan import Changes, Outcome, Plan, PlanRow, Slot, plan_of
+from holdfast.runtime.plan import Changes, Handle, Outcome, Plan, PlanRow, Slot, plan_of
 from holdfast.runtime.verbs import Sampling
 from holdfast.tests.runtime.fake_device import DigestDecoder, FakeDevice, digest_arena
+from holdfast.tests.runtime.fakes import FakeRunner
 
 BLOCK, SEQS, WIDTH, VOCAB = 4, 6, 8, 259
-ROOM = Room(slots=SEQS, blocks=WIDTH, tokens=24, rows=SEQS)
-SIZES = [Sizes(2, 2), Sizes(4, 4), Sizes(6, 6), Sizes(8, 3), Sizes(16, 6), Sizes(24, 6)]
+CAPACITY = Capacity(slots=SEQS, blocks=WIDTH, tokens=24, rows=SEQS)
+SIZES = [
+    StepSizes(2, 2),
+    StepSizes(4, 4),
+    StepSizes(6, 6),
+    StepSizes(8, 3),
+    StepSizes(16, 6),
+    StepSizes(24, 6),
+]
 
 
 class Side:
@@ -30,7 +38,7 @@ class Side:
         self.device = FakeDevice(Random(seed), late=seed % 2 == 0)
         self.arena: DeviceArena = digest_arena(SEQS * WIDTH, BLOCK)
         decoder = DigestDecoder(self.device, VOCAB, frozenset())
-        self.runner = TorchRunner(decoder, self.arena, device=self.device, room=ROOM)  # type: ignore[arg-type]
+        self.runner = TorchRunner(decoder, self.arena, device=self.device, capacity=CAPACITY)  # type: ignore[arg-type]
         if captured:
             self.runner.capture(SIZES)
 
@@ -91,20 +99,19 @@ class Sequences:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_replayed_steps_give_what_eager_ones_give(seed: int) -> None:
-    """Over random schedules, two steps in flight. The device refuses an upload, a fetch or an event in a
-    capture; what a replay makes lies in memory that is garbage whenever one begins."""
+    """And what the fake runner gives, which knows no slots: over random schedules, two steps in flight. The
+    device refuses an upload, a fetch or an event in a capture; what a replay makes lies in memory that is
+    garbage whenever one begins."""
     eager, replayed = Side(seed, captured=False), Side(seed, captured=True)
     said: list[list[list[Outcome]]] = []
-    for side in (eager, replayed):
-        sequences, handles, found = Sequences(Random(seed)), [], list[list[Outcome]]()
+    for runner in (FakeRunner(SEQS * WIDTH, BLOCK, VOCAB), eager.runner, replayed.runner):
+        sequences, handles, found = Sequences(Random(seed)), list[Handle](), list[list[Outcome]]()
         for step in range(120):
-            plan = sequences.plan(step)
-            if len(plan):
-                handles.append(side.runner.launch(plan))
+            handles.append(runner.launch(sequences.plan(step)))
             if len(handles) == 2:
                 found.append(list(handles.pop(0).tokens()))
         said.append(found)
-    assert said[0] == said[1]
+    assert said[0] == said[1] == said[2]
     assert len({str(one) for step in said[0] for one in step}) > 20
     assert replayed.replays > 150 and not eager.replays
     for side in (eager, replayed):
