@@ -44,6 +44,9 @@ class _NeverLaunched:
 
     error: Exception
 
+    def draw(self) -> None:
+        """Does nothing."""
+
     def tokens(self) -> Outcomes:
         raise self.error
 
@@ -131,6 +134,8 @@ class Engine:
         self.log.landed(timing)
         self.scheduler.took(plan, timing.busy)
         rows, decoded = self.scheduler.commit(plan, outcomes, now)
+        if self._in_flight:
+            self._in_flight[0][1].draw()
         self.log.committed(timing, plan.step, len(plan))
         return Step(plan.step, told + rows, decoded)
 

@@ -70,10 +70,9 @@ class RowAsks:
     """What a row asks for beside the sampling of its slot.
 
     ``forbidden``: ids that may not be drawn now. ``grammar``: the number of the grammar that the draw follows;
-    its owner makes the mask (`Matchers`) before ``launch`` returns, while the device computes. ``scored``: ids
-    of the tokens behind the positions from ``scored_from`` on, of which log probabilities are wanted, with
-    ``scored_top`` alternatives; int64; None where none are.
-    """
+    its owner makes the mask (`Matchers`) while the device computes: in ``launch``, or in `Handle.draw` for a
+    row that is fed. ``scored``: ids of the tokens behind the positions from ``scored_from`` on, of which log
+    probabilities are wanted, with ``scored_top`` alternatives; int64; None where none are."""
 
     forbidden: tuple[int, ...] = ()
     grammar: int | None = None
@@ -287,6 +286,11 @@ class Outcomes:
 
 class Handle(Protocol):
     """A step in flight."""
+
+    def draw(self) -> None:
+        """Draw for rows with a grammar that are fed by the step before: what their grammars allow is known now,
+        as that step is committed. Called before the next launch; raises nothing."""
+        ...
 
     def tokens(self) -> Outcomes:
         """Wait until the step is done. Returns the outcomes of its rows."""

@@ -266,15 +266,14 @@ class Sequence:
 
         With a turn that is all tokens, as the last token's logits are wanted, or those before KV that is
         being restored. Without a turn the last token stays pending, so that a turn has something to compute.
-        When every allowed token is being sampled there is nothing left to ask for. With a grammar, or with
-        tokens that are guessed, one token being sampled is enough: what follows it is not known before.
-        """
+        When every allowed token is being sampled there is nothing left to ask for. With tokens that are
+        guessed, one draw in flight is enough: what follows it is not known before."""
         turn = self.turn
         if turn is None:
             return max(self.total - 1, self.planned)
         if self.total - turn.prompt >= turn.allowed:
             return self.planned
-        if self.pending_samples and (turn.grammar is not None or self.drafts):
+        if self.pending_samples and self.drafts:
             return self.planned
         until = self.from_tiers.compute_until
         return self.total if until is None else max(self.planned, min(self.total, until))
@@ -443,11 +442,12 @@ class Sequence:
         self._append(tokens)
 
     def force(self, tokens: list[int]) -> None:
-        """Append the ``tokens`` that the turn's grammar forces, which no step has to sample. No token may be
-        being sampled."""
+        """Append the ``tokens`` that the turn's grammar forces, which no step has to sample. What a step in
+        flight draws for one of their places does not count."""
         assert self.turn
-        assert not self.pending_samples, "what must follow a token is not known before it"
-        self._append(tokens)
+        if tokens:
+            self.pending_samples = 0
+            self._append(tokens)
 
     def _append(self, tokens: list[int]) -> None:
         self.touched()

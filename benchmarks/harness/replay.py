@@ -55,6 +55,9 @@ class ReplayedStep:
 
     plan: Plan
 
+    def draw(self) -> None:
+        """Does nothing."""
+
     def tokens(self) -> Outcomes:
         """A made-up token for each row that draws, different by sequence and position."""
         plan = self.plan

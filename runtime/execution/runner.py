@@ -8,6 +8,8 @@ Holds no policy and no sequence, and asks the scheduler nothing but the masks of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -21,8 +23,14 @@ from ..model.decoder import Decoder
 from ..plan import NO_INTS, Ints, Outcomes, Plan
 from .batch import SOME_CAPACITY, Batch, Capacity
 from .device import device_watched
-from .device_step import DeviceStep, StepSizes
+from .device_step import Computed, DeviceStep, StepSizes
 from .sampler import DrawnRows, LastRows, draw, outcomes, score, with_prompt_scores
+
+Drawn: TypeAlias = tuple[Tensor, Tensor | None]
+"""The lines that `sampler.draw` makes, int64 ``[draws, 2 or more]``, and what `sampler.score` makes."""
+
+Drawing: TypeAlias = Callable[[], Drawn]
+"""Draws for a step whose rows are computed."""
 
 
 class TorchRunner:
@@ -78,9 +86,9 @@ class TorchRunner:
             self._mover.copied()
         if not len(plan):
             return TorchHandle(self._device, self._grammars, plan, NO_INTS, None, saving)
-        drawn, scored = (self._on_host if self._step is None else self._on_device)(plan)
+        drawing = (self._on_host if self._step is None else self._on_device)(plan)
         wanted = self._batch.scores[plan.slots]
-        return TorchHandle(self._device, self._grammars, plan, wanted, drawn, saving, scored)
+        return TorchHandle(self._device, self._grammars, plan, wanted, drawing, saving)
 
     def capture(
         self, sizes: Iterable[StepSizes], progress: Callable[[StepSizes], None] = lambda _: None
@@ -91,23 +99,30 @@ class TorchRunner:
             with self._device.active(), torch.inference_mode():
                 self._step.capture(sizes, progress)
 
-    def _on_device(self, plan: Plan) -> tuple[Tensor, Tensor | None]:
-        """Compute the rows of a plan, and draw. Returns the lines that `sampler.draw` makes, int64 ``[draws,
-        2 or more]``, and what `sampler.score` makes."""
-        assert self._step is not None
+    # What draws is no closure: the frame of one that raised would keep the step's memory.
+
+    def _on_device(self, plan: Plan) -> Drawing:
+        """Compute the rows of a plan. Returns what draws for them."""
         each, back = _draws(plan)
+        assert self._step is not None
         computed = self._step.launch(plan, each, back)
+        scored = None if computed.whole is None else self._scored(plan, computed.whole)
+        return partial(self._draw_on_device, self._step, plan, each, computed, scored)
+
+    def _draw_on_device(
+        self, step: DeviceStep, plan: Plan, each: Ints, computed: Computed, scored: Tensor | None
+    ) -> Drawn:
         if not each.size:
             lines = torch.zeros((0, 2), dtype=torch.int64, device=self._decoder.device)
         elif not plan.asks and not self._batch.special[plan.slots].any():
-            lines = self._step.draw(len(each))
+            lines = step.draw(len(each))
         else:
             chosen = self._rows.of(plan.slots[each], self._batch, self._device)
             lines = self._drawn(plan, each, chosen, computed.places, computed.hidden, computed.last)
-            self._step.keep(lines[:, 0])
-        return lines, None if computed.whole is None else self._scored(plan, computed.whole)
+            step.keep(lines[:, 0])
+        return lines, scored
 
-    def _on_host(self, plan: Plan) -> tuple[Tensor, Tensor | None]:
+    def _on_host(self, plan: Plan) -> Drawing:
         """The same for a backend that is given its layout by the host."""
         widths = -(-(plan.firsts + plan.counts) // self._block_tokens)
         tables = self._batch.contexts(plan.slots, widths)
@@ -115,23 +130,29 @@ class TorchRunner:
         batch = lay_out(self._arenas[0], plan.firsts, plan.counts, tables, self._device)
         tokens = self._input_ids(plan)
         hidden = self._decoder.hidden(tokens, batch, self._arenas)
+        scored = self._scored(plan, hidden)
+        return partial(self._draw_on_host, plan, tokens, hidden, batch.context_lengths, scored)
+
+    def _draw_on_host(
+        self, plan: Plan, tokens: Tensor, hidden: Tensor, ends: Tensor, scored: Tensor | None
+    ) -> Drawn:
         each, back = _draws(plan)
         if not each.size:
-            return torch.zeros((0, 2), dtype=torch.int64, device=hidden.device), self._scored(plan, hidden)
+            return torch.zeros((0, 2), dtype=torch.int64, device=hidden.device), scored
         alone = len(each) == len(plan)  # one draw for each row
         chosen = self._rows.of(plan.slots if alone else plan.slots[each], self._batch, self._device)
-        last, behind, positions = tokens, hidden, batch.context_lengths
+        last, positions = tokens, ends
         if not alone or plan.size > len(plan):
-            ends = np.cumsum(plan.counts)[each] - 1 - back
-            at, positions = self._device.upload([ends, (plan.firsts + plan.counts)[each] - back])
-            behind, last = hidden[at], tokens[at]
-        lines = self._drawn(plan, each, chosen, positions, behind, last)
+            behind = np.cumsum(plan.counts)[each] - 1 - back
+            at, positions = self._device.upload([behind, (plan.firsts + plan.counts)[each] - back])
+            hidden, last = hidden[at], tokens[at]
+        lines = self._drawn(plan, each, chosen, positions, hidden, last)
         if len(self._batch) > len(self._ids):
             more = torch.zeros(len(self._batch) - len(self._ids), dtype=torch.int64, device=hidden.device)
             self._ids = torch.cat((self._ids, more))
         if not plan.drafts:  # what follows a guess is not known here: the row behind it is not fed
             self._ids.index_copy_(0, chosen.slots, lines[:, 0])
-        return lines, self._scored(plan, hidden)
+        return lines, scored
 
     def _drawn(
         self, plan: Plan, each: Ints, chosen: DrawnRows, positions: Tensor, hidden: Tensor, last: Tensor
@@ -182,9 +203,10 @@ def _draws(plan: Plan) -> tuple[Ints, Ints]:
 
 
 class TorchHandle:
-    """A step in flight. ``outcomes``: what it sampled, on the device; None for a step without rows. ``wanted``:
-    of each row, as for `sampler.outcomes`. ``saving``: its saves to the host tier, if they are still running.
-    Made while its device is active, once all of the step is enqueued.
+    """A step in flight. ``drawing``: enqueues what it draws; None for a step without rows. ``wanted``: of
+    each row, as for `sampler.outcomes`. ``saving``: its saves to the host tier, if they are still running.
+    Made while its device is active, once all before the draw is enqueued; the draw is, too, unless it waits
+    for `draw`.
 
     An event is recorded for each step, also for one of copies alone: before a loaded slot is freed, or such a
     step is timed, the copies must be done.
@@ -196,21 +218,44 @@ class TorchHandle:
         grammars: Matchers,
         plan: Plan,
         wanted: Ints,
-        outcomes: Tensor | None,
+        drawing: Drawing | None,
         saving: Saving | None = None,
-        scored: Tensor | None = None,
     ) -> None:
         self._device = device
         self._grammars = grammars
         self._plan = plan
         self._wanted = wanted
-        self._outcomes = None if outcomes is None else device.fetch(outcomes)
-        self._scored = None if scored is None else device.fetch(scored)
+        self._drawing = drawing
         self._saving = saving
-        self._done = device.current().record()
+        self._outcomes: Tensor | None = None
+        self._scored: Tensor | None = None
+        self._error: Exception | None = None
+        if not any(ask.grammar is not None and plan.fed[row] for row, ask in plan.asks.items()):
+            self._draw()
+
+    def _draw(self) -> None:
+        drawing, self._drawing = self._drawing, None
+        if drawing is not None:
+            lines, scored = drawing()
+            self._outcomes = self._device.fetch(lines)
+            self._scored = None if scored is None else self._device.fetch(scored)
+        self._done = self._device.current().record()
+
+    def draw(self) -> None:
+        """Draw, if the step waits for that. What it raises is raised by `tokens`."""
+        if self._drawing is None:
+            return
+        try:
+            with device_watched(self._device), self._device.active(), torch.inference_mode():
+                self._draw()
+        except Exception as error:
+            self._error = error
 
     def tokens(self) -> Outcomes:
         """Wait for the step. Returns the outcomes of the plan's rows; none for a plan without rows."""
+        self.draw()
+        if self._error is not None:
+            raise self._error
         with device_watched(self._device):
             self._done.wait()
             if self._saving is not None:

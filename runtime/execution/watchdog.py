@@ -24,6 +24,9 @@ class _WatchedHandle:
     began: float
     sequences: frozenset[int]
 
+    def draw(self) -> None:
+        self.handle.draw()
+
     def tokens(self) -> Outcomes:
         self.runner.expect(self.tokens_planned)
         try:

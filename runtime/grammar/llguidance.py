@@ -352,11 +352,13 @@ class Matchers:
 
     def fill(self, grammar: int, mask: NDArray[np.int64]) -> None:
         """Write the tokens that the grammar with the number ``grammar`` allows next into ``mask``, int64
-        ``[words]``, one bit per token; all tokens for the number `ANY_TOKEN`, which warm-up steps use."""
-        if grammar == ANY_TOKEN:
+        ``[words]``, one bit per token; all tokens if its turn is over, and for the number `ANY_TOKEN`, which
+        warm-up steps use."""
+        matcher = self._matchers.get(grammar)
+        if matcher is None:
             mask.fill(-1)
         else:
-            self._matchers[grammar].fill(mask)
+            matcher.fill(mask)
 
     def fault(self, grammar: int) -> str:
         """Why the grammar with the number ``grammar`` allows no token any more; empty while it allows some,

@@ -208,12 +208,16 @@ class Committer:
 
     def _land(self, sequence: Sequence, plan: Plan, at: int, outcome: Outcome, now: float) -> Row | None:
         """Take over row number ``at`` of a plan."""
+        first, drafts = int(plan.firsts[at]), plan.drafts.get(at, 0)
+        # A grammar may have forced the token since that the row drew.
+        draws = bool(plan.draws[at]) and first + int(plan.counts[at]) - drafts == sequence.length
         if isinstance(outcome, RowFault):
-            return self.fail(sequence, outcome, now)
+            if draws or outcome.code not in CLIENTS:
+                return self.fail(sequence, outcome, now)
+            outcome = []
         sampled = outcome.tokens if isinstance(outcome, Scored) else outcome
         logprobs = outcome.logprobs if isinstance(outcome, Scored) else []
-        tokens = self._accepted(sequence, plan, at, sampled) if plan.draws[at] else []
-        first, drafts = int(plan.firsts[at]), plan.drafts.get(at, 0)
+        tokens = self._accepted(sequence, plan, at, sampled) if draws else []
         computed = int(plan.counts[at]) - drafts + max(0, len(tokens) - 1)
         prefilled, recomputed = sequence.land(first, first + computed)
         self._policy.charge(sequence.tenant, computed)
@@ -225,7 +229,7 @@ class Committer:
         if isinstance(outcome, Scored) and outcome.prompt and sequence.turn is not None:
             sequence.turn.scored += len(outcome.prompt)
             sequence.turn.prompt_scores += outcome.prompt
-        if not plan.draws[at]:
+        if not draws:
             return self._scored(sequence)
         assert sequence.turn is not None
         if tokens[-1] not in sequence.turn.limits.stop_ids:

@@ -482,6 +482,7 @@ class DigestDecoder:
     by_slot = True
     lay_out = staticmethod(batch.lay_out)
     look_up = staticmethod(backend.look_up)
+    allow = staticmethod(backend.allow)
     log_probabilities = staticmethod(seeded_sampling.log_probabilities)
 
     def copy_blocks(
@@ -588,6 +589,9 @@ class _Bombed:
     handle: Handle
     device: FakeDevice
     bomb: bool
+
+    def draw(self) -> None:
+        self.handle.draw()
 
     def tokens(self) -> Outcomes:
         outcomes = self.handle.tokens()

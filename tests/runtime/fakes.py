@@ -130,6 +130,7 @@ class _Launched:
     outcomes: list[Outcome]
     ends_at: float
     masks: list[np.ndarray | None] = field(default_factory=list)
+    late: dict[int, int | None] = field(default_factory=dict)  # by row: its draw, which waits for a mask
     tasks: list[_Task] = field(default_factory=list)
     row_tasks: list[_Task] = field(default_factory=list)
 
@@ -253,7 +254,10 @@ class FakeRunner:
             own.append(_Task(lambda copy=copy: self._copy(copy), after, moves=True))
             self._writes.setdefault(copy.target, []).append(own[-1])
         for number, (row, slot) in enumerate(zip(step.rows, plan.slots.tolist(), strict=True)):
-            step.masks.append(self._mask(row.asks.grammar))
+            late = row.fed and row.asks.grammar is not None
+            if late:
+                step.late[number] = None
+            step.masks.append(None if late else self._mask(row.asks.grammar))
             after = own + [task for task in earlier if task.seq == row.seq]
             after += self._pending(self._writes, row.table.tolist())
             after += self._pending(self._saves, row.table[row.first // self.block_tokens :].tolist())
@@ -370,8 +374,18 @@ class FakeRunner:
             block, slot = table[position // self.block_tokens], position % self.block_tokens
             self._positions[block, slot] = position
             self._digests[block, slot] = digest
-        if row.sampling is not None:
+        if number in step.late:
+            step.late[number] = drawn[0]
+        elif row.sampling is not None:
             step.outcomes[number] = drawn if row.drafts else followed(drawn[0], step.masks[number])
+
+    def draw(self, step: _Launched) -> None:
+        """Make the masks that the step waits for: what was drawn before is known now."""
+        for number in list(step.late):
+            step.masks[number] = self._mask(step.rows[number].asks.grammar)
+            drawn = step.late.pop(number)
+            if drawn is not None:
+                step.outcomes[number] = followed(drawn, step.masks[number])
 
     def _mask(self, grammar: int | None) -> np.ndarray | None:
         if grammar is None:
@@ -397,6 +411,10 @@ class FakeHandle:
 
     runner: FakeRunner
     step: _Launched
+
+    def draw(self) -> None:
+        """Draw what waits for masks."""
+        self.runner.draw(self.step)
 
     def tokens(self) -> Outcomes:
         """Wait for it."""

@@ -15,11 +15,13 @@ from holdfast.kvstore.arena import DeviceArena
 from holdfast.kvstore.block_mover import BlockMover
 from holdfast.kvstore.host.slots import SlotMemory
 from holdfast.runtime.execution.runner import TorchRunner
+from holdfast.runtime.grammar.llguidance import Matchers
 from holdfast.runtime.kv_placement.costs import measure
 from holdfast.runtime.model.load import load_model
-from holdfast.runtime.plan import BlockCopy, BlockLoad, BlockSave, Plan, PlanRow, plan_of
+from holdfast.runtime.plan import BlockCopy, BlockLoad, BlockSave, Plan, PlanRow, RowAsks, plan_of
 from holdfast.runtime.verbs import Sampling
 from holdfast.tests.runtime.fake_device import DigestDecoder, FakeDevice, digest_arena, place_of
+from holdfast.tests.runtime.fake_grammars import FakeMatcher
 from holdfast.tests.runtime.fakes import GREEDY, Shadow, fake_memory
 
 BLOCKS, BLOCK, SLOTS, VOCAB = 8, 4, 6, 200
@@ -171,6 +173,38 @@ def test_memory_is_given_back_when_no_copy_is_in_flight(parts: Parts) -> None:
     parts.mover.registration.close()
     assert not parts.device.registered
     assert parts.block(1) == payload
+
+
+# --- draws that wait for masks --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_row_with_a_grammar_is_drawn_when_the_step_before_is_known(refused: bool) -> None:
+    """It is computed before that. Where its draw is refused, its step has failed, and no other."""
+    parts = Parts()
+    grammars = Matchers()
+    decoder = DigestDecoder(parts.device, VOCAB, frozenset())
+    runner = TorchRunner(decoder, parts.arena, device=parts.device, grammars=grammars)  # type: ignore[arg-type]
+    matcher = FakeMatcher((), 5)
+    asks = RowAsks(grammar=grammars.add(matcher))
+    table = np.arange(BLOCKS, dtype=np.int32)
+    start = PlanRow(0, 0, 0, 2, np.array([7, 9]), table, GREEDY, asks=asks)
+    fed = PlanRow(0, 0, 2, 1, np.zeros(0, np.int64), table, GREEDY, fed=True, asks=asks)
+    first, second = runner.launch(plan_of(1, (start,))), runner.launch(plan_of(2, (fed,)))
+    (token,) = first.tokens()[0]
+    matcher.take(token)
+    matcher.take(1)
+    matcher.take(2)  # forced: what comes next leaves 3
+    parts.device.refuse(0 if refused else None)
+    second.draw()
+    parts.device.refuse(None)
+    if refused:
+        with pytest.raises(torch.OutOfMemoryError):
+            second.tokens()
+    else:
+        assert [token % 5 for token in second.tokens()[0]] == [3]
+    again = runner.launch(plan_of(3, (PlanRow(1, 0, 0, 2, np.array([5, 6]), table + 0, GREEDY),)))
+    assert list(again.tokens()) == [[Shadow([5, 6], VOCAB).next()]]
 
 
 # --- launches that fail half way ------------------------------------------------------------------------------

@@ -44,6 +44,9 @@ class Slow:
         self.launched.append(plan)
         return self
 
+    def draw(self) -> None:
+        """Does nothing."""
+
     def tokens(self) -> Outcomes:
         self.clock.now += 2
         return Outcomes.of([[7]])

@@ -106,6 +106,32 @@ def test_a_reply_follows_its_grammar_and_ends_where_nothing_may_follow(depth: in
     )
 
 
+def test_a_turn_with_a_grammar_sits_out_no_step() -> None:
+    """Its row is in flight before it is known what the row before has drawn."""
+    here = Stage(depth=2)
+    here.device.keep_plans = True
+    here.begin(0, "5 12")
+    here.begin(1, None)
+    here.run()
+    rows = [set(plan.seqs[plan.draws].tolist()) for plan in here.device.plans]
+    assert rows.count({0, 1}) >= 10
+
+
+@pytest.mark.parametrize("text", ["5 12", "3 9 4 1", "5 20 3", "4 30 7 2", "2", "1 1", "6 11 2"])
+def test_steps_in_flight_change_no_reply(text: str) -> None:
+    """Also where the grammar forces tokens in the place of what a step in flight is drawing."""
+    told = []
+    for depth in (1, 2):
+        here = Stage(depth)
+        here.begin(0, text, most=25)
+        here.begin(1, None)
+        here.begin(2, text, most=3)
+        here.run()
+        told.append([(here.said(seq), here.end(seq).finish, here.end(seq).length) for seq in range(3)])
+        assert not here.engine.statistics()["leaks"]
+    assert told[0] == told[1]
+
+
 @DEPTHS
 def test_what_must_come_last_is_computed_with_what_comes_next(depth: int) -> None:
     here = Stage(depth)

@@ -36,6 +36,9 @@ class Timed:
             self.now += sum(2e-3 + 1e-6 * at for at in range(first, first + count))
         return self
 
+    def draw(self) -> None:
+        """Does nothing."""
+
     def tokens(self) -> Outcomes:
         return Outcomes.of([])
 

@@ -43,6 +43,9 @@ class ScoringHandle:
     def __init__(self, plan: Plan, tokens: object) -> None:
         self._plan, self._tokens = plan, tokens
 
+    def draw(self) -> None:
+        """Does nothing."""
+
     def tokens(self) -> Outcomes:
         found: list[Outcome] = []
         for at, outcome in enumerate(self._tokens()):  # type: ignore[operator]
