@@ -76,11 +76,6 @@ class BlockTable:
         self._same = min(self._same, length)
         return dropped
 
-    @property
-    def changed(self) -> bool:
-        """Whether there are ids that `take_changes` has not returned."""
-        return self._same < self._length
-
     def take_changes(self) -> tuple[int, NDArray[np.int32]]:
         """The ids that were appended or replaced since the last call: the index of the first, and a copy of
         all from there on. A table that became shorter has none."""

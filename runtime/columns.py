@@ -34,8 +34,8 @@ class Columns:
     ``prompts``, where its prompt ends; ``ends``, how many tokens it may have; ``rooms``, how many its
     blocks hold; ``last``, ``before``, its last token and the one before that; ``gather``, as in
     `TokenLimits`; ``reads``, bool: drawing reads the past, of which the batch has ``heard`` tokens;
-    ``stops``, ``[slots, stop ids]``, padded with -1. ``version``: another number whenever ``plain`` changes.
-    """
+    ``rewired``, bool: its table has blocks that the batch lacks; ``stops``, ``[slots, stop ids]``, padded
+    with -1. ``version``: another number whenever ``plain`` changes. """
 
     def __init__(self, slots: int) -> None:
         def numbers() -> NDArray[np.int64]:
@@ -50,6 +50,7 @@ class Columns:
         self.epochs, self.lengths, self.prompts, self.ends, self.rooms = (numbers() for _ in range(5))
         self.last, self.before, self.gather, self.heard = (numbers() for _ in range(4))
         self.reads: NDArray[np.bool_] = np.zeros(slots, dtype=bool)
+        self.rewired: NDArray[np.bool_] = np.zeros(slots, dtype=bool)
         self.stops = np.full((slots, STOPS), NO_STOP, dtype=np.int64)
         self.version = 0
         self._marks = 0

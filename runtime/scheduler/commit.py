@@ -91,6 +91,7 @@ class Committer:
         columns.fresh[slots, counts] = ids
         columns.fresh_count[slots] = counts + 1
         full = (computed % self._block_manager.block_tokens == 0) | (counts + 1 == FRESH)
+        columns.rewired[slots[full]] = True  # where a key names another block already, it takes that one
         for at in np.flatnonzero(full).tolist():
             sequence = self._queues.sequences[int(plan.seqs[rows[at]])]
             assert len(sequence.tokens) == lengths[at]

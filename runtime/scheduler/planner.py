@@ -183,7 +183,8 @@ class Planner:
             sequence = sequences[at]
             self._block_manager.allocate(sequence, int(columns.planned[slots[at]]) + 1)
             columns.rooms[slots[at]] = len(sequence.table) * self._settings.block_tokens
-        self._slots.enter_plain(slots, sequences, draft.changes)
+        columns.rewired[slots[short]] = True
+        self._slots.enter_plain(slots, draft.changes)
         fed, firsts, one = columns.pending_samples[slots] > 0, columns.planned[slots], np.ones_like(slots)
         draft.plain = columns.seqs[slots], slots, columns.mark[slots], firsts, one, one > 0, fed
         draft.tokens.append(columns.last[slots[~fed]])

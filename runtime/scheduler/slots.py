@@ -82,14 +82,13 @@ class Slots:
             columns.heard[slot] = end - 1
         return slot
 
-    def enter_plain(self, slots: Ints, sequences: list[Sequence], changes: ChangesDraft) -> None:
+    def enter_plain(self, slots: Ints, changes: ChangesDraft) -> None:
         """The same for rows that merely decode, before they are planned."""
         columns = self.columns
-        for sequence in sequences:
-            if sequence.table.changed:
-                first, blocks = sequence.table.take_changes()
-                slot = sequence.slot or 0
-                changes.blocks += ((0, slot, first + at, block) for at, block in enumerate(blocks.tolist()))
+        for slot in slots[columns.rewired[slots]].tolist():
+            first, blocks = self._held[slot].table.take_changes()
+            changes.blocks += ((0, slot, first + at, block) for at, block in enumerate(blocks.tolist()))
+        columns.rewired[slots] = False
         if len(reading := slots[columns.reads[slots]]):
             ends, fed = columns.planned[reading], columns.pending_samples[reading] > 0
             late = columns.heard[reading] < ends  # by one token: by more, it was touched
@@ -118,7 +117,7 @@ class Slots:
         columns.gather[slot], columns.reads[slot] = limits.gather, how.reads_past
         columns.stops[slot] = NO_STOP
         columns.stops[slot, : len(limits.stop_ids)] = limits.stop_ids
-        columns.plain[slot] = True
+        columns.plain[slot] = columns.rewired[slot] = True
         columns.version += 1
 
     def emit(self, changes: ChangesDraft) -> Changes:
