@@ -163,17 +163,16 @@ class Kernels(Protocol):
         seeds: Tensor,
         positions: Tensor,
         *,
-        min_p: Tensor | None = None,
+        min_p: Tensor,
         typical: Typical | None = None,
-        candidates: int | None = None,
     ) -> Tensor:
         """Sample one token id per row of ``logits`` ``[rows, vocab]``: int64 ``[rows]``. The random number
         depends on (seed, position) only, so every backend and every batch gives the same tokens.
 
-        ``temperature`` (0: greedy), ``top_k`` (0: all), ``top_p`` (1: all), ``min_p`` (0: all; None: in no
-        row), ``seeds``, ``positions`` (of the sampled token): ``[rows]``. ``typical``: the rows with typical
-        sampling; None: no row. ``candidates``: how many of a row's likeliest tokens top-k and top-p can
-        affect; None: not known.
+        ``temperature`` (0: greedy), ``top_k`` (0: all), ``top_p`` (1: all), ``min_p`` (0: all), ``seeds``,
+        ``positions`` (of the sampled token): ``[rows]``. ``typical``: the rows with typical sampling; None: no
+        row. Without them nothing depends on the values in a tensor but the tokens: on a device the call can be
+        captured.
         """
         ...
 

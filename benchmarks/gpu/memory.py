@@ -73,16 +73,12 @@ def draws(bench: Bench) -> list[Figure]:
     whole = torch.arange(count, device=bench.device)
     ones = torch.ones(count, device=bench.device)
     lines = []
-    for name, k, p, candidates, goal in (
-        ("top-k 50, top-p 0.9", 50, 0.9, 50, 80.0),
-        ("top-p 0.9 alone", 0, 0.9, vocab, None),
-        ("no limits", 0, 1.0, 0, None),
-    ):
+    for name, k, p in (("top-k 50, top-p 0.9", 50, 0.9), ("top-p 0.9 alone", 0, 0.9), ("no limits", 0, 1.0)):
         numbers = (ones, whole * 0 + k, ones * p, whole, whole)
-        ours = [partial(sample, one, *numbers, candidates=candidates) for one in sets]
-        theirs = [partial(seeded_sampling.sample, one, *numbers, candidates=candidates) for one in sets]
+        ours = [partial(sample, one, *numbers, min_p=ones * 0) for one in sets]
+        theirs = [partial(seeded_sampling.sample, one, *numbers, min_p=ones * 0) for one in sets]
         same = sum(int((one() == other()).sum()) for one, other in zip(ours, theirs, strict=True))
         lines.append(figure(f"draw {name}, equal to the reference", same, "rows", COPIES * count))
-        lines.append(figure(f"draw {count} x {vocab} {name}", median_us(bench, ours), "us", goal, "lower"))
+        lines.append(figure(f"draw {count} x {vocab} {name}", median_us(bench, ours), "us", 100.0, "lower"))
         lines.append(figure(f"draw {name}, torch reference", median_us(bench, theirs), "us"))
     return lines

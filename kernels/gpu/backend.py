@@ -111,19 +111,17 @@ def sample(
     seeds: Tensor,
     positions: Tensor,
     *,
-    min_p: Tensor | None = None,
+    min_p: Tensor,
     typical: Typical | None = None,
-    candidates: int | None = None,
 ) -> Tensor:
     """Sample one token id per row of ``logits`` ``[rows, vocab]``, int64 ``[rows]``: the same tokens as the
-    reference, found without a sort unless a row has ``typical`` sampling.
+    reference, by launches that depend on the shape alone unless a row has ``typical`` sampling, which is the
+    reference's.
 
-    ``temperature`` (0: greedy), ``top_k`` (0: all), ``top_p`` (1: all), ``min_p`` (0: all; None: in no row),
-    ``seeds``, ``positions`` (of the sampled token): ``[rows]``. ``typical``: the rows with typical sampling;
-    None: no row. ``candidates``: how many of a row's likeliest tokens top-k and top-p can affect; None: not
-    known.
+    ``temperature`` (0: greedy), ``top_k`` (0: all), ``top_p`` (1: all), ``min_p`` (0: all), ``seeds``,
+    ``positions`` (of the sampled token): ``[rows]``. ``typical``: the rows with typical sampling; None: no row.
     """
     limits = (logits, temperature, top_k, top_p, seeds, positions)
     if typical is not None:
-        return reference_sampling.sample(*limits, min_p=min_p, typical=typical, candidates=candidates)
-    return seeded_sampling.sample(*limits, min_p=min_p, candidates=candidates)
+        return reference_sampling.sample(*limits, min_p=min_p, typical=typical)
+    return seeded_sampling.sample(*limits, min_p=min_p)

@@ -116,13 +116,11 @@ def rows(hidden: int, device: torch.device) -> Iterator[tuple[str, Launch]]:
 
 
 def draws(vocab: int, device: torch.device) -> Iterator[tuple[str, Launch]]:
-    """Yield the names and launches of sampling for a vocabulary of ``vocab`` tokens: with a top-k of 50 at
-    most in all rows, and with any limits."""
+    """Yield the name and launch of sampling for a vocabulary of ``vocab`` tokens."""
     logits = empty(ROWS, vocab, dtype=torch.float32, device=device)
-    whole, real = empty(ROWS, device=device), empty(ROWS, dtype=torch.float32, device=device)
-    for name, candidates in (("top-k 50", 50), ("any limits", vocab)):
-        arguments = (logits, real, whole, real, whole, whole)
-        yield f"draw {vocab} {name}", partial(seeded_sampling.sample, *arguments, candidates=candidates)
+    whole, real = empty(ROWS, device=device), empty(ROWS, dtype=torch.float64, device=device)
+    arguments = (logits, real, whole, real, whole, whole)
+    yield f"draw {vocab}", partial(seeded_sampling.sample, *arguments, min_p=real)
 
 
 def edits(vocab: int, device: torch.device) -> Iterator[tuple[str, Launch]]:

@@ -36,48 +36,48 @@ def sample(
     seeds: Tensor,
     positions: Tensor,
     *,
-    min_p: Tensor | None = None,
+    min_p: Tensor,
     typical: Typical | None = None,
-    candidates: int | None = None,
 ) -> Tensor:
     """Sample one token id per row: int64 ``[rows]``.
 
     ``logits``: fp32 ``[rows, vocab]``. ``temperature`` (0: greedy), ``top_p`` (1: all), ``min_p`` (0: all):
     float ``[rows]``; ``top_k`` (0: all), ``seeds``, ``positions`` (of the sampled token): int64 ``[rows]``.
-    ``min_p`` and ``typical`` are None if no row has one.
+    ``typical``: None if no row has it.
 
     Kept are the ``top_k`` likeliest tokens (the lower ids of equal ones), of these the fewest that have
     ``top_p`` of the mass, and of these what ``min_p`` and ``typical`` leave. The sampled token is the inverse
     distribution function over the kept tokens in the order of their ids, at one uniform number of (seed,
-    position), in float64. So it is the same in any batch.
+    position). A token's mass is a whole number (`truncation.masses`), so that sums do not depend on their
+    order: the token is the same in any batch and by every backend.
 
-    ``candidates``: how many of a row's likeliest tokens top-k and top-p can affect: 0 if no row has one, the
-    largest ``top_k`` if all have one, else vocab. None reads it from the tensors, which waits for the device.
+    Does not wait for a device: only on the CPU it reads the tensors, to skip what no row asks for.
     """
-    greedy = temperature <= 0
-    scores = logits.double() / temperature.double().clamp(min=COLDEST)[:, None]
-    if candidates is None:
-        candidates = truncation.candidates_of(top_k, top_p, logits.shape[-1])
+    seen, vocab = not logits.is_cuda, logits.shape[-1]
+    inverse = temperature.double().clamp(min=COLDEST).reciprocal()
+    scores = (logits.double() - logits.amax(-1, keepdim=True)).mul_(inverse[:, None])
+    candidates = truncation.candidates_of(top_k, top_p, vocab) if seen else vocab
     if candidates:
-        scores = _left(scores, truncation.likeliest(scores, top_k, top_p.double(), candidates))
-    if min_p is not None:
-        scores = _left(scores, truncation.near_the_best(scores, min_p.double()))
+        _keep(scores, truncation.likeliest(scores, top_k, top_p.double(), candidates))
+    if not seen or bool(min_p.any()):
+        _keep(scores, truncation.near_the_best(scores, min_p.double()))
     if typical is not None:
         some = scores[typical.rows]
-        scores.index_copy_(0, typical.rows, _left(some, truncation.typical(some, typical.mass)))
-    drawn = _inverse(scores.softmax(-1).cumsum(-1), uniform(seeds, positions))
-    return torch.where(greedy, logits.argmax(-1), drawn)
+        _keep(some, truncation.typical(some, typical.mass))
+        scores.index_copy_(0, typical.rows, some - some.amax(-1, keepdim=True))
+    drawn = _inverse(truncation.masses(scores).cumsum(-1), uniform(seeds, positions))
+    return torch.where(temperature <= 0, logits.argmax(-1), drawn)
 
 
-def _left(scores: Tensor, kept: Tensor) -> Tensor:
-    return scores.masked_fill(~kept, float("-inf"))
+def _keep(scores: Tensor, kept: Tensor) -> None:
+    scores.masked_fill_(~kept, float("-inf"))
 
 
 def _inverse(cumulated: Tensor, uniforms: Tensor) -> Tensor:
-    """For each row the first id at which the cumulated mass ``cumulated`` ``[rows, vocab]`` exceeds the
-    uniform number times the total; in range even for NaN rows."""
+    """For each row the first id at which the cumulated mass ``cumulated`` ``[rows, vocab]``, whole numbers,
+    exceeds the uniform number times the total; in range even for NaN rows."""
     total = cumulated[:, -1]
-    target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
+    target = torch.minimum(uniforms * total, total - 1)
     found = torch.searchsorted(cumulated, target[:, None], right=True).squeeze(-1)
     return found.clamp(max=cumulated.shape[-1] - 1)
 

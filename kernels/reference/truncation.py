@@ -1,13 +1,24 @@
 """The limits of sampling: top-k and top-p, min-p, locally typical sampling.
 
-Each takes scores, fp64 ``[rows, vocab]`` with -inf for removed tokens, and returns the tokens that it keeps.
-Limits are inclusive as in transformers' warpers, except for equal scores: see `likeliest`.
+Each takes scores, fp64 ``[rows, vocab]``, and returns the tokens that it keeps. A score is the logit's distance
+to the row's greatest, divided by the temperature; -inf for removed tokens. Limits are inclusive as in
+transformers' warpers, except for equal scores: see `likeliest`.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+UNIT = 2.0**-34
+"""What `masses` counts in, as a part of the likeliest token's mass. The masses of up to 2**19 tokens have a sum
+below 2**53, which fp64 holds exactly."""
+
+
+def masses(scores: Tensor) -> Tensor:
+    """Unnormalised probabilities of ``scores``, of which the greatest is 0: whole numbers of `UNIT`, fp64
+    ``[rows, vocab]``. Below a score of -24.3 they are 0."""
+    return scores.exp().div_(UNIT).round_()
 
 
 def candidates_of(top_k: Tensor, top_p: Tensor, vocab: int) -> int:
@@ -31,9 +42,9 @@ def likeliest(scores: Tensor, top_k: Tensor, top_p: Tensor, candidates: int) -> 
     best = scores.topk(width, dim=-1).values
     limit = torch.where(top_k == 0, vocab, top_k)[:, None]
     rank = torch.arange(width, device=scores.device)
-    share = best.masked_fill(rank >= limit, float("-inf")).softmax(-1)
-    before = share.cumsum(-1) - share
-    inside = (rank < limit) & ((before < top_p[:, None]) | (rank == 0))
+    mass = masses(best.masked_fill_(rank >= limit, float("-inf")))
+    reached = mass.cumsum(-1)
+    inside = (rank < limit) & ((reached - mass < top_p[:, None] * reached[:, -1:]) | (rank == 0))
     unlimited = (top_k == 0) & (top_p >= 1)
     amount = torch.where(unlimited, vocab, inside.sum(-1))[:, None]
     edge = best.gather(-1, (amount - 1).clamp(max=width - 1))
@@ -48,7 +59,7 @@ def near_the_best(scores: Tensor, min_p: Tensor) -> Tensor:
 
     Nguyen et al., "Turning up the heat: min-p sampling" (ICLR 2025).
     """
-    return scores >= scores.amax(-1, keepdim=True) + min_p.log()[:, None]
+    return scores >= min_p.log()[:, None]
 
 
 def typical(scores: Tensor, mass: Tensor) -> Tensor:

@@ -35,9 +35,6 @@ from .batch import Batch
 _SOUND, _INFINITE, _FORBIDDEN = 1, 0, 2
 _FAULTS = {_INFINITE: "logits are not finite", _FORBIDDEN: "every token is forbidden"}
 
-WHOLE = 2**63 - 1
-"""As many candidates as there are tokens."""
-
 SCORED_AT_ONCE = 128
 """Rows of logits that are made at once for log probabilities of prompts."""
 
@@ -63,8 +60,8 @@ _NO_PAST = np.empty(0, dtype=np.int32)
 class DrawnRows:
     """The sampling parameters of a step's rows that draw, on the device, in their order. ``slots``: int64
     ``[rows]``. ``warm``: the rows with a temperature, int64; None: all. The others are of these rows, fp64 and
-    int64; ``min_p`` and ``typical`` are None where no row has them. ``candidates``: as for `Kernels.sample`.
-    ``scored``: the rows that want log probabilities, int64, None for none; ``most``: how many alternatives."""
+    int64; ``typical`` is None where no row has it. ``scored``: the rows that want log probabilities, int64,
+    None for none; ``most``: how many alternatives."""
 
     of: Ints
     version: int
@@ -75,9 +72,8 @@ class DrawnRows:
     top_k: Tensor
     top_p: Tensor
     seeds: Tensor
-    min_p: Tensor | None
+    min_p: Tensor
     typical: Typical | None
-    candidates: int
     scored: Tensor | None
     most: int
 
@@ -107,7 +103,6 @@ def _uploaded(slots: Ints, batch: Batch, device: Device) -> DrawnRows:
         batch.typical_p[hot],
     )
     typical = np.flatnonzero(typical_p < 1)
-    cut = np.where(top_k > 0, top_k, np.where(top_p < 1, WHOLE, 0))
     # One array for each argument, none a row of a larger one: so that each is aligned (see `upload`).
     reals = (batch.temperature[hot], top_p, min_p, typical_p[typical])
     of, at, with_scores, k, seeds, rows, *bits = device.upload(
@@ -124,9 +119,8 @@ def _uploaded(slots: Ints, batch: Batch, device: Device) -> DrawnRows:
         k,
         mass_p,
         seeds,
-        least_p if min_p.any() else None,
+        least_p,
         Typical(rows, mass) if typical.size else None,
-        int(cut.max(initial=0)),
         with_scores if scored.size else None,
         int(batch.scores[slots].max(initial=0)),
     )
@@ -425,17 +419,15 @@ def _choose(chosen: DrawnRows, positions: Tensor, logits: Tensor, kernels: Kerne
 
 
 def _sample(chosen: DrawnRows, positions: Tensor, logits: Tensor, kernels: Kernels) -> Tensor:
-    vocab = logits.shape[-1]
     return kernels.sample(
         logits,
         chosen.temperature,
-        chosen.top_k.clamp(max=vocab),
+        chosen.top_k,
         chosen.top_p,
         chosen.seeds,
         positions,
         min_p=chosen.min_p,
         typical=chosen.typical,
-        candidates=min(chosen.candidates, vocab),
     )
 
 

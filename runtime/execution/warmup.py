@@ -23,13 +23,6 @@ FIRST_STEP = -1000
 GREEDY = Sampling()
 DRAWN = (
     Sampling(temperature=1.0),
-    Sampling(temperature=1.0, top_p=0.9),
-    Sampling(temperature=1.0, top_k=50, top_p=0.9),
-    Sampling(temperature=1.0, top_k=200),
-    Sampling(temperature=1.0, min_p=0.1),
-    Sampling(temperature=1.0, top_k=50, min_p=0.1),
-    Sampling(temperature=1.0, top_k=200, min_p=0.1),
-    Sampling(temperature=1.0, top_k=1000, min_p=0.1),
     Sampling(temperature=1.0, typical_p=0.9),
     Sampling(repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.1),
     Sampling(logit_bias=((0, 1.0),), bad_words=((0, 1),), logprobs=0),

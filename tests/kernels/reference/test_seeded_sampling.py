@@ -12,7 +12,7 @@ from holdfast.kernels.reference.philox import uniform
 from holdfast.kernels.reference.seeded_sampling import sample
 
 
-def draw(logits, *, temperature=1.0, top_k=0, top_p=1.0, seeds=None, positions=None, candidates=None):
+def draw(logits, *, temperature=1.0, top_k=0, top_p=1.0, seeds=None, positions=None):
     rows = logits.shape[0]
     return sample(
         logits,
@@ -21,7 +21,7 @@ def draw(logits, *, temperature=1.0, top_k=0, top_p=1.0, seeds=None, positions=N
         torch.full((rows,), float(top_p), dtype=torch.float64),
         torch.zeros(rows, dtype=torch.int64) if seeds is None else seeds,
         torch.arange(rows) if positions is None else positions,
-        candidates=candidates,
+        min_p=torch.zeros(rows),
     )
 
 
@@ -63,6 +63,7 @@ def test_temperature_zero_is_greedy_in_any_mix() -> None:
         torch.ones(4),
         torch.arange(4),
         torch.arange(4),
+        min_p=torch.zeros(4),
     )
     assert drawn[[0, 2]].tolist() == logits[[0, 2]].argmax(-1).tolist()
     assert not draw(torch.zeros(64, 5), temperature=0).any()  # of equal ones the first, and no draw
@@ -105,6 +106,7 @@ def test_rows_with_different_limits_do_not_disturb_each_other() -> None:
         torch.tensor(top_p, dtype=torch.float64),
         seeds,
         positions,
+        min_p=torch.zeros(300),
     )
     expected = [
         drawn_plainly(kept_plainly(row, *limit), at)
@@ -120,15 +122,6 @@ def test_a_row_draws_alone_what_it_draws_in_a_batch() -> None:
         draw(logits[at : at + 1], top_k=8, top_p=0.9, positions=torch.tensor([at])).item() for at in range(20)
     ]
     assert together.tolist() == alone
-
-
-@pytest.mark.parametrize(
-    ("top_k", "top_p", "candidates"), [(0, 1.0, 0), (4, 1.0, 4), (9, 0.5, 9), (0, 0.7, 80)]
-)
-def test_saying_how_many_candidates_changes_nothing(top_k: int, top_p: float, candidates: int) -> None:
-    logits = torch.randn(30, 80, generator=torch.Generator().manual_seed(4))
-    told = draw(logits, top_k=top_k, top_p=top_p, candidates=candidates)
-    assert told.tolist() == draw(logits, top_k=top_k, top_p=top_p).tolist()
 
 
 @pytest.mark.parametrize(("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.8, 8, 0.95)])

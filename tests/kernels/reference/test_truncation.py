@@ -72,7 +72,7 @@ def draw(
         every(top_p),
         torch.full((rows,), 5),
         positions,
-        min_p=every(min_p) if min_p else None,
+        min_p=every(min_p),
         typical=Typical(torch.arange(rows), every(typical_p)) if typical_p < 1 else None,
     )
 
