@@ -25,6 +25,11 @@ Ints = NDArray[np.int64]
 class Event(Protocol):
     """A point in the work of a stream, behind all that was enqueued before it."""
 
+    @property
+    def done(self) -> bool:
+        """Whether all work before this point is done. Does not wait."""
+        ...
+
     def wait(self) -> None:
         """Block until all work before this point is done."""
         ...
@@ -245,6 +250,8 @@ class _Caller:
 
 
 class _CompletedEvent:
+    done = True
+
     def wait(self) -> None:
         """Does nothing: on the CPU the work before the event is done already."""
 
@@ -382,6 +389,10 @@ class _CudaStream:
 class _CudaEvent:
     def __init__(self, event: torch.cuda.Event) -> None:
         self.event = event
+
+    @property
+    def done(self) -> bool:
+        return bool(self.event.query())
 
     def wait(self) -> None:
         self.event.synchronize()

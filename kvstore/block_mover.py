@@ -1,23 +1,27 @@
 """Copies whole blocks between the device arena and the host tier's slots.
 
-On a CPU one call copies all blocks of a move, and is done on return. On a GPU saves run on a stream of their
-own beside the step, and loads on the step's stream, before its rows; the slots' memory is registered with the
-device ahead of the copies (`registration`). Knows arenas, slots and streams. Imports torch.
+On a CPU one call copies all blocks of a move, and is done on return. On a GPU saves and loads run on streams of
+their own, beside the steps and each other. Work waits for the copies of its own blocks and for no others: the
+mover keeps the event behind each copy that is under way. Saved slots are hashed by a thread of its own. Knows
+arenas, slots and streams. Imports torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from xxhash import xxh3_64_intdigest
 
-from ..kernels.device import Device, Event, Stream, device_of
+from ..kernels.device import Device, Event, device_of
 from ..kernels.reference.backend import copy_pieces
 from .arena import DeviceArena
 from .host.registration import Registration
@@ -27,12 +31,17 @@ Copy: TypeAlias = Callable[[Tensor, Tensor, NDArray[np.int64], int], None]
 """A function that copies pieces of host memory: (source, target, offsets, size). ``offsets``: int64 ``[count,
 2]``, where each piece is in source and target; ``size``: bytes of each piece."""
 
+Blocks: TypeAlias = NDArray[np.integer]
+Save: TypeAlias = tuple[int, int, int]
+"""A block, its slot, and how many of its tokens are saved."""
+
 
 class BlockMover:
     """Copies blocks between ``arenas``, one per KV group, and the slots of ``memory``.
 
     A slot holds the block's bytes of each arena, one after the other. ``copy``: copies where both lie in this
     machine's memory. ``device``: makes the streams on which a GPU copies; None: the one of the arenas.
+    ``hasher``: hashes what a GPU has saved; None: a thread of the mover's own.
     """
 
     def __init__(
@@ -41,79 +50,113 @@ class BlockMover:
         memory: SlotMemory,
         copy: Copy = copy_pieces,
         device: Device | None = None,
+        hasher: Executor | None = None,
     ) -> None:
-        sizes = [arena.group.block_bytes for arena in arenas]
-        assert memory.block_bytes == sum(sizes), "slots of another size"
-        self._sizes = tuple(sizes)
-        self._arenas = tuple(zip(arenas, accumulate(sizes, initial=0), strict=False))
+        self._sizes = tuple(arena.group.block_bytes for arena in arenas)
+        assert memory.block_bytes == sum(self._sizes), "slots of another size"
+        self._arenas = tuple(zip(arenas, accumulate(self._sizes, initial=0), strict=False))
+        self._cells = tuple(arena.kv.view(torch.uint8).view(-1) for arena in arenas)
         self._memory = memory
         self._bytes = torch.frombuffer(memory.map, dtype=torch.uint8)
         self._device = device or device_of(arenas[0].device)
         self._copy = copy
         self._block_tokens = max(arena.group.block_tokens for arena in arenas)
-        overlaps = self._device.overlaps
-        self._flat = () if overlaps else tuple(_flat(arena) for arena in arenas)
-        self._stream = self._device.stream() if overlaps else None
-        self._saved: Saving | None = None  # by the last move
-        self._written: Event | None = None  # behind the last load or copy
+        self._beside = self._device.overlaps
+        self._flat = () if self._beside else tuple(cells.numpy().data for cells in self._cells)
+        self._down, self._up = self._device.stream(), self._device.stream()
+        self._saves, self._loads, self._copies = _UnderWay(), _UnderWay(), _UnderWay()
+        self._hasher = hasher or ThreadPoolExecutor(1, thread_name_prefix="hash-saved-kv")
         self.registration = Registration(self._device, memory, self._bytes.data_ptr())
 
     @property
     def reach(self) -> Callable[[int], Sequence[memoryview]] | None:
         """A function that gives, for a block id, the block's bytes in each arena as writable memory. None if
         the arenas lie in a GPU's memory."""
-        return None if self._stream is not None else self._of_block
+        return None if self._beside else self._of_block
 
-    def move(
-        self,
-        saves: Sequence[tuple[int, int, int]],
-        loads: Sequence[tuple[int, int]],
-        overwritten: Collection[int] = (),
-    ) -> Saving | None:
+    def move(self, saves: Sequence[Save], loads: Sequence[tuple[int, int]]) -> Moving | None:
         """Copy ``saves`` (block, slot, tokens) down to their slots, with zeros behind the tokens, then
         ``loads`` (slot, block) up.
 
-        On a CPU all is done on return. On a GPU the copies run on streams; returns what to wait for before
-        the slots of ``saves`` are used, or None if there are no saves. ``overwritten``: blocks that the
-        loads, or later work on the current stream, write before the next call: that work waits for the saves
-        of these blocks. Work after the next call waits for all saves.
+        On a CPU all is done on return. On a GPU the copies run beside all else; returns what tells when they
+        are done and the slots hashed, or None if there are none. A save comes behind the loads and copies to its block of earlier
+        calls, a load behind the saves of its block. No work that is under way on the current stream may read
+        or write a block that is loaded.
         """
-        if self._stream is None:
+        if not self._beside:
             self._copy_all([(slot, block) for block, slot, _ in saves], up=False)
-            for _, slot, tokens in saves:
-                if tokens < self._block_tokens:
-                    self.zero_behind(slot, tokens)
+            self._zero_behind(saves)
             self._copy_all(loads, up=True)
             return None
-        current = self._device.current()
-        if self._saved is not None:
-            current.follow(self._saved.done)
-        self._saved = self._save(self._stream, saves) if saves else None
-        if self._saved is not None and not {block for block, _, _ in saves}.isdisjoint(overwritten):
-            current.follow(self._saved.done)
+        events = []
+        if saves:
+            blocks = np.array([block for block, _, _ in saves])
+            for event in chain(self._loads.behind(blocks), self._copies.behind(blocks)):
+                self._down.follow(event)
+            pieces = self._pieces((block, slot) for block, slot, _ in saves)
+            self._down.copy((host, cells) for cells, host in pieces)
+            events.append(self._down.record())
+            self._saves.add(events[-1], blocks)
         if loads:
-            current.copy(
-                (arena.bytes_of(block), part) for slot, block in loads for arena, part in self._parts(slot)
-            )
-            self._written = current.record()
-        return self._saved
+            blocks = np.array([block for _, block in loads])
+            for event in self._saves.behind(blocks):
+                self._up.follow(event)
+            self._up.copy(self._pieces((block, slot) for slot, block in loads))
+            events.append(self._up.record())
+            self._loads.add(events[-1], blocks)
+        return Moving(self, saves, events) if events else None
 
-    def copied(self) -> None:
-        """Note that copies from block to block were enqueued on the current stream: later saves wait for
-        them."""
-        if self._stream is not None:
-            self._written = self._device.current().record()
+    @property
+    def busy(self) -> bool:
+        """Whether copies may be under way, so that work has to be let `follow` them."""
+        return bool(self._saves or self._loads)
 
-    def _save(self, stream: Stream, saves: Sequence[tuple[int, int, int]]) -> Saving:
-        """Start to copy blocks to slots (``saves``: block, slot, tokens), on the stream for saves. The tokens
-        to save were computed by finished steps, but a load or a copy of a step in flight may be writing them
-        to these blocks: wait for it. Returns what to wait for."""
-        if self._written is not None:
-            stream.follow(self._written)
-        stream.copy(
-            (part, arena.bytes_of(block)) for block, slot, _ in saves for arena, part in self._parts(slot)
-        )
-        return Saving(self, saves, stream.record())
+    def follow(self, read: Blocks, written: Blocks) -> None:
+        """Let the current stream's work from now on, which reads and writes these blocks (int ``[blocks]``),
+        wait for their loads, and for the saves of those that it writes."""
+        current = self._device.current()
+        for event in chain(self._loads.behind(read, written), self._saves.behind(written)):
+            current.follow(event)
+
+    def copied(self, targets: Collection[int]) -> None:
+        """Note that copies from block to block were enqueued on the current stream: saves of ``targets`` wait
+        for them."""
+        if self._beside:
+            self._copies.add(self._device.current().record(), np.array([*targets]))
+
+    def seal(self, saves: Sequence[Save]) -> Future[None]:
+        """Begin to zero what is behind each record's tokens in its slot, and to write the slot's hash into
+        the directory. The bytes must be in the slots."""
+        return self._hasher.submit(self._seal, saves)
+
+    def close(self) -> None:
+        """Unregister the slots' memory, once all copies are done."""
+        self._hasher.shutdown()
+        self.registration.close()
+
+    def _seal(self, saves: Sequence[Save]) -> None:
+        self._zero_behind(saves)
+        for _, slot, _ in saves:
+            self._memory.set_digest(slot, xxh3_64_intdigest(self._memory.payload(slot)))
+
+    def _pieces(self, pairs: Iterable[tuple[int, int]]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the device's and the host's bytes of each pair (block, slot), as few pieces as there can be:
+        blocks that follow each other on both sides are one."""
+        ordered = sorted(pairs, key=lambda pair: pair[0])  # two loads to one block stay in order
+        joins = len(self._arenas) == 1 and self._memory.stride == self._memory.block_bytes
+        at = 0
+        while at < len(ordered):
+            (block, slot), end = ordered[at], at + 1
+            while joins and end < len(ordered) and ordered[end] == (block + end - at, slot + end - at):
+                end += 1
+            first = self._memory.offset_of(slot)
+            for cells, size, (_, start) in zip(self._cells, self._sizes, self._arenas, strict=True):
+                much = (end - at) * size
+                yield (
+                    cells[block * size : block * size + much],
+                    self._bytes[first + start : first + start + much],
+                )
+            at = end
 
     def _copy_all(self, pairs: Sequence[tuple[int, int]], *, up: bool) -> None:
         """Copy the bytes of each pair (slot, block), and return when that is done, as on a CPU: with ``up``
@@ -122,8 +165,7 @@ class BlockMover:
             return
         places = np.array(pairs, dtype=np.int64)
         places[:, 0] = self._memory.offsets_of(places[:, 0])
-        for arena, start in self._arenas:
-            size, cells = arena.group.block_bytes, arena.kv.view(torch.uint8).view(-1)
+        for cells, size, (_, start) in zip(self._cells, self._sizes, self._arenas, strict=True):
             pieces = places * (1, size) + (start, 0)
             if up:
                 self._copy(self._bytes, cells, pieces, size)
@@ -138,41 +180,58 @@ class BlockMover:
         sized = zip(self._flat, self._sizes, strict=True)
         return [flat[block * size : (block + 1) * size] for flat, size in sized]
 
-    def zero_behind(self, slot: int, tokens: int) -> None:
-        """Zero the K and V in a slot behind its first ``tokens`` tokens."""
-        for arena, part in self._parts(slot):
-            if tokens < arena.group.block_tokens:
-                part.view(arena.dtype).view(arena.group.block_shape)[:, :, :, tokens:] = 0
-
-    def _parts(self, slot: int) -> Iterator[tuple[DeviceArena, Tensor]]:
-        """Yield each arena with the part of the slot's bytes that belongs to it."""
-        held = self._slot(slot)
-        for arena, start in self._arenas:
-            yield arena, held[start : start + arena.group.block_bytes]
-
-    def _slot(self, slot: int) -> Tensor:
-        start = self._memory.offset_of(slot)
-        if self._stream is not None:
-            self.registration.use(slot)
-        return self._bytes[start : start + self._memory.block_bytes]
+    def _zero_behind(self, saves: Sequence[Save]) -> None:
+        """Zero the K and V in the slots behind the tokens that were saved."""
+        for _, slot, tokens in saves:
+            for arena, start in self._arenas if tokens < self._block_tokens else ():
+                first, size = self._memory.offset_of(slot) + start, arena.group.block_bytes
+                part = self._bytes[first : first + size].view(arena.dtype).view(arena.group.block_shape)
+                part[:, :, :, tokens:] = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Saving:
-    """Copies of blocks to slots that run on a GPU stream of their own; the event ``done`` comes behind the
-    last."""
+class _UnderWay:
+    """Copies under way in one stream: of each plan the event behind them, and their blocks."""
+
+    def __init__(self) -> None:
+        self._copies: deque[tuple[Event, Blocks]] = deque()  # in order, so the first is done first
+
+    def __bool__(self) -> bool:
+        while self._copies and self._copies[0][0].done:
+            self._copies.popleft()
+        return bool(self._copies)
+
+    def add(self, event: Event, blocks: Blocks) -> None:
+        """Add copies of ``blocks``, with ``event`` behind them."""
+        self._copies.append((event, blocks))
+
+    def behind(self, *blocks: Blocks) -> Iterator[Event]:
+        """Yield the events behind which the copies of these blocks are done."""
+        if self:
+            for event, copied in self._copies:
+                if any(np.isin(copied, some).any() for some in blocks):
+                    yield event
+
+
+@dataclass(eq=False, slots=True)
+class Moving:
+    """Saves and loads of one plan on a GPU's streams. ``events``: behind them."""
 
     _mover: BlockMover
-    _saves: Sequence[tuple[int, int, int]]
-    done: Event
+    _saves: Sequence[Save]
+    _events: list[Event]
+    _sealing: Future[None] | None = None
 
-    def wait(self) -> None:
-        """Wait until all bytes are in their slots, and zero what is behind each record's tokens."""
-        self.done.wait()
-        for _, slot, tokens in self._saves:
-            self._mover.zero_behind(slot, tokens)
-
-
-def _flat(arena: DeviceArena) -> memoryview:
-    """All bytes of an arena in this machine's memory, as writable memory; no copy."""
-    return arena.kv.view(torch.uint8).view(-1).numpy().data
+    def done(self, *, wait: bool = False) -> bool:
+        """Whether all bytes are where they go, and what was saved is hashed. With ``wait`` it is."""
+        for event in self._events:
+            if wait:
+                event.wait()
+            elif not event.done:
+                return False
+        self._events.clear()
+        if self._saves and self._sealing is None:
+            self._sealing = self._mover.seal(self._saves)
+        if self._sealing is None or not (wait or self._sealing.done()):
+            return self._sealing is None
+        self._sealing.result()
+        return True

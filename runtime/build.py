@@ -91,7 +91,7 @@ def load_engine(
     def leave() -> None:
         engine.leave()
         if mover is not None:
-            mover.registration.close()
+            mover.close()
 
     return LoadedEngine(engine, hello, engine.due, leave, engine.answers)
 
@@ -139,9 +139,13 @@ def _engine(
     gpu = device.type != "cpu"
     if gpu:
         tell_compiling(runner.compiling, runner.compiled)
+    if mover is not None:  # before kernels run: registering holds up launches
+
+        def pinning(fraction: float) -> None:
+            liveness.enter(Phase.COMPILING, LOAD_STALL, "pinning the host tier's memory", fraction)
+
+        mover.registration.begin(pinning)
     rehearse(runner, settings.block_tokens, numbers.max_context, kernels=gpu)
-    if mover is not None:
-        mover.registration.begin()
     path = costs_file(settings, hasher, namespace) if disk is not None else None
     cuda = device.type == "cuda"
     processor = torch.cuda.get_device_name(device) if cuda else f"{torch.get_num_threads()} threads"

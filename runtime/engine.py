@@ -29,8 +29,8 @@ LEAVE_SECONDS = 1.5
 
 PREPARE_SECONDS = 0.0001
 """Seconds that an idle engine waits between two pieces of preparation (`Scheduler.prepare`: it touches the
-memory of a free host slot), or two slices of an audit. The thread that receives verbs gets the interpreter's
-lock meanwhile."""
+memory of a free host slot), two slices of an audit, or two looks at moves that are under way. The thread that
+receives verbs gets the interpreter's lock meanwhile."""
 
 AUDIT_EVERY = 64
 """An idle engine begins an audit at one in this many of its idle steps, and goes on with a slice at each of
@@ -48,6 +48,9 @@ class _NeverLaunched:
         """Does nothing."""
 
     def tokens(self) -> Outcomes:
+        raise self.error
+
+    def moved(self, *, wait: bool = False) -> bool:
         raise self.error
 
 
@@ -72,6 +75,7 @@ class Engine:
         self._debug = debug
         self.log = StepLog(scheduler.counters)
         self._in_flight: deque[tuple[Plan, Handle, Timing]] = deque()
+        self._moving: deque[tuple[Plan, Handle]] = deque()  # committed, but for their saves and loads
         self._idle = True
         self._prepares = False
         self._lost_steps = 0
@@ -103,11 +107,12 @@ class Engine:
     def step(self) -> Step | None:
         """Launch steps until the scheduler's ``depth`` of them are in flight, then wait for the oldest and
         commit it. Returns its number, with the rows to send to the gateway. None if there is nothing to
-        compute and nothing to send.
+        compute and nothing to send; saves and loads may still be under way, see `due`.
 
         Raises `EngineDied`: the device is lost; `LeakFound`: only in debug.
         """
         now = self._clock()
+        self._take_moves(now)
         self.scheduler.tick(now)
         while len(self._in_flight) < self.scheduler.settings.depth and not self._broken:
             timing = self.log.begin()
@@ -118,7 +123,7 @@ class Engine:
             self._in_flight.append((plan, self._launch(plan), timing))
             self.log.launched(timing)
         self._idle = not self._in_flight
-        told = self.scheduler.planned(self._clock(), idle=self._idle)
+        told = self.scheduler.planned(self._clock(), idle=self._idle and not self._moving)
         if self._idle:
             self.log.rest()
             self._prepares = self.scheduler.prepare()
@@ -133,6 +138,9 @@ class Engine:
         self._lost_steps = 0
         self.log.landed(timing)
         self.scheduler.took(plan, timing.busy)
+        if plan.saves or plan.loads:
+            self._moving.append((plan, handle))
+            self._take_moves(now)
         rows, decoded = self.scheduler.commit(plan, outcomes, now)
         if self._in_flight:
             self._in_flight[0][1].draw()
@@ -141,13 +149,14 @@ class Engine:
 
     def due(self) -> float | None:
         """Seconds after which `step` has something to do without a new verb; None: never."""
-        if self._prepares or self._audit is not None:
+        if self._prepares or self._audit is not None or self._moving:
             return PREPARE_SECONDS
         return self.scheduler.due(self._clock())
 
     def leave(self) -> None:
         """Called when the link has ended: sends what the host tier holds to disk, for ``LEAVE_SECONDS`` at
         most, and closes the disk tier."""
+        self._take_moves(self._clock(), wait=True)
         offload = self.scheduler.offload
         offload.flush()
         end = self._clock() + LEAVE_SECONDS
@@ -159,8 +168,9 @@ class Engine:
         offload.close()
 
     def statistics(self) -> dict[str, float]:
-        """The scheduler's counters, seconds by part of the step, steps in flight, and leaks found by audits."""
-        lengths = {"in_flight": len(self._in_flight), "leaks": self._leaks}
+        """The scheduler's counters, seconds by part of the step, steps in flight, steps with
+        moves under way, and leaks found by audits."""
+        lengths = {"in_flight": len(self._in_flight), "moving": len(self._moving), "leaks": self._leaks}
         return {**self.scheduler.statistics(), **self.log.statistics(), **lengths}
 
     @property
@@ -185,8 +195,9 @@ class Engine:
         plans = [failed]
         while self._in_flight:
             plan, handle, _ = self._in_flight.popleft()
-            self._wait(handle)  # until it is done with the device
+            self._wait(handle, moves=True)  # until it is done with the device
             plans.append(plan)
+        self._take_moves(now, wait=True)
         suspects = self.scheduler.revoke(plans, now)
         rows: list[Row] = []
         survivors = 0
@@ -195,10 +206,12 @@ class Engine:
             if plan_alone is None:  # it finds no blocks now, and is planned again with the others
                 survivors += 1
                 continue
-            outcomes = self._wait(self._launch(plan_alone))
+            outcomes = self._wait(self._launch(plan_alone), moves=True)
             moved = not isinstance(outcomes, Exception)
             if isinstance(outcomes, Exception):
                 outcomes = Outcomes.of([RowFault(_text(outcomes))] * len(plan_alone))
+            else:
+                self.scheduler.moved(plan_alone, now)
             survivors += moved and not any(isinstance(other, RowFault) for other in outcomes.others.values())
             others, decoded = self.scheduler.commit(plan_alone, outcomes, now, moved=moved)
             rows += Step(plan_alone.step, others, decoded).rows
@@ -207,15 +220,33 @@ class Engine:
             raise EngineDied(f"{MOST_LOST_STEPS} steps in a row failed: {_text(error)}") from error
         return rows
 
-    def _wait(self, handle: Handle) -> Outcomes | Exception:
-        """Wait for a step. Returns its outcomes, or the exception with which it failed as a whole; raises
-        only `EngineDied`."""
+    def _wait(self, handle: Handle, *, moves: bool = False) -> Outcomes | Exception:
+        """Wait for a step, and with ``moves`` for its saves and loads. Returns its outcomes, or the exception
+        with which it failed as a whole; raises only `EngineDied`."""
         try:
-            return handle.tokens()
+            outcomes = handle.tokens()
+            if moves:
+                handle.moved(wait=True)
         except EngineDied:
             raise
         except Exception as error:
             return error
+        return outcomes
+
+    def _take_moves(self, now: float, *, wait: bool = False) -> None:
+        """Take over the saves and loads of committed steps, as far as they are done; with ``wait``, all."""
+        while self._moving:
+            plan, handle = self._moving[0]
+            try:
+                if not handle.moved(wait=wait):
+                    return
+                made = True
+            except EngineDied:
+                raise
+            except Exception:
+                made = False
+            self._moving.popleft()
+            self.scheduler.moved(plan, now, made=made)
 
     def _go_on_auditing(self) -> None:
         """Audit: in debug the whole state, which raises `LeakFound`; otherwise a slice of it, of an audit that

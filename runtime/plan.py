@@ -99,7 +99,7 @@ class BlockSave:
 
     It may run beside the rows, but reads what stood there before this plan: it comes after the loads and
     copies of earlier plans to ``block``, and before any load, copy or row of this plan or a later one that
-    writes it. Its tokens were computed by finished steps. It is done when ``Handle.tokens`` returns.
+    writes it. Its tokens were computed by finished steps. It is done when ``Handle.moved`` says so.
     ``spare``: the slot is the first to be evicted, as the block has a copy or is not wanted; the runner
     ignores it.
     """
@@ -112,7 +112,11 @@ class BlockSave:
 
 @dataclass(frozen=True, slots=True)
 class BlockLoad:
-    """Copy a host slot into a block, before the step's block copies and rows."""
+    """Copy a host slot into a block that no step in flight uses.
+
+    It may run beside the rows, but comes before the block copies and rows of this plan or a later one that
+    read or write the block. It is done when ``Handle.moved`` says so.
+    """
 
     slot: int
     block: int
@@ -293,7 +297,13 @@ class Handle(Protocol):
         ...
 
     def tokens(self) -> Outcomes:
-        """Wait until the step is done. Returns the outcomes of its rows."""
+        """Wait until the step's copies and rows are done; its saves and loads may still run. Returns the
+        outcomes of its rows."""
+        ...
+
+    def moved(self, *, wait: bool = False) -> bool:
+        """Whether the step's saves and loads are done; with ``wait``, wait until they are. What it raises
+        says that they may not have been made, and that none of them runs any more."""
         ...
 
 
@@ -303,7 +313,7 @@ class Runner(Protocol):
     def launch(self, plan: Plan) -> Handle:
         """Start a step; on a GPU it returns before the step is done.
 
-        What this or ``tokens`` raises fails the whole step, of which nothing runs any more then; `EngineDied`
+        What this or ``Handle.tokens`` raises fails the whole step, of which nothing runs any more then; `EngineDied`
         says that the device is lost. The next plan begins the batch anew.
         """
         ...

@@ -64,6 +64,10 @@ class ReplayedStep:
         rows = zip(plan.seqs.tolist(), (plan.firsts + plan.counts).tolist(), plan.draws.tolist(), strict=True)
         return Outcomes.of([[hash((seq, end)) % VOCABULARY] if draws else [] for seq, end, draws in rows])
 
+    def moved(self, *, wait: bool = False) -> bool:
+        """Nothing is moved."""
+        return True
+
 
 class _IdleRunner:
     """A `plan.Runner` that computes nothing."""

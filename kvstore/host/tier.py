@@ -229,14 +229,16 @@ class HostTier:
     def filled(self, slot: int, *, tokens: int | None = None, digest: int | None = None) -> None:
         """Note that all bytes are in ``slot``: from now on the record is found, and counts as used now.
 
-        ``tokens``, ``digest``: of a record that comes from another process, which checked it in this slot;
-        None: the digest is computed here. With ``recheck``, bytes with another digest are dropped. The slot
-        of a record that was dropped meanwhile becomes free.
+        ``tokens``, ``digest``: of a record that comes from another process, which checked it in this slot.
+        Without a digest it is the one that was written into the directory since `reserve`, or else computed
+        here. With ``recheck``, bytes with another digest are dropped. The slot of a record that was dropped
+        meanwhile becomes free.
         """
         self._filling.remove(slot)
         if slot not in self._key_of:  # dropped meanwhile
             self._free_slot(slot)
             return
+        digest = digest or self.memory.entry(slot).digest or None
         seen = xxh3_64_intdigest(self.memory.payload(slot)) if digest is None or self._recheck else digest
         if digest is not None and seen != digest:
             self._damaged += 1

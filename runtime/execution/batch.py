@@ -116,13 +116,17 @@ class Batch:
         assert end <= self._heard[slot], "a row that reads the past comes with it"
         return self._past[slot, :end]
 
-    def written(self, plan: Plan, block_tokens: int) -> set[int]:
-        """The ids of the blocks that the plan's loads, copies and rows write. Its changes were applied."""
-        blocks = {load.block for load in plan.loads} | {copy.target for copy in plan.copies}
+    def touched(self, plan: Plan, block_tokens: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """The ids of the blocks that the plan's copies and rows read, and of those that they write, int32
+        ``[blocks]`` each. Its changes were applied."""
+        sources = np.array([copy.source for copy in plan.copies], dtype=np.int32)
+        targets = np.array([copy.target for copy in plan.copies], dtype=np.int32)
         firsts, ends = plan.firsts // block_tokens, -(-(plan.firsts + plan.counts) // block_tokens)
-        for slot, first, end in zip(plan.slots.tolist(), firsts.tolist(), ends.tolist(), strict=True):
-            blocks.update(self.tables[slot, first:end].tolist())
-        return blocks
+        most = int(ends.max(initial=0))
+        tables, columns = self.tables[plan.slots, :most], np.arange(most)
+        read = columns < ends[:, None]
+        written = read & (columns >= firsts[:, None])
+        return np.append(tables[read], sources), np.append(tables[written], targets)
 
     def contexts(self, slots: Ints, widths: Ints) -> NDArray[np.int64]:
         """The block ids of each row's context, ``[rows, most blocks of a row]``, 0 behind its own. ``widths``:

@@ -1,7 +1,8 @@
 """The torch runner: computes a plan on a device and samples its rows (`sampler`).
 
 On a device that works beside the host ``launch`` only enqueues: inputs go up from pinned memory, sampled ids
-stay on the device to feed the next step, and each step, one of moves alone too, is over when its event is.
+stay on the device to feed the next step, and each step is over when its event is. Its saves and loads have
+events of their own, and a step waits for those of the blocks that it uses.
 Holds no policy and no sequence, and asks the scheduler nothing but the masks of grammars.
 """
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from ...kernels.device import Device, device_of
 from ...kvstore.arena import DeviceArena
-from ...kvstore.block_mover import BlockMover, Saving
+from ...kvstore.block_mover import BlockMover, Moving
 from ..grammar.llguidance import Matchers
 from ..model.decoder import Decoder
 from ..plan import NO_INTS, Ints, Outcomes, Plan
@@ -78,17 +79,17 @@ class TorchRunner:
     def _enqueue(self, plan: Plan) -> TorchHandle:
         kernels = self._decoder.kernels
         self._batch.apply(plan)
-        saving = self._move(plan)
+        moving = self._move(plan)
         for arena in self._arenas if plan.copies else ():
             sources, targets = (c.source for c in plan.copies), (c.target for c in plan.copies)
             kernels.copy_blocks(arena, sources, targets, self._device)
         if plan.copies and self._mover is not None:
-            self._mover.copied()
+            self._mover.copied([copy.target for copy in plan.copies])
         if not len(plan):
-            return TorchHandle(self._device, self._grammars, plan, NO_INTS, None, saving)
+            return TorchHandle(self._device, self._grammars, plan, NO_INTS, None, moving)
         drawing = (self._on_host if self._step is None else self._on_device)(plan)
         wanted = self._batch.scores[plan.slots]
-        return TorchHandle(self._device, self._grammars, plan, wanted, drawing, saving)
+        return TorchHandle(self._device, self._grammars, plan, wanted, drawing, moving)
 
     def capture(
         self, sizes: Iterable[StepSizes], progress: Callable[[StepSizes], None] = lambda _: None
@@ -168,13 +169,16 @@ class TorchRunner:
         starts = np.cumsum(plan.counts) - plan.counts
         return score(plan, starts, hidden, self._decoder.logits, self._device, self._decoder.kernels)
 
-    def _move(self, plan: Plan) -> Saving | None:
+    def _move(self, plan: Plan) -> Moving | None:
         if self._mover is None:
             assert not plan.saves and not plan.loads, "moves, but nothing to move them with"
             return None
         saves = [(save.block, save.slot, save.tokens) for save in plan.saves]
         loads = [(load.slot, load.block) for load in plan.loads]
-        return self._mover.move(saves, loads, self._batch.written(plan, self._block_tokens) if saves else ())
+        moving = self._mover.move(saves, loads)
+        if self._mover.busy:
+            self._mover.follow(*self._batch.touched(plan, self._block_tokens))
+        return moving
 
     def _input_ids(self, plan: Plan) -> Tensor:
         """The step's token ids, int64 ``[tokens]``: those in the plan, and those that slots drew last."""
@@ -204,12 +208,12 @@ def _draws(plan: Plan) -> tuple[Ints, Ints]:
 
 class TorchHandle:
     """A step in flight. ``drawing``: enqueues what it draws; None for a step without rows. ``wanted``: of
-    each row, as for `sampler.outcomes`. ``saving``: its saves to the host tier, if they are still running.
+    each row, as for `sampler.outcomes`. ``moving``: its saves and loads, if they run beside it.
     Made while its device is active, once all before the draw is enqueued; the draw is, too, unless it waits
     for `draw`.
 
-    An event is recorded for each step, also for one of copies alone: before a loaded slot is freed, or such a
-    step is timed, the copies must be done.
+    An event is recorded for each step, also for one of copies alone: their targets may be used again once it
+    is over.
     """
 
     def __init__(
@@ -219,14 +223,14 @@ class TorchHandle:
         plan: Plan,
         wanted: Ints,
         drawing: Drawing | None,
-        saving: Saving | None = None,
+        moving: Moving | None = None,
     ) -> None:
         self._device = device
         self._grammars = grammars
         self._plan = plan
         self._wanted = wanted
         self._drawing = drawing
-        self._saving = saving
+        self._moving = moving
         self._outcomes: Tensor | None = None
         self._scored: Tensor | None = None
         self._error: Exception | None = None
@@ -252,14 +256,12 @@ class TorchHandle:
             self._error = error
 
     def tokens(self) -> Outcomes:
-        """Wait for the step. Returns the outcomes of the plan's rows; none for a plan without rows."""
+        """Wait for the step's copies and rows. Returns the outcomes of its rows; none for a plan without rows."""
         self.draw()
         if self._error is not None:
             raise self._error
         with device_watched(self._device):
             self._done.wait()
-            if self._saving is not None:
-                self._saving.wait()
         if self._outcomes is None:
             return Outcomes.of(())
         each, _ = _draws(self._plan)
@@ -267,3 +269,10 @@ class TorchHandle:
         if self._scored is None:
             return found
         return with_prompt_scores(self._plan, found, self._scored.numpy())
+
+    def moved(self, *, wait: bool = False) -> bool:
+        """Whether its saves and loads are done, and the saved slots hashed; with ``wait``, wait for that."""
+        if self._moving is None:
+            return True
+        with device_watched(self._device):
+            return self._moving.done(wait=wait)

@@ -36,6 +36,9 @@ class _WatchedHandle:
         self.runner.observe(self.tokens_planned, self.began)
         return outcomes
 
+    def moved(self, *, wait: bool = False) -> bool:
+        return self.handle.moved(wait=wait)
+
 
 class WatchedRunner:
     """A runner around ``runner``: before each launch and each wait it tells ``liveness`` how long that may

@@ -98,6 +98,10 @@ class BlockManager:
         self.transfers.load([(slot, block) for slot, block, named in pairs if named == block])
         return self._count_in(sequence, own, keys, blocks, tokens)
 
+    def delays(self, sequence: Sequence) -> bool:
+        """Whether a row of the sequence would keep others waiting, as its blocks are still being loaded."""
+        return self.transfers.delays(sequence.table.view)
+
     def read_up(self, sequence: Sequence, keys: list[bytes], disk: DiskTier) -> int:
         """Read records from the page cache (or the host tier) to the device now, as many of ``keys`` as are
         sound and find blocks, and append the blocks to the sequence's table. No step may be in flight.

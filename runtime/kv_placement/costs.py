@@ -180,12 +180,15 @@ def measure(
         best = float("inf")
         for _ in range(3):  # the first warms up
             began = clock()
-            runner.launch(plan_of(next(steps), rows, loads=loads)).tokens()
+            handle = runner.launch(plan_of(next(steps), rows, loads=loads))
+            handle.tokens()
+            handle.moved(wait=True)
             best = min(best, clock() - began)
         return max(best, LEAST)
 
     count = min(BLOCKS_COPIED, slots, blocks)
-    copying = seconds(loads=tuple(BlockLoad(at, at) for at in range(count)))
+    # Each copied alone, as slots and blocks lie after a while.
+    copying = seconds(loads=tuple(BlockLoad(at, count - 1 - at) for at in range(count)))
     room = blocks * block_tokens
     chunk = min(TOKENS_TIMED, max(1, room // 4))
     before = min(HISTORY_TIMED, room - chunk)

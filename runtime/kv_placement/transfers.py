@@ -2,16 +2,19 @@
 
 Evicted blocks are saved by the plan being made; a save that finds no slot is dropped. Saves of blocks that
 stay on the device may wait. Where copies make a step longer, a step that samples carries only a few of these,
-because turns wait for it. A slot that is loaded is held from the plan until its commit; a slot that is filled
+because turns wait for it. A slot that is loaded is held from the plan until that is done; a slot that is filled
 is found after it. Without a tier every method does nothing.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import starmap
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ...kvstore.disk.client import DiskTier
 from ...kvstore.host.tier import HostTier
@@ -47,6 +50,7 @@ class Transfers:
     # Full blocks, here until `evicted`; spare, too. OrderedDict: its first is O(1) even after deletions.
     _staying: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
     _loads: list[BlockLoad] = field(default_factory=list)
+    _loading: Counter[int] = field(default_factory=Counter)  # loads of each block that are not done
     _leaving: set[bytes] = field(default_factory=set)  # see `foresee_evictions`
     _tenants: dict[int, int] = field(default_factory=dict)  # by block: of its content when sealed or loaded
 
@@ -73,12 +77,18 @@ class Transfers:
 
     def load(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Have host slots copied into allocated blocks, before the rows of the plan being made. ``pairs``:
-        (slot, block) of each. The slots are held until the plan is committed."""
+        (slot, block) of each. The slots are held until that is done."""
         assert self.tier is not None
         self.tier.hold(*(slot for slot, _ in pairs))
         tenant_of = self.tier.tenant_of
         self._tenants.update((block, tenant_of(slot)) for slot, block in pairs)
         self._loads.extend(starmap(BlockLoad, pairs))
+        self._loading.update(block for _, block in pairs)
+
+    def delays(self, table: NDArray[np.int32]) -> bool:
+        """Whether loads to these blocks are not done and run beside the steps: then a row that reads the
+        blocks now would keep the others in its step waiting. int32 ``[blocks]``."""
+        return self._beside and bool(self._loading) and bool(np.isin(table, list(self._loading)).any())
 
     def read_into(self, blocks: Iterable[int], tenant: int) -> None:
         """Note that records of ``tenant`` were read into these blocks without a plan, so that later saves of
@@ -230,12 +240,13 @@ class Transfers:
                 yield key, block
 
     def finish(self, plan: Plan) -> None:
-        """Note that the plan's step is done, and its copies are made: records that it saved can be found from
-        now on, and slots that it loaded may be evicted."""
+        """Note that the plan's saves and loads are made: records that it saved can be found from now on, and
+        slots that it loaded may be evicted."""
         if self.tier is None:
             return
         for save in plan.saves:
             self.tier.filled(save.slot)
+        self._loading -= Counter(load.block for load in plan.loads)
         self.tier.release(*(load.slot for load in plan.loads), above=True)
         self.tier.evict_first(save.slot for save in plan.saves if save.spare)
         self.saved += len(plan.saves)
@@ -248,6 +259,7 @@ class Transfers:
             return
         for save in plan.saves:
             self.tier.abandon(save.slot)
+        self._loading -= Counter(load.block for load in plan.loads)
         self.tier.release(*(load.slot for load in plan.loads))
 
     def statistics(self) -> dict[str, float]:

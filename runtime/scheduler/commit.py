@@ -47,10 +47,8 @@ class Committer:
         """
         self._block_manager.pool.finished(plan.step)
         valid = self._valid(plan)
-        if moved:
-            self._block_manager.transfers.finish(plan)
-        else:
-            self._distrust(plan, now)
+        if not moved:
+            self.distrust(plan, now)
         self._counters.discarded += len(plan) - int(valid.sum())
         plain = self._land_plain(plan, outcomes, valid) if len(plan) else NO_INTS
         rows, decoded = self._tell_plain(plan, outcomes, plain) if plain.size else ([], None)
@@ -137,7 +135,7 @@ class Committer:
             suspects.append(sequence)
             if sequence.turn is None:
                 self._queues.touch(sequence, now)
-        self._distrust(plan, now)
+        self.distrust(plan, now)
         return suspects
 
     def end(self, sequence: Sequence, now: float) -> Work | None:
@@ -195,8 +193,8 @@ class Committer:
             sequence.id, sequence.epoch, [], length, Finish.ERROR, work, fault.message, code=fault.code
         )
 
-    def _distrust(self, plan: Plan, now: float) -> None:
-        """Drop each block that ``plan`` was to fill by a copy or a load, and all later blocks of the sequences
+    def distrust(self, plan: Plan, now: float) -> None:
+        """Note that the moves of ``plan`` may not have been made: give up its saves. Drop each block that ``plan`` was to fill by a copy or a load, and all later blocks of the sequences
         that hold it."""
         self._block_manager.transfers.revoke(plan)
         targets = [copy.target for copy in plan.copies] + [load.block for load in plan.loads]

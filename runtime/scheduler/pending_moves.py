@@ -109,6 +109,8 @@ class PendingMoves:
             return True
         if self._restore.awaits(sequence) or sequence.planned > sequence.computed:
             return False
+        if self._block_manager.delays(sequence):
+            return False
         return idle or sequence.id not in self._queues.prefill
 
     def _came_from(self, move: PendingMove, now: float) -> Moved:

@@ -4,7 +4,7 @@ Each running turn that decodes has one token of the budget. What is left goes to
 order of turns and within the policy's limits for tenants. What is still left goes to the prefill of idle
 sequences, but only while no turn waits, and beside running turns only as far as `idle_prefill` allows. A turn
 stalls for one step if there is no block for it because the blocks taken for it are behind the step fence, still
-in use by a step in flight. A sequence suspected of having killed an engine comes before all others and shares
+in use by a step in flight, and has no row while its KV comes up beside the steps. A sequence suspected of having killed an engine comes before all others and shares
 no step until it has sampled a token.
 """
 
@@ -131,14 +131,14 @@ class Planner:
         running = seen.others
         if not self._add_plain(draft, seen):  # too few blocks for all: the order of turns decides
             running = [sequence for sequence in queues.running.values() if not sequence.isolated]
-        ready = {sequence.id for sequence in running if self._adopt(sequence, now)}
+        ready = {sequence.id for sequence in running if self._ready(sequence, now)}
         # With guesses, a turn waits for what it draws: the next guesses stand behind that.
         waits = self._drafter is not None
         to_do = [0 if waits and sequence.pending_samples else sequence.to_do for sequence in running]
         draft.chunk -= len(draft) + to_do.count(1)
         draft.limits = self._limits(running, to_do, ready, draft.chunk)
         for sequence, tokens in zip(running, to_do, strict=True):
-            # Skipped: a turn that was just preempted for an earlier one, or waits for blocks to restore into.
+            # Skipped: a turn that was just preempted for an earlier one, or waits for its KV or for blocks.
             if sequence.status is Status.RUNNING and sequence.id in ready:
                 self._add(draft, sequence, tokens, now, reserved=tokens == 1)
         draft.limits = {}
@@ -240,6 +240,11 @@ class Planner:
         self._counters.copies += len(plan.copies)
         return plan
 
+    def _ready(self, sequence: Sequence, now: float) -> bool:
+        """Take over what is there of a sequence's KV (`_adopt`). Returns whether it may have a row in this
+        step: not while its blocks are loaded beside the steps, as all other rows would wait with it."""
+        return self._adopt(sequence, now) and not self._block_manager.delays(sequence)
+
     def _adopt(self, sequence: Sequence, now: float) -> bool:
         """Take over what the prefix cache and the host tier hold of a sequence's KV, if it needs a lookup.
 
@@ -309,7 +314,7 @@ class Planner:
                 return
             # Skip a sequence that lost its KV meanwhile, and a suspect: it is computed in its turn only.
             if sequence.id in self._queues.prefill and not sequence.isolated:
-                if not self._adopt(sequence, now):
+                if not self._ready(sequence, now):
                     continue
                 self._add(draft, sequence, sequence.to_do, now, reserved=False)
                 if not sequence.to_do:

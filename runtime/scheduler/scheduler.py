@@ -360,7 +360,7 @@ class Scheduler:
     ) -> tuple[list[Row], Decoded | None]:
         """Take over what ``plan`` computed; ``outcomes``: of its rows.
 
-        ``moved``: False if the step failed as a whole, so that its copies of blocks may not have been made.
+        ``moved``: False if the step failed as a whole, so that its moves of blocks may not have been made.
         Returns rows for the gateway, for each turn that has tokens to send or has ended: those that merely
         decode together.
         """
@@ -368,9 +368,17 @@ class Scheduler:
         self._rest(now)
         return told
 
+    def moved(self, plan: Plan, now: float, *, made: bool = True) -> None:
+        """Note that the saves and loads of ``plan`` are over. Plans with any come in their order, each before
+        or after its commit. ``made``: False if they may not have been made."""
+        if made:
+            self._transfers.finish(plan)
+        else:
+            self._committer.distrust(plan, now)
+
     def revoke(self, plans: Iterable[Plan], now: float) -> list[int]:
-        """Undo ``plans``, which are all plans in flight; their steps failed as a whole. Returns the ids of
-        the sequences that they had rows for."""
+        """Undo ``plans``, which are all plans in flight; their steps failed as a whole, and none of their
+        saves and loads runs any more. Returns the ids of the sequences that they had rows for."""
         self.counters.isolations += 1
         self._slots.forget()
         return list(dict.fromkeys(s.id for plan in plans for s in self._committer.revoke(plan, now)))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import pytest
 import torch
 
 from holdfast.kernels.device import device_of
 from holdfast.kernels.reference import backend
 from holdfast.kvstore.arena import DeviceArena
-from holdfast.kvstore.block_mover import BlockMover
+from holdfast.kvstore.block_mover import BlockMover, Moving
 from holdfast.kvstore.groups import KVGroup
 from holdfast.kvstore.host.slots import SlotMemory, make_memory
 
@@ -55,9 +56,9 @@ def fill(arena: DeviceArena, block: int, tokens: int) -> bytes:
     return bytes(cells.view(torch.uint8).view(-1).numpy())
 
 
-def wait(saving) -> None:
-    if saving is not None:
-        saving.wait()
+def wait(moving: Moving | None) -> None:
+    if moving is not None:
+        assert moving.done(wait=True)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -80,7 +81,7 @@ def test_a_block_is_saved_before_it_is_loaded_over(group: KVGroup, device: str) 
     wait(mover.move([(0, 0, 4)], []))
     for round_ in range(20):
         block = 1 - round_ % 2
-        wait(mover.move([(1, 1, 4)] if not round_ else [], [(0, block)], overwritten=[block]))
+        wait(mover.move([(1, 1, 4)] if not round_ else [], [(0, block)]))
     assert (bytes(memory.payload(0)), bytes(memory.payload(1))) == (first, second)
     assert bytes(arena.bytes_of(0).cpu().numpy()) == bytes(arena.bytes_of(1).cpu().numpy()) == first
 
@@ -120,18 +121,18 @@ def test_saves_run_beside_the_device_s_work_but_before_what_overwrites_them() ->
     arena.kv.copy_(torch.arange(64, device="cuda").view(-1, 1, 1, 1, 1, 1).expand_as(arena.kv))
     torch.cuda.synchronize()
     saves = [(block, block, 16) for block in range(40)]
-    saving = mover.move(saves, [], overwritten=range(40))
+    moving = mover.move(saves, [])
+    mover.follow(np.arange(0), np.arange(40))
     arena.kv.fill_(-1)  # enqueued behind: it must not be seen
-    wait(saving)
+    wait(moving)
     for block in range(40):
         cells = torch.frombuffer(memory.payload(block), dtype=torch.bfloat16)
         assert (cells == block).all()
     loads = [(slot, slot) for slot in range(40)]
     mover.move([], loads)
-    saving = mover.move([(block, 40, 16) for block in (7,)], [])  # what an earlier call loads
-    wait(saving)
+    wait(mover.move([(7, 40, 16)], []))  # what an earlier call loads
     assert (torch.frombuffer(memory.payload(40), dtype=torch.bfloat16) == 7).all()
-    mover.registration.close()
+    mover.close()
     torch.cuda.synchronize()  # nothing is pending
     assert not mover.registration.registered
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -44,6 +45,7 @@ from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.execution.device_step import StepSizes
 from holdfast.runtime.execution.runner import TorchRunner
+from holdfast.runtime.kv_placement.costs import CostBook
 from holdfast.runtime.plan import Handle, Outcomes, Plan
 from holdfast.runtime.scheduler.scheduler import Scheduler
 from holdfast.runtime.settings import SchedulerSettings
@@ -94,7 +96,7 @@ class FakeStream:
 
     def follow(self, event: FakeEvent) -> None:
         self.device.call()
-        self.add(lambda: event.done)
+        self.add(lambda: event.reached)
 
     def spoil(self, memory: np.ndarray) -> None:
         """Let other things stand in ``memory`` behind all that was enqueued so far."""
@@ -129,14 +131,20 @@ class FakeEvent:
     number: int
 
     @property
-    def done(self) -> bool:
+    def reached(self) -> bool:
         return self.stream.done >= self.number
+
+    @property
+    def done(self) -> bool:
+        self.stream.device.call()
+        self.stream.device.stir()
+        return self.reached
 
     def wait(self) -> None:
         device = self.stream.device
         device.call()
         device.stir()
-        while not self.done:
+        while not self.reached:
             assert self.stream.advance() or device.advance(), "an event that nothing leads to"
 
 
@@ -157,6 +165,33 @@ class FakeGraph:
             self.device.main.add(lambda memory=memory: (memory.fill(GARBAGE), True)[1])
         for act in self.acts:
             self.device.main.add(lambda act=act: (act(), True)[1])
+
+
+class FakeHasher(Executor):
+    """A thread beside the device: what it is given runs at any time."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        self._stream = device.stream()
+
+    def submit(self, act: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future = _Later(self._stream.device)
+        self._stream.enqueue(lambda: future.set_result(act(*args, **kwargs)))
+        return future
+
+
+class _Later(Future[Any]):
+    def __init__(self, device: FakeDevice) -> None:
+        super().__init__()
+        self._device = device
+
+    def done(self) -> bool:
+        self._device.stir()
+        return super().done()
+
+    def result(self, timeout: float | None = None) -> Any:
+        while not super().done():
+            assert self._device.advance(), "a thread that is never done"
+        return super().result(0)
 
 
 class FakeDevice:
@@ -597,8 +632,12 @@ class _Bombed:
         outcomes = self.handle.tokens()
         if self.bomb:
             self.device.doomed = None  # the next launch finds out which sequence it was
+            self.device.synchronize()
             raise RuntimeError("a bomb in flight")
         return outcomes
+
+    def moved(self, *, wait: bool = False) -> bool:
+        return self.handle.moved(wait=wait)
 
 
 class BombedRunner:
@@ -662,7 +701,11 @@ def device_engine(
     """As `fakes.fake_engine`, by the real runner and mover."""
     device = FakeDevice(chance, late=late, host=(0, 0) if memory is None else place_of(memory))
     arena = digest_arena(settings.blocks, settings.block_tokens)
-    mover = None if memory is None else BlockMover([arena], memory, device=device)
+    mover = (
+        None
+        if memory is None
+        else BlockMover([arena], memory, device=device, hasher=FakeHasher(device))
+    )
     if mover is not None and device.chance.random() < 0.5:
         mover.registration.begin()
     decoder = DigestDecoder(device, vocab_size, poison)
@@ -676,7 +719,9 @@ def device_engine(
     tier = None if memory is None else PoisoningTier(memory)
     if disk is not None and tier is not None:
         disk.begin(tier)
-    scheduler = Scheduler(settings, pool, hasher, SPACE, tier, disk if tier is not None else None)  # type: ignore[arg-type]
+    costs = CostBook(None, beside=device.chance.random() < 0.8)
+    disk = disk if tier is not None else None
+    scheduler = Scheduler(settings, pool, hasher, SPACE, tier, disk, costs)  # type: ignore[arg-type]
     time = clock if disk is None or tier is None else disk.clock
     bombed = BombedRunner(runner, device, launch_bombs, late_bombs)
     return Engine(scheduler, bombed, debug=True, clock=time), device

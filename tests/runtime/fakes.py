@@ -417,8 +417,12 @@ class FakeHandle:
         self.runner.draw(self.step)
 
     def tokens(self) -> Outcomes:
-        """Wait for it."""
+        """Wait for it, and its moves."""
         return self.runner.fetch(self.step)
+
+    def moved(self, *, wait: bool = False) -> bool:
+        """As `tokens` has waited for its moves, too."""
+        return True
 
 
 SECRET = bytes(range(32))

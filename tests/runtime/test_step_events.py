@@ -8,19 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from xxhash import xxh3_64_intdigest
 
 from holdfast.benchmarks.toys import make_toy
 from holdfast.kernels.device import CpuDevice
 from holdfast.kvstore.arena import DeviceArena
-from holdfast.kvstore.block_mover import BlockMover
+from holdfast.kvstore.block_mover import BlockMover, Moving
 from holdfast.kvstore.host.slots import SlotMemory
-from holdfast.runtime.execution.runner import TorchRunner
+from holdfast.runtime.execution.runner import TorchHandle, TorchRunner
 from holdfast.runtime.grammar.llguidance import Matchers
 from holdfast.runtime.kv_placement.costs import measure
 from holdfast.runtime.model.load import load_model
 from holdfast.runtime.plan import BlockCopy, BlockLoad, BlockSave, Plan, PlanRow, RowAsks, plan_of
 from holdfast.runtime.verbs import Sampling
-from holdfast.tests.runtime.fake_device import DigestDecoder, FakeDevice, digest_arena, place_of
+from holdfast.tests.runtime.fake_device import DigestDecoder, FakeDevice, FakeHasher, digest_arena, place_of
 from holdfast.tests.runtime.fake_grammars import FakeMatcher
 from holdfast.tests.runtime.fakes import GREEDY, Shadow, fake_memory
 
@@ -35,16 +36,33 @@ class Parts:
         self.arena = digest_arena(BLOCKS, BLOCK)
         self.memory: SlotMemory = fake_memory(SLOTS, BLOCK)
         self.device = FakeDevice(late=True, host=place_of(self.memory))
-        self.mover = BlockMover([self.arena], self.memory, device=self.device)
+        self.mover = BlockMover([self.arena], self.memory, device=self.device, hasher=FakeHasher(self.device))
         decoder = DigestDecoder(self.device, VOCAB, frozenset())
         self.runner = TorchRunner(decoder, self.arena, mover=self.mover, device=self.device)  # type: ignore[arg-type]
         if registered:
             self.mover.registration.begin()
         self.step = 0
 
-    def run(self, *rows: PlanRow, **moves: object) -> list:
+    def launch(self, *rows: PlanRow, **moves: object) -> TorchHandle:
         self.step += 1
-        return list(self.runner.launch(plan_of(self.step, rows, **moves)).tokens())  # type: ignore[arg-type]
+        return self.runner.launch(plan_of(self.step, rows, **moves))  # type: ignore[arg-type]
+
+    def run(self, *rows: PlanRow, **moves: object) -> list:
+        return list(self.launch(*rows, **moves).tokens())
+
+    def move(
+        self, saves: list[tuple[int, int, int]] | None = None, loads: list[tuple[int, int]] | None = None
+    ) -> Moving:
+        with self.device.active():
+            moving = self.mover.move(saves or [], loads or [])
+        assert moving is not None
+        return moving
+
+    def mark(self, slot: int) -> bytes:
+        """Fill a slot with bytes of its own; returns them."""
+        payload = bytes([slot + 1]) * self.memory.block_bytes
+        self.memory.payload(slot)[:] = payload
+        return payload
 
     def block(self, block: int) -> bytes:
         return bytes(self.arena.bytes_of(block).numpy())
@@ -60,22 +78,40 @@ def parts() -> Parts:
     return Parts()
 
 
-def test_a_step_of_loads_alone_is_over_when_the_copies_are(parts: Parts) -> None:
-    """Then its slots are free: filling them again must not reach what is copied."""
-    payload = bytes(range(1, 1 + parts.memory.block_bytes))
-    parts.memory.payload(3)[:] = payload
-    assert parts.run(loads=(BlockLoad(3, 5),)) == []
+def test_moves_that_are_done_are_made(parts: Parts) -> None:
+    """Then slots are free: filling one again must not reach what is copied."""
+    payload = parts.mark(3)
+    parts.arena.bytes_of(2).fill_(7)
+    handle = parts.launch(loads=(BlockLoad(3, 5),), saves=(BlockSave(2, 1, BLOCK),))
+    assert list(handle.tokens()) == [] and not handle.moved()
+    assert handle.moved(wait=True) and handle.moved()
+    assert bytes(parts.memory.payload(1)) == bytes([7]) * parts.memory.block_bytes
+    assert parts.memory.entry(1).digest == xxh3_64_intdigest(parts.memory.payload(1))
     parts.memory.payload(3)[:] = bytes(len(payload))
-    while parts.device.advance():
-        pass
+    parts.device.synchronize()
     assert parts.block(5) == payload
 
 
-def test_a_step_of_saves_alone_is_over_when_the_copies_are(parts: Parts) -> None:
-    cells = torch.arange(parts.memory.block_bytes, dtype=torch.uint8)
-    parts.arena.bytes_of(2).copy_(cells)
-    parts.run(saves=(BlockSave(2, 1, BLOCK),))
-    assert bytes(parts.memory.payload(1)) == bytes(cells.numpy())
+def test_moves_are_told_done_when_the_device_has_made_them(parts: Parts) -> None:
+    parts.mark(3)
+    handle = parts.launch(loads=(BlockLoad(3, 5),), saves=(BlockSave(2, 1, 2),))
+    looks = 0
+    while not handle.moved():
+        looks += 1
+        assert parts.device.advance(), "told late"
+    assert looks == 3 and parts.block(5) == bytes(parts.memory.payload(3))
+    assert parts.memory.entry(1).digest == xxh3_64_intdigest(parts.memory.payload(1))
+
+
+def test_tokens_wait_for_no_save_and_for_loads_of_others_neither(parts: Parts) -> None:
+    parts.mark(3)
+    prompt = [5, 9, 13]
+    handle = parts.launch(row(0, prompt), loads=(BlockLoad(3, 5),), saves=(BlockSave(6, 1, BLOCK),))
+    assert list(handle.tokens()) == [[Shadow(prompt, VOCAB).next()]]
+    assert parts.block(5) != bytes(parts.memory.payload(3)) and not handle.moved()
+    handle = parts.launch(row(0, prompt))
+    assert list(handle.tokens()) == [[Shadow(prompt, VOCAB).next()]]
+    assert parts.block(5) != bytes(parts.memory.payload(3)), "nor does a later step"
 
 
 def test_a_step_of_copies_alone_is_over_when_they_are(parts: Parts) -> None:
@@ -85,41 +121,79 @@ def test_a_step_of_copies_alone_is_over_when_they_are(parts: Parts) -> None:
 
 
 def test_a_save_comes_after_a_load_of_an_earlier_step_in_flight(parts: Parts) -> None:
-    payload = bytes(range(1, 1 + parts.memory.block_bytes))
-    parts.memory.payload(0)[:] = payload
-    with parts.device.active():
-        parts.mover.move([], [(0, 3)])
-        saving = parts.mover.move([(3, 1, BLOCK)], [])
-    assert saving is not None
-    saving.wait()
+    payload = parts.mark(0)
+    parts.move(loads=[(0, 3)])
+    parts.move([(3, 1, BLOCK)]).done(wait=True)
     assert bytes(parts.memory.payload(1)) == payload
 
 
 def test_a_save_comes_after_a_copy_of_an_earlier_step_in_flight(parts: Parts) -> None:
     """A fork's own block may be saved while the step that copies it is in flight."""
     parts.arena.bytes_of(2).fill_(7)
-    parts.runner.launch(plan_of(1, (), copies=(BlockCopy(2, 4),)))
-    with parts.device.active():
-        saving = parts.mover.move([(4, 1, BLOCK)], [])
-    assert saving is not None
-    saving.wait()
+    parts.launch(copies=(BlockCopy(2, 4),))
+    parts.move([(4, 1, BLOCK)]).done(wait=True)
     assert bytes(parts.memory.payload(1)) == bytes([7] * parts.memory.block_bytes)
 
 
-@pytest.mark.parametrize("overwritten", [(2,), ()], ids=["by this step", "by the next"])
-def test_a_save_comes_before_a_step_that_writes_its_block(parts: Parts, overwritten: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("later", [False, True], ids=["by this step", "by a later one"])
+def test_a_save_comes_before_a_load_that_writes_its_block(parts: Parts, *, later: bool) -> None:
     parts.arena.bytes_of(2).fill_(7)
-    with parts.device.active():
-        saving = parts.mover.move([(2, 1, BLOCK)], [], overwritten)
-        if not overwritten:
-            parts.mover.move([], [])
-        parts.device.main.enqueue(lambda: parts.arena.bytes_of(2).fill_(9))
-        written = parts.device.main.record()
-    written.wait()
-    assert saving is not None
-    saving.wait()
-    assert parts.block(2) == bytes([9] * parts.memory.block_bytes)
+    payload = parts.mark(0)
+    moves = [parts.move([(2, 1, BLOCK)])] if later else []
+    moves.append(parts.move([] if later else [(2, 1, BLOCK)], [(0, 2)]))
+    assert all(moving.done(wait=True) for moving in reversed(moves))
+    assert parts.block(2) == payload
     assert bytes(parts.memory.payload(1)) == bytes([7] * parts.memory.block_bytes)
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["by this step", "by a later one"])
+@pytest.mark.parametrize("writes", ["a row", "a copy"])
+def test_a_save_comes_before_a_step_that_writes_its_block(parts: Parts, writes: str, *, later: bool) -> None:
+    parts.arena.bytes_of(0).fill_(7)
+    moves = {"saves": (BlockSave(0, 1, BLOCK),)}
+    handles = [parts.launch(**moves)] if later else []
+    rows, copies = ((row(0, [5]),), ()) if writes == "a row" else ((), (BlockCopy(2, 0),))
+    handles.append(parts.launch(*rows, copies=copies, **({} if later else moves)))
+    handles[-1].tokens()
+    assert parts.block(0) != bytes([7] * parts.memory.block_bytes)
+    assert all(handle.moved(wait=True) for handle in handles)
+    assert bytes(parts.memory.payload(1)) == bytes([7] * parts.memory.block_bytes)
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["by this step", "by a later one"])
+def test_a_row_or_a_copy_comes_behind_the_loads_of_its_blocks(parts: Parts, *, later: bool) -> None:
+    prompt = [5, 9, 13, 2, 7, 8]
+    parts.run(row(0, prompt))
+    parts.launch(saves=(BlockSave(0, 3, BLOCK), BlockSave(1, 4, 2))).moved(wait=True)
+    parts.arena.kv.view(torch.uint8).fill_(7)
+    moves = {"loads": (BlockLoad(3, 0), BlockLoad(4, 1))}
+    if later:
+        parts.launch(**moves)
+    handle = parts.launch(row(6, [11]), copies=(BlockCopy(0, 6),), **({} if later else moves))
+    assert list(handle.tokens()) == [[Shadow([*prompt, 11], VOCAB).next()]]
+    assert parts.block(6) == parts.block(0) == bytes(parts.memory.payload(3))
+
+
+def test_a_row_comes_behind_a_load_to_a_block_that_it_writes(parts: Parts) -> None:
+    """As where a turn that was to have the block is gone: the load must not come over the row."""
+    parts.mark(3)
+    parts.launch(loads=(BlockLoad(3, 0),))
+    parts.run(row(0, [5, 9]))
+    parts.device.synchronize()
+    assert parts.run(row(2, [7])) == [[Shadow([5, 9, 7], VOCAB).next()]]
+
+
+def test_blocks_that_follow_each_other_on_both_sides_are_one_copy(parts: Parts) -> None:
+    for block in range(BLOCKS):
+        parts.arena.bytes_of(block).fill_(block + 1)
+    before = parts.device.calls
+    moving = parts.move([(3, 1, BLOCK), (6, 5, BLOCK), (2, 0, BLOCK), (4, 2, BLOCK)])
+    assert parts.device.calls - before == 2 + 1, "an event behind two copies"
+    assert moving.done(wait=True)
+    for block, slot in ((3, 1), (6, 5), (2, 0), (4, 2)):
+        assert bytes(parts.memory.payload(slot)) == parts.block(block) == bytes([block + 1]) * len(parts.block(0))
+    parts.move(loads=[(0, 5), (1, 6), (2, 6), (5, 7)]).done(wait=True)
+    assert [parts.block(block) for block in (5, 6, 7)] == [bytes(parts.memory.payload(slot)) for slot in (0, 2, 5)]
 
 
 def test_ids_are_read_behind_their_step(parts: Parts) -> None:
@@ -159,18 +233,17 @@ def test_a_calibration_times_the_copies_and_not_their_enqueueing(parts: Parts) -
         blocks=BLOCKS,
         block_tokens=BLOCK,
         block_bytes=parts.memory.block_bytes,
-        clock=lambda: float(parts.device.main.done),
+        clock=lambda: float(sum(stream.done for stream in parts.device.streams)),
     )
     assert measured.copy == parts.memory.block_bytes, "a block a second"
     assert measured.token > 0.1
 
 
 def test_memory_is_given_back_when_no_copy_is_in_flight(parts: Parts) -> None:
-    payload = bytes(range(1, 1 + parts.memory.block_bytes))
-    parts.memory.payload(0)[:] = payload
+    payload = parts.mark(0)
     assert parts.device.registered
     parts.runner.launch(plan_of(1, (), loads=(BlockLoad(0, 1),), saves=(BlockSave(3, 4, BLOCK),)))
-    parts.mover.registration.close()
+    parts.mover.close()
     assert not parts.device.registered
     assert parts.block(1) == payload
 
@@ -286,6 +359,5 @@ def test_copies_of_host_memory_that_is_not_registered_hold_up_the_host() -> None
     for registered in (True, False):
         parts = Parts(registered=registered)
         parts.arena.bytes_of(2).fill_(7)
-        with parts.device.active():
-            parts.mover.move([(2, 1, BLOCK)], [])
+        parts.move([(2, 1, BLOCK)])
         assert (bytes(parts.memory.payload(1)) == bytes(parts.arena.bytes_of(2).numpy())) is not registered

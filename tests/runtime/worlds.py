@@ -390,8 +390,15 @@ class World:
         self._check_rotation(waiting_tenants)
         self._reorder()
         self._hear_answers()
+        if self.moving:  # turns may wait for their own KV
+            for seq in self.turns:
+                turn = self.beings[seq].turn
+                assert turn is not None
+                turn.deadline += 1
         if step is None:
-            assert not self.turns, "a turn is open and nothing runs"
+            assert not self.turns or self.moving, "a turn is open and nothing runs"
+            if self.moving:
+                self.device.advance()
             return None
         self.steps += 1
         isolated = self.scheduler.counters.isolations - self.isolations
@@ -427,7 +434,7 @@ class World:
     def run(self, steps: int = 1_000_000) -> None:
         """Steps until idle, at most ``steps``."""
         for _ in range(steps):
-            if self.step() is None and not self._queues.restoring:
+            if self.step() is None and not self._queues.restoring and not self.moving:
                 return
 
     def _check_victims(self) -> None:
@@ -641,6 +648,11 @@ class World:
     def staged(self) -> list[int]:
         """Idle sequences that wait for the disk."""
         return list(self._queues.staged)
+
+    @property
+    def moving(self) -> bool:
+        """Whether saves or loads of a step that is over are under way."""
+        return self.engine.statistics()["moving"] > 0
 
     def flying(self) -> set[int]:
         """Sequences with a row in a step that is launched."""

@@ -340,4 +340,4 @@ def test_a_launch_that_fails_behind_its_saves_has_no_copy_under_way(device: str)
         memory.payload(save.slot)[:] = mark
     device_of(arena.device).synchronize()
     assert all(bytes(memory.payload(save.slot)) == mark for save in saves)
-    mover.registration.close()
+    mover.close()

@@ -51,6 +51,9 @@ class Slow:
         self.clock.now += 2
         return Outcomes.of([[7]])
 
+    def moved(self, *, wait: bool = False) -> bool:
+        return True
+
 
 def prompt_of(count: int, step: int = 1) -> Plan:
     none = np.zeros(0, dtype=np.int64)

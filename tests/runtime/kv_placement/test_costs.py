@@ -42,6 +42,9 @@ class Timed:
     def tokens(self) -> Outcomes:
         return Outcomes.of([])
 
+    def moved(self, *, wait: bool = False) -> bool:
+        return True
+
 
 def test_what_is_measured_is_what_it_takes() -> None:
     runner = Timed()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.plan import NOTHING_MORE, Outcome, Outcomes, Plan, RowFault, Scored
+from holdfast.runtime.plan import NOTHING_MORE, Handle, Outcome, Outcomes, Plan, RowFault, Scored
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.runtime.verbs import (
     Fork,
@@ -36,19 +36,20 @@ class ScoringRunner:
 
     def launch(self, plan: Plan) -> ScoringHandle:
         self.scored += sum(len(ask.scored) for ask in plan.asks.values() if ask.scored is not None)
-        return ScoringHandle(plan, self._device.launch(plan).tokens)
+        return ScoringHandle(plan, self._device.launch(plan))
 
 
 class ScoringHandle:
-    def __init__(self, plan: Plan, tokens: object) -> None:
-        self._plan, self._tokens = plan, tokens
+    def __init__(self, plan: Plan, handle: Handle) -> None:
+        self._plan, self._handle = plan, handle
+        self.moved = handle.moved
 
     def draw(self) -> None:
         """Does nothing."""
 
     def tokens(self) -> Outcomes:
         found: list[Outcome] = []
-        for at, outcome in enumerate(self._tokens()):  # type: ignore[operator]
+        for at, outcome in enumerate(self._handle.tokens()):
             row = self._plan.asks.get(at, NOTHING_MORE)
             if isinstance(outcome, RowFault) or row.scored is None:
                 found.append(outcome)
