@@ -79,9 +79,9 @@ class BlockMover:
         ``loads`` (slot, block) up.
 
         On a CPU all is done on return. On a GPU the copies run beside all else; returns what tells when they
-        are done and the slots hashed, or None if there are none. A save comes behind the loads and copies to its block of earlier
-        calls, a load behind the saves of its block. No work that is under way on the current stream may read
-        or write a block that is loaded.
+        are done and the slots hashed, or None if there are none. A save comes behind the loads and copies to
+        its block of earlier calls, a load behind the saves of its block. No work under way on the current
+        stream may read or write a block that is loaded.
         """
         if not self._beside:
             self._copy_all([(slot, block) for block, slot, _ in saves], up=False)

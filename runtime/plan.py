@@ -313,7 +313,7 @@ class Runner(Protocol):
     def launch(self, plan: Plan) -> Handle:
         """Start a step; on a GPU it returns before the step is done.
 
-        What this or ``Handle.tokens`` raises fails the whole step, of which nothing runs any more then; `EngineDied`
-        says that the device is lost. The next plan begins the batch anew.
+        What this or ``Handle.tokens`` raises fails the whole step, of which nothing runs any more then;
+        `EngineDied` says that the device is lost. The next plan begins the batch anew.
         """
         ...

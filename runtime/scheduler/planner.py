@@ -4,8 +4,8 @@ Each running turn that decodes has one token of the budget. What is left goes to
 order of turns and within the policy's limits for tenants. What is still left goes to the prefill of idle
 sequences, but only while no turn waits, and beside running turns only as far as `idle_prefill` allows. A turn
 stalls for one step if there is no block for it because the blocks taken for it are behind the step fence, still
-in use by a step in flight, and has no row while its KV comes up beside the steps. A sequence suspected of having killed an engine comes before all others and shares
-no step until it has sampled a token.
+in use by a step in flight. It has no row while its KV comes up beside the steps. A sequence suspected of having
+killed an engine comes before all others and shares no step until it has sampled a token.
 """
 
 from __future__ import annotations

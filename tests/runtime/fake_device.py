@@ -701,11 +701,7 @@ def device_engine(
     """As `fakes.fake_engine`, by the real runner and mover."""
     device = FakeDevice(chance, late=late, host=(0, 0) if memory is None else place_of(memory))
     arena = digest_arena(settings.blocks, settings.block_tokens)
-    mover = (
-        None
-        if memory is None
-        else BlockMover([arena], memory, device=device, hasher=FakeHasher(device))
-    )
+    mover = None if memory is None else BlockMover([arena], memory, device=device, hasher=FakeHasher(device))
     if mover is not None and device.chance.random() < 0.5:
         mover.registration.begin()
     decoder = DigestDecoder(device, vocab_size, poison)

@@ -191,9 +191,15 @@ def test_blocks_that_follow_each_other_on_both_sides_are_one_copy(parts: Parts) 
     assert parts.device.calls - before == 2 + 1, "an event behind two copies"
     assert moving.done(wait=True)
     for block, slot in ((3, 1), (6, 5), (2, 0), (4, 2)):
-        assert bytes(parts.memory.payload(slot)) == parts.block(block) == bytes([block + 1]) * len(parts.block(0))
+        assert (
+            bytes(parts.memory.payload(slot))
+            == parts.block(block)
+            == bytes([block + 1]) * len(parts.block(0))
+        )
     parts.move(loads=[(0, 5), (1, 6), (2, 6), (5, 7)]).done(wait=True)
-    assert [parts.block(block) for block in (5, 6, 7)] == [bytes(parts.memory.payload(slot)) for slot in (0, 2, 5)]
+    assert [parts.block(block) for block in (5, 6, 7)] == [
+        bytes(parts.memory.payload(slot)) for slot in (0, 2, 5)
+    ]
 
 
 def test_ids_are_read_behind_their_step(parts: Parts) -> None:
