@@ -35,7 +35,7 @@ class Columns:
     blocks hold; ``last``, ``before``, its last token and the one before that; ``gather``, as in
     `TokenLimits`; ``reads``, bool: drawing reads the past, of which the batch has ``heard`` tokens;
     ``rewired``, bool: its table has blocks that the batch lacks; ``stops``, ``[slots, stop ids]``, padded
-    with -1. ``version``: another number whenever ``plain`` changes. """
+    with -1. ``version``: another number whenever ``plain`` changes."""
 
     def __init__(self, slots: int) -> None:
         def numbers() -> NDArray[np.int64]:

@@ -256,7 +256,7 @@ class TorchHandle:
             self._error = error
 
     def tokens(self) -> Outcomes:
-        """Wait for the step's copies and rows. Returns the outcomes of its rows; none for a plan without rows."""
+        """Wait for the step's copies and rows. Returns the outcomes of its rows; none where it has none."""
         self.draw()
         if self._error is not None:
             raise self._error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from xxhash import xxh3_64_intdigest
 
 from holdfast.benchmarks.toys import make_toy
 from holdfast.kernels.device import CpuDevice
+from holdfast.kernels.reference import backend
 from holdfast.kvstore.arena import DeviceArena
 from holdfast.kvstore.block_mover import BlockMover, Moving
 from holdfast.kvstore.host.slots import SlotMemory
@@ -212,13 +214,23 @@ def test_ids_are_read_behind_their_step(parts: Parts) -> None:
 
 
 def test_a_real_model_says_the_same_on_a_device_that_is_late(tmp_path: Path) -> None:
-    """And makes the host wait for nothing but its outcomes, by any of its operations."""
+    """And makes the host wait for nothing but its outcomes, by any of its operations but the reference's
+    draw."""
     model = load_model(make_toy("tiny", tmp_path), "cpu", "float32")
     device = FakeDevice(late=True)
+
+    def sample(logits: torch.Tensor, *limits: torch.Tensor, **more: torch.Tensor) -> torch.Tensor:
+        drawn = torch.zeros(len(logits), dtype=torch.int64)
+        act = lambda: drawn.copy_(backend.sample(logits, *limits, **more))
+        device.main.enqueue(act) if device.is_active else act()
+        return drawn
+
+    kernels = SimpleNamespace(**{**vars(backend), "sample": sample})
+    decoder = model.decoder.computing_by(kernels)  # type: ignore[arg-type]
     said: list[list[object]] = []
     for runs_on in (CpuDevice(), device):
         arenas = [DeviceArena(group, BLOCKS) for group in model.kv_groups(16)]
-        runner = TorchRunner(model.decoder, *arenas, device=runs_on)
+        runner = TorchRunner(decoder, *arenas, device=runs_on)
         ask = Sampling(temperature=1.0, top_k=20, seed=2, repetition_penalty=1.2, logprobs=2)
         table, past = np.arange(3, dtype=np.int32), np.arange(40, dtype=np.int32)
         prompt = PlanRow(0, 0, 0, 20, np.arange(20), table, GREEDY)
