@@ -86,10 +86,14 @@ class Device(Protocol):
         """Block until all work that was enqueued on any stream is done."""
         ...
 
-    def upload(self, arrays: Sequence[Ints], into: Tensor | None = None) -> list[Tensor]:
+    def upload(self, arrays: Sequence[Ints]) -> list[Tensor]:
         """Copy int64 arrays to the device, for work that the current stream gets from now on. Returns a
-        tensor for each, of its shape: in new memory, or one behind the other from the beginning of ``into``,
-        int64, on the device. The arrays may change afterwards."""
+        tensor for each, of its shape. The arrays may change afterwards."""
+        ...
+
+    def write(self, target: Tensor, array: Ints) -> None:
+        """Copy an int64 array to ``target``, on the device and of its size, behind the work that the current
+        stream has. The array may change afterwards."""
         ...
 
     def capture(self, work: Callable[[], object]) -> Graph | None:
@@ -161,29 +165,26 @@ class Ring:
     ``cells``: int64, pinned where the device is a GPU."""
 
     def __init__(self, cells: Tensor) -> None:
-        self._tensor, self._cells = cells, cells.numpy()
-        self._next = 0
+        self._cells = cells
+        self._begin = self._next = 0  # of what was taken last
         self._sent: deque[tuple[int, int, Event]] = (
             deque()
         )  # [begin, end) of each copy under way, oldest first
 
-    def take(self, packing: Packing) -> tuple[Tensor, tuple[int, int]] | None:
-        """The arrays in the ring's memory, and where they are, for `sent`. Waits while older copies leave no
-        room. None: the ring is too small for them."""
-        size = packing.size
+    def take(self, size: int) -> Tensor | None:
+        """The next ``size`` numbers of the ring. Waits while older copies leave no room. None: the ring is too
+        small."""
         if size > len(self._cells):
             return None
         begin = self._next if self._next + size <= len(self._cells) else 0
-        end = begin + size
-        while self._sent and self._overlaps(begin, end):
+        self._begin, self._next = begin, begin + size
+        while self._sent and self._overlaps(begin, begin + size):
             self._sent.popleft()[2].wait()
-        packing.write(self._cells[begin:end])
-        self._next = end
-        return self._tensor[begin:end], (begin, end)
+        return self._cells[begin : begin + size]
 
-    def sent(self, taken: tuple[int, int], behind: Event) -> None:
-        """Note that a copy of what was taken is enqueued, with the event ``behind`` it."""
-        self._sent.append((*taken, behind))
+    def sent(self, behind: Event) -> None:
+        """Note that a copy of what was taken last is enqueued, with the event ``behind`` it."""
+        self._sent.append((self._begin, self._next, behind))
         if len(self._sent) > REMEMBERED:
             self._sent.popleft()[2].wait()
 
@@ -214,12 +215,16 @@ class CpuDevice:
     def synchronize(self) -> None:
         """Does nothing: all work is done already."""
 
-    def upload(self, arrays: Sequence[Ints], into: Tensor | None = None) -> list[Tensor]:
+    def upload(self, arrays: Sequence[Ints]) -> list[Tensor]:
         """Copies of the arrays, in host memory like all else."""
         packing = Packing(arrays)
-        packed = torch.empty(packing.size, dtype=torch.int64) if into is None else into[: packing.size]
+        packed = torch.empty(packing.size, dtype=torch.int64)
         packing.write(packed.numpy())
         return packing.views(packed)
+
+    def write(self, target: Tensor, array: Ints) -> None:
+        """Copy the array at once."""
+        target.numpy()[:] = array
 
     def capture(self, work: Callable[[], object]) -> Graph | None:
         """None: there is no gap between two operations to be saved."""
@@ -281,6 +286,7 @@ class CudaDevice:
         self._index: int = torch.cuda.current_device() if device.index is None else device.index
         self._runtime = runtime or TorchRuntime()
         self._ring: Ring | None = None
+        self._taken: Tensor | None = None  # of the ring; None: it is too small
         self._pool: Any = None  # torch's handle of the pool of all captures
 
     def active(self) -> AbstractContextManager[None]:
@@ -302,23 +308,32 @@ class CudaDevice:
         Raises what torch raises for work that failed since."""
         torch.cuda.synchronize(self._index)
 
-    def upload(self, arrays: Sequence[Ints], into: Tensor | None = None) -> list[Tensor]:
+    def upload(self, arrays: Sequence[Ints]) -> list[Tensor]:
         """Enqueue one copy of all arrays, from pinned memory, in the current stream."""
         packing = Packing(arrays)
+        host = self._pinned(packing.size)
+        packing.write(host.numpy())
+        packed = host.to(torch.device("cuda", self._index), non_blocking=True)
+        self._sent()
+        return packing.views(packed)
+
+    def write(self, target: Tensor, array: Ints) -> None:
+        """Enqueue a copy from pinned memory in the current stream."""
+        host = self._pinned(len(array))
+        host.numpy()[:] = array
+        target.copy_(host, non_blocking=True)
+        self._sent()
+
+    def _pinned(self, size: int) -> Tensor:
+        """Pinned memory for a copy that is enqueued next, before `_sent` is called."""
         if self._ring is None:
             self._ring = Ring(torch.empty(RING_CELLS, dtype=torch.int64, pin_memory=True))
-        taken = self._ring.take(packing)
-        if taken is None:
-            host = torch.empty(packing.size, dtype=torch.int64, pin_memory=True)
-            packing.write(host.numpy())
-            taken = host, (0, 0)
-        host, where = taken
-        if into is None:
-            packed = host.to(torch.device("cuda", self._index), non_blocking=True)
-        else:
-            packed = into[: packing.size].copy_(host, non_blocking=True)
-        self._ring.sent(where, self.current().record())
-        return packing.views(packed)
+        self._taken = self._ring.take(size)
+        return torch.empty(size, dtype=torch.int64, pin_memory=True) if self._taken is None else self._taken
+
+    def _sent(self) -> None:
+        if self._ring is not None and self._taken is not None:
+            self._ring.sent(self.current().record())
 
     def capture(self, work: Callable[[], object]) -> Graph:
         """Capture a CUDA graph. Calls of other threads do not spoil it. All graphs of the device take their

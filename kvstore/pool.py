@@ -235,9 +235,9 @@ class BlockPool:
         """How many released blocks wait for the steps in flight to finish before they can be allocated."""
         return len(self._fenced)
 
-    def allocate(self, count: int, owner: Owner = None) -> Allocation:
+    def allocate(self, count: int, *owners: Owner) -> Allocation:
         """Take ``count`` blocks: free ones, then cached ones in eviction order, which lose their keys.
-        ``owner``: the sequence that gets the reference; kept in debug only.
+        ``owners``: the sequence that gets the references, or that of each block; kept in debug only.
 
         Raises `PoolExhausted`: fewer are available.
         """
@@ -252,7 +252,9 @@ class BlockPool:
         self._references.take(as_array(taken))
         self._leased += count
         if self.owners is not None:
-            self.owners.take(taken, owner)
+            each = owners if len(owners) == count else (owners or (None,)) * count
+            for block, owner in zip(taken, each, strict=True):
+                self.owners.take([block], owner)
         return Allocation(taken, evicted)
 
     def share(self, blocks: BlockIds, *owners: Owner, behind: BlockIds = ()) -> None:

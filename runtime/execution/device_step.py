@@ -85,7 +85,7 @@ class Inputs:
     def send(self, device: Device, *, single: bool) -> None:
         """Copy what a step reads to the device."""
         end = self._single if single else len(self._host)
-        device.upload([self._host[:end]], self._up)
+        device.write(self._up[:end], self._host[:end])
 
 
 class BatchOnDevice:

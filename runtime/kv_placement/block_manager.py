@@ -91,7 +91,7 @@ class BlockManager:
         if not tokens:
             return 0
         own = sequence.computed // self.block_tokens
-        allocated = self._allocate(len(tokens), sequence)
+        allocated = self._allocate(len(tokens), sequence.id)
         self._drop(sequence, own)
         blocks = self._named(sequence, keys, allocated, tokens)
         pairs = zip(slots, allocated, blocks, strict=False)
@@ -111,7 +111,7 @@ class BlockManager:
         move reads or writes are not used.
         """
         own = sequence.computed // self.block_tokens
-        allocated = self._allocate(min(len(keys), self.pool.available), sequence)
+        allocated = self._allocate(min(len(keys), self.pool.available), sequence.id)
         busy = self.transfers.pending()
         blocks = [block for block in allocated if block not in busy]
         found = self._checked(sequence, keys, disk.read(keys[: len(blocks)], blocks))
@@ -192,7 +192,7 @@ class BlockManager:
         short = self.shortfall(sequence, end)
         if not short:
             return ()
-        blocks = self._allocate(short, sequence)
+        blocks = self._allocate(short, sequence.id)
         copies: tuple[BlockCopy, ...] = ()
         if sequence.shared_tail:
             target = blocks.pop()
@@ -355,10 +355,16 @@ class BlockManager:
         tables = [sequence.table.view for sequence in sequences]
         return len(np.unique(np.concatenate(tables))) if tables else 0
 
-    def _allocate(self, count: int, sequence: Sequence) -> list[int]:
-        """Allocate ``count`` blocks for the sequence, which are available. What the pool evicted for them is
-        noted, so that the plan that is being made saves it to the host tier."""
-        blocks, evicted = self.pool.allocate(count, sequence.id)
+    def allocate_each(self, sequences: Items[Sequence]) -> None:
+        """Allocate one more block for each sequence; as many must be available."""
+        blocks = self._allocate(len(sequences), *[sequence.id for sequence in sequences])
+        for sequence, block in zip(sequences, blocks, strict=True):
+            sequence.table.extend((block,))
+
+    def _allocate(self, count: int, *owners: int) -> list[int]:
+        """Allocate ``count`` blocks, which are available, for one sequence or one for each. What the pool
+        evicted for them is noted, so that the plan that is being made saves it to the host tier."""
+        blocks, evicted = self.pool.allocate(count, *owners)
         for block, key, wanted in evicted:
             self.transfers.evicted(block, key, wanted)
         return blocks

@@ -179,11 +179,10 @@ class Planner:
         needed = len(short) + sum(self._needed(sequence) for sequence in seen.others)
         if needed > self._pool.available:
             return False
-        for at in short:
-            sequence = sequences[at]
-            self._block_manager.allocate(sequence, int(columns.planned[slots[at]]) + 1)
-            columns.rooms[slots[at]] = len(sequence.table) * self._settings.block_tokens
-        columns.rewired[slots[short]] = True
+        if short:
+            self._block_manager.allocate_each([sequences[at] for at in short])
+            columns.rooms[slots[short]] += self._settings.block_tokens
+            columns.rewired[slots[short]] = True
         self._slots.enter_plain(slots, draft.changes)
         fed, firsts, one = columns.pending_samples[slots] > 0, columns.planned[slots], np.ones_like(slots)
         draft.plain = columns.seqs[slots], slots, columns.mark[slots], firsts, one, one > 0, fed

@@ -185,7 +185,7 @@ def test_a_wrong_share_changes_nothing() -> None:
 
 def test_only_an_owner_releases() -> None:
     pool = BlockPool(2, debug=True)
-    blocks = pool.allocate(1, owner=7).blocks
+    blocks = pool.allocate(1, 7).blocks
     with pytest.raises(BlockMisused, match=r"held by \[7\]: it cannot be released by 8"):
         pool.release(blocks, owner=8)
     pool.release(blocks, owner=7)
@@ -194,7 +194,7 @@ def test_only_an_owner_releases() -> None:
 
 def test_the_audit_names_block_count_and_owner() -> None:
     pool = BlockPool(4, debug=True)
-    leaked = pool.allocate(2, owner=7).blocks
+    leaked = pool.allocate(2, 7).blocks
     pool.audit({leaked[0]: 1, leaked[1]: 1, 3: 0})
     with pytest.raises(LeakFound, match=rf"block {leaked[1]} is held 1 times by \[7\], 0 accounted for"):
         pool.audit({leaked[0]: 1})

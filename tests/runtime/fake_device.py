@@ -264,31 +264,37 @@ class FakeDevice:
             stream.queue.clear()
             stream.done = stream.enqueued
 
-    def upload(self, arrays: Sequence[Ints], into: Tensor | None = None) -> list[Tensor]:
-        """From a ring of host memory that holds few steps; else from memory that is used again once the copy is
-        done."""
-        assert self.recorded is None, "an upload in a capture"
+    def upload(self, arrays: Sequence[Ints]) -> list[Tensor]:
         packing = Packing(arrays)
-        taken = self.ring.take(packing)
-        if taken is None:
-            host = torch.empty(packing.size, dtype=torch.int64)
-            packing.write(host.numpy())
-        else:
-            host = taken[0]
-        if into is None:
-            into = self.allocate((packing.size,), (1,), torch.int64)
-        target = self.unowned(into)
+        host, made = self._pinned(packing.size), self.allocate((packing.size,), (1,), torch.int64)
+        packing.write(host.numpy())
+        self._send(made, host)
+        with torch._C._DisableTorchDispatch():
+            return packing.views(made)
+
+    def write(self, target: Tensor, array: Ints) -> None:
+        host = self._pinned(len(array))
+        host.numpy()[:] = array
+        self._send(target, host)
+
+    def _pinned(self, size: int) -> Tensor:
+        """Of a ring of host memory that holds few steps; else memory that is used again once it is copied."""
+        assert self.recorded is None, "an upload in a capture"
+        with torch._C._DisableTorchDispatch():
+            self._taken = self.ring.take(size)
+            return torch.empty(size, dtype=torch.int64) if self._taken is None else self._taken
+
+    def _send(self, target: Tensor, host: Tensor) -> None:
+        to, taken = self.unowned(target), self._taken is not None
 
         def act() -> None:
-            target[: packing.size].copy_(host)
-            if taken is None:
+            to.copy_(host)
+            if not taken:
                 host.fill_(GARBAGE)
 
         self.main.enqueue(act)
-        if taken is not None:
-            self.ring.sent(taken[1], self.main.record())
-        with torch._C._DisableTorchDispatch():
-            return packing.views(into)
+        if taken:
+            self.ring.sent(self.main.record())
 
     def capture(self, work: Callable[[], object]) -> FakeGraph:
         self.call()
