@@ -26,6 +26,7 @@ from ..kernels.reference.backend import copy_pieces
 from .arena import DeviceArena
 from .host.registration import Registration
 from .host.slots import SlotMemory
+from .system_limits import roam
 
 Copy: TypeAlias = Callable[[Tensor, Tensor, NDArray[np.int64], int], None]
 """A function that copies pieces of host memory: (source, target, offsets, size). ``offsets``: int64 ``[count,
@@ -65,7 +66,7 @@ class BlockMover:
         self._flat = () if self._beside else tuple(cells.numpy().data for cells in self._cells)
         self._down, self._up = self._device.stream(), self._device.stream()
         self._saves, self._loads, self._copies = _UnderWay(), _UnderWay(), _UnderWay()
-        self._hasher = hasher or ThreadPoolExecutor(1, thread_name_prefix="hash-saved-kv")
+        self._hasher = hasher or ThreadPoolExecutor(1, "hash-saved-kv", roam)
         self.registration = Registration(self._device, memory, self._bytes.data_ptr())
 
     @property

@@ -145,6 +145,8 @@ def _engine(
             liveness.enter(Phase.COMPILING, LOAD_STALL, "pinning the host tier's memory", fraction)
 
         mover.registration.begin(pinning)
+    if tier is not None and gpu:  # a CPU's cores have the step to compute
+        tier.check_adopted()
     rehearse(runner, settings.block_tokens, numbers.max_context, kernels=gpu)
     path = costs_file(settings, hasher, namespace) if disk is not None else None
     cuda = device.type == "cuda"

@@ -2,7 +2,8 @@
 
 Others move the bytes: they ``reserve`` a slot, fill it and report it ``filled``; or they ``find`` one,
 ``hold`` it while it is read, and ``release`` it. The slots of a process that died are adopted, and their bytes
-checked by their xxh3 before their first use. One thread uses it; no torch, no clock.
+checked by their xxh3 before their first use. One thread uses it, beside that of `check_adopted`; no torch, no
+clock.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Set
 from itertools import islice
 from math import ceil
+from threading import Thread
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -18,6 +20,7 @@ from xxhash import xxh3_64_intdigest
 from ..errors import LeakFound
 from ..quotas import FairOrder
 from ..slices import SLICE, sliced
+from ..system_limits import roam
 from .slots import SlotMemory, SlotState
 
 AHEAD_SHARE, AHEAD_BYTES = 1 / 8, 256 << 20
@@ -99,6 +102,14 @@ class HostTier:
         self._hits += len(found)
         self._order.hit(found)
         return found
+
+    def check_adopted(self) -> Thread:
+        """Check the bytes of adopted records in a thread, which is returned, those that would be evicted last
+        first: so that `find` need not. It leaves damaged ones to `find`."""
+        slots = [*self._order.slots()][::-1]
+        thread = Thread(target=self._check_each, args=(slots,), name="check-adopted-kv", daemon=True)
+        thread.start()
+        return thread
 
     def tokens_of(self, slot: int) -> int:
         """Tokens of the record in ``slot``."""
@@ -396,6 +407,12 @@ class HostTier:
             self._order.take(slot, entry.tenant)
             self._rank([slot])
         return [slot for slot in range(memory.slots - 1, -1, -1) if slot not in self._key_of]
+
+    def _check_each(self, slots: list[int]) -> None:
+        roam()
+        for slot in slots:  # one that is filled again meanwhile counts as checked anyway
+            if slot not in self._checked:
+                self._sound(slot)
 
     def _sound(self, slot: int) -> bool:
         memory = self.memory

@@ -703,12 +703,16 @@ def device_engine(
     poison: frozenset[int] = frozenset(),
     launch_bombs: frozenset[int] = frozenset(),
     late_bombs: frozenset[int] = frozenset(),
+    registered: bool | None = None,
+    beside: bool | None = None,
 ) -> tuple[Engine, FakeDevice]:
-    """As `fakes.fake_engine`, by the real runner and mover."""
+    """As `fakes.fake_engine`, by the real runner and mover. ``registered``: so are the slots; ``beside``: rows
+    wait for their loads before they are planned; None: by chance."""
     device = FakeDevice(chance, late=late, host=(0, 0) if memory is None else place_of(memory))
     arena = digest_arena(settings.blocks, settings.block_tokens)
     mover = None if memory is None else BlockMover([arena], memory, device=device, hasher=FakeHasher(device))
-    if mover is not None and device.chance.random() < 0.5:
+    by_chance = device.chance.random() < 0.5, device.chance.random() < 0.8
+    if mover is not None and (by_chance[0] if registered is None else registered):
         mover.registration.begin()
     decoder = DigestDecoder(device, vocab_size, poison)
     runner = TorchRunner(decoder, arena, mover=mover, device=device)  # type: ignore[arg-type]
@@ -721,7 +725,7 @@ def device_engine(
     tier = None if memory is None else PoisoningTier(memory)
     if disk is not None and tier is not None:
         disk.begin(tier)
-    costs = CostBook(None, beside=device.chance.random() < 0.8)
+    costs = CostBook(None, beside=by_chance[1] if beside is None else beside)
     disk = disk if tier is not None else None
     scheduler = Scheduler(settings, pool, hasher, SPACE, tier, disk, costs)  # type: ignore[arg-type]
     time = clock if disk is None or tier is None else disk.clock

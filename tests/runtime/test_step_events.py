@@ -164,14 +164,14 @@ def test_a_save_comes_before_a_step_that_writes_its_block(parts: Parts, writes: 
 
 @pytest.mark.parametrize("later", [False, True], ids=["by this step", "by a later one"])
 def test_a_row_or_a_copy_comes_behind_the_loads_of_its_blocks(parts: Parts, *, later: bool) -> None:
-    prompt = [5, 9, 13, 2, 7, 8]
+    prompt = [5, 9, 13, 2, 7, 8, 1, 3]
     parts.run(row(0, prompt))
-    parts.launch(saves=(BlockSave(0, 3, BLOCK), BlockSave(1, 4, 2))).moved(wait=True)
+    parts.launch(saves=(BlockSave(0, 3, BLOCK), BlockSave(1, 4, BLOCK))).moved(wait=True)
     parts.arena.kv.view(torch.uint8).fill_(7)
     moves = {"loads": (BlockLoad(3, 0), BlockLoad(4, 1))}
     if later:
         parts.launch(**moves)
-    handle = parts.launch(row(6, [11]), copies=(BlockCopy(0, 6),), **({} if later else moves))
+    handle = parts.launch(row(8, [11]), copies=(BlockCopy(0, 6),), **({} if later else moves))
     assert list(handle.tokens()) == [[Shadow([*prompt, 11], VOCAB).next()]]
     assert parts.block(6) == parts.block(0) == bytes(parts.memory.payload(3))
 

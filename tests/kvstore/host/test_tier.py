@@ -309,6 +309,19 @@ def test_what_this_process_hashed_is_trusted_and_what_it_adopted_is_not() -> Non
     assert find(after, KEY_B) is not None
 
 
+def test_adopted_records_are_checked_by_a_thread_and_damaged_ones_dropped() -> None:
+    memory = memory_of()
+    tier = HostTier(memory)
+    assert all(put(tier, key, 4, content(key, 1)) for key in (KEY_A, KEY_B))
+    slots = tier.here[KEY_A], tier.here[KEY_B]
+    memory.payload(slots[0])[7] ^= 16
+    after = HostTier(memory, recheck=False)
+    after.check_adopted().join()
+    memory.payload(slots[1])[7] ^= 16
+    assert find(after, KEY_B) == slots[1], "it was sound, and is not hashed again"
+    assert find(after, KEY_A) is None and after.statistics()["damaged"] == 1
+
+
 def test_what_was_checked_in_its_slot_is_hashed_again_only_where_all_is() -> None:
     for recheck in (True, False):
         memory = memory_of()

@@ -5,6 +5,7 @@ A byte from the wrong slot, too early, too late or behind a tail's end gives a w
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -324,3 +325,75 @@ def test_a_step_that_fails_half_way_changes_no_slot_that_is_used_again() -> None
         here.reply(0, 3)
         assert here.scheduler.statistics()["host_damaged"] == 0, f"call {call}"
     assert failed > 3
+
+
+LATE = partial(device_engine, registered=True, beside=True)
+"""A device on which nothing runs before it must."""
+
+
+def test_a_turn_waits_for_its_own_blocks_and_holds_up_nobody() -> None:
+    here = world(slots=16, blocks=24, late=True, make=LATE)
+    here.open(0, ONE + TWO + [7])
+    here.reply(0, 3)
+    away(here, 0)
+    here.run()
+    here.open(1, THREE + [7])
+    here.generate(1, 30)
+    here.step()
+    here.extend(0, [8, 9])
+    here.generate(0, 3)
+    here.step()
+    for _ in range(6):
+        before = len(here.beings[1].shadow.tokens)
+        here.step()
+        assert len(here.beings[1].shadow.tokens) == before + 1 and here.moving
+        assert 0 not in here.flying(), "its row would keep the other one waiting"
+    here.device.synchronize()
+    here.run()
+    assert (work_of(here, 0).host, work_of(here, 0).prefilled) == (11, 3)
+
+
+def test_a_turn_that_runs_alone_in_its_step_waits_for_its_blocks_there() -> None:
+    """As after a failure: it is known at once which sequence failed."""
+    here = world(slots=16, late=True, make=LATE)
+    here.open(0, ONE + TWO + [7, LAUNCH_BOMB])
+    here.run()
+    away(here, 0)
+    here.run()
+    here.generate(0, 3)
+    here.run()
+    assert here.ended[0].error
+
+
+def sound(here: World) -> int:
+    """How many records the host tier has; the bytes of all are those that were hashed."""
+    tier = here.scheduler.tier
+    assert tier is not None
+    for slot in tier.here.values():
+        assert xxh3_64_intdigest(tier.memory.payload(slot)) == tier.memory.entry(slot).digest
+    return len(tier.here)
+
+
+def test_a_record_is_found_once_all_its_bytes_are_in_their_slot() -> None:
+    here = world(slots=16, late=True, make=LATE)
+    here.open(0, ONE + TWO + [7])
+    here.reply(0, 3)
+    here.settle(0)
+    here.step()
+    assert here.moving and not sound(here)
+    here.run()
+    assert sound(here) == 3
+
+
+def test_so_is_one_of_a_step_that_runs_alone_after_a_failure() -> None:
+    here = world(slots=16, late=True, make=LATE)
+    here.open(0, ONE + TWO + [7])
+    here.run()
+    block, revoke = here.sequence(0).table[0], here.scheduler.revoke
+    save = partial(here.scheduler._transfers.save, b"k" * 16, block, 4)
+    vars(here.scheduler)["revoke"] = lambda plans, now: (revoke(plans, now), save())[0]
+    here.generate(0, 3)
+    here.device.doomed = 0
+    here.run()
+    assert here.scheduler.counters.isolations == 1 and b"k" * 16 in here.scheduler.tier.here
+    assert sound(here) > 1
