@@ -110,7 +110,12 @@ class BlockMover:
     @property
     def busy(self) -> bool:
         """Whether copies may be under way, so that work has to be let `follow` them."""
-        return bool(self._saves or self._loads)
+        return bool(self._saves) or self.loading
+
+    @property
+    def loading(self) -> bool:
+        """Whether loads may be under way, so that work that reads blocks has to `follow` them, too."""
+        return bool(self._loads)
 
     def follow(self, read: Blocks, written: Blocks) -> None:
         """Let the current stream's work from now on, which reads and writes these blocks (int ``[blocks]``),

@@ -116,17 +116,17 @@ class Batch:
         assert end <= self._heard[slot], "a row that reads the past comes with it"
         return self._past[slot, :end]
 
-    def touched(self, plan: Plan, block_tokens: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """The ids of the blocks that the plan's copies and rows read, and of those that they write, int32
-        ``[blocks]`` each. Its changes were applied."""
-        sources = np.array([copy.source for copy in plan.copies], dtype=np.int32)
-        targets = np.array([copy.target for copy in plan.copies], dtype=np.int32)
-        firsts, ends = plan.firsts // block_tokens, -(-(plan.firsts + plan.counts) // block_tokens)
-        most = int(ends.max(initial=0))
-        tables, columns = self.tables[plan.slots, :most], np.arange(most)
-        read = columns < ends[:, None]
-        written = read & (columns >= firsts[:, None])
-        return np.append(tables[read], sources), np.append(tables[written], targets)
+    def read(self, plan: Plan, block_tokens: int) -> NDArray[np.int32]:
+        """The ids of the blocks that the plan's copies and rows read, int32 ``[blocks]``. Its changes were
+        applied."""
+        context = self._span(plan.slots, np.zeros_like(plan.firsts), self._ends(plan, block_tokens))
+        return np.append(context, np.array([copy.source for copy in plan.copies], dtype=np.int32))
+
+    def written(self, plan: Plan, block_tokens: int) -> NDArray[np.int32]:
+        """The ids of the blocks that the plan's copies and rows write, int32 ``[blocks]``. Its changes were
+        applied."""
+        own = self._span(plan.slots, plan.firsts // block_tokens, self._ends(plan, block_tokens))
+        return np.append(own, np.array([copy.target for copy in plan.copies], dtype=np.int32))
 
     def contexts(self, slots: Ints, widths: Ints) -> NDArray[np.int64]:
         """The block ids of each row's context, ``[rows, most blocks of a row]``, 0 behind its own. ``widths``:
@@ -136,6 +136,16 @@ class Batch:
         if len(widths) and widths.min() < most:
             tables[np.arange(most) >= widths[:, None]] = 0
         return tables
+
+    @staticmethod
+    def _ends(plan: Plan, block_tokens: int) -> Ints:
+        return -(-(plan.firsts + plan.counts) // block_tokens)
+
+    def _span(self, slots: Ints, firsts: Ints, ends: Ints) -> NDArray[np.int32]:
+        """The block ids in the columns ``[firsts, ends)`` of these slots' tables, one after the other."""
+        counts = ends - firsts
+        skipped = np.repeat(np.cumsum(counts) - counts - firsts, counts)
+        return self.tables[np.repeat(slots, counts), np.arange(len(skipped)) - skipped]
 
     def _take(self, slot: Slot) -> None:
         at, one = slot.number, slot.sampling

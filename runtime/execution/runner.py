@@ -177,7 +177,9 @@ class TorchRunner:
         loads = [(load.slot, load.block) for load in plan.loads]
         moving = self._mover.move(saves, loads)
         if self._mover.busy:
-            self._mover.follow(*self._batch.touched(plan, self._block_tokens))
+            written = self._batch.written(plan, self._block_tokens)
+            read = self._batch.read(plan, self._block_tokens) if self._mover.loading else written
+            self._mover.follow(read, written)
         return moving
 
     def _input_ids(self, plan: Plan) -> Tensor:

@@ -24,6 +24,10 @@ FEW, PART, MANY = 2, 8, 16
 """How many saves of blocks that stay on the device a step that samples carries, where copies make it longer:
 of those that wait one in ``PART``, at least ``FEW`` and at most ``MANY``."""
 
+AT_ONCE = 256
+"""How many blocks that stay on the device a plan saves, and how many it loads for one sequence, where copies
+run beside the steps: to enqueue them takes the host's time, and a launch waits for that."""
+
 ALONE = 8
 """How many saves of blocks that stay on the device a plan without rows carries, where copies take the
 device's time: a verb that comes meanwhile waits for them."""
@@ -84,6 +88,10 @@ class Transfers:
         self._tenants.update((block, tenant_of(slot)) for slot, block in pairs)
         self._loads.extend(starmap(BlockLoad, pairs))
         self._loading.update(block for _, block in pairs)
+
+    def at_once(self, blocks: int) -> int:
+        """How many of so many blocks one plan may load for one sequence."""
+        return min(blocks, AT_ONCE) if self._beside else blocks
 
     def delays(self, table: NDArray[np.int32]) -> bool:
         """Whether loads to these blocks are not done and run beside the steps: then a row that reads the
@@ -229,9 +237,11 @@ class Transfers:
         A block that holds something else by now is left out.
         """
         left = len(self._staying)
-        if not self._beside and not rows:
+        if self._beside:
+            left = AT_ONCE
+        elif not rows:
             left = ALONE
-        elif not self._beside and draws:
+        elif draws:
             left = min(max(FEW, -(-left // PART)), MANY)
         while self._staying and left:
             key, block = self._staying.popitem(last=False)

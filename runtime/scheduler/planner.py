@@ -282,11 +282,12 @@ class Planner:
         freed. Otherwise they would push out records that are not on disk yet. The number is never less than
         the blocks that a step can compute.
         """
-        tier = self._block_manager.transfers.tier
+        transfers = self._block_manager.transfers
+        tier, most = transfers.tier, transfers.at_once(blocks)
         if tier is None or tier.free >= blocks:
-            return blocks
+            return most
         least = self._settings.blocks_for(self._settings.least_chunk)
-        return max(least, tier.memory.slots // PARTS)
+        return min(most, max(least, tier.memory.slots // PARTS))
 
     def _bring_up(self, now: float) -> None:
         """Restore to the device what has come from disk so far, for sequences that wait for the rest."""

@@ -85,6 +85,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
             calls.made.append(("wait", self.index))
 
     class Event:
+        def query(self) -> bool:
+            return not calls.lost
+
         def record(self, stream: Stream) -> None:
             assert stream.index == calls.current, "an event belongs to the device that is current"
             calls.made.append(("event", stream.index))
@@ -140,7 +143,9 @@ def test_streams_events_and_registrations_are_of_the_device_and_not_of_the_curre
     side = device.stream()
     with device.active():
         assert calls.current == 1
-        side.follow(device.current().record())
+        event = device.current().record()
+        side.follow(event)
+        assert event.done
     assert calls.current == 0
     assert calls.made and {index for _, index in calls.made} == {1}
 
@@ -157,7 +162,9 @@ def test_a_copy_on_a_cpu_is_complete_on_return() -> None:
     target, source = torch.zeros(3), torch.ones(3)
     device.stream().copy([(target, source)])
     assert target.tolist() == [1, 1, 1] and device.fetch(target) is target
-    device.current().record().wait()
+    event = device.current().record()
+    event.wait()
+    assert event.done
 
 
 def test_the_library_that_is_loaded_is_found_by_its_name() -> None:

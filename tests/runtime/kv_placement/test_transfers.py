@@ -13,6 +13,7 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.host.slots import SlotState
+from holdfast.runtime.kv_placement import transfers
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.runtime.verbs import Work
 from holdfast.tests.runtime.fake_device import device_engine
@@ -33,10 +34,10 @@ def work_of(here: World, seq: int) -> Work:
 
 def flood(here: World) -> None:
     """Have the pool evict all that is cached."""
-    pool, transfers = here.scheduler.pool, here.scheduler._transfers
+    pool = here.scheduler.pool
     blocks, evicted = pool.allocate(pool.available, "flood")
     for one in evicted:
-        transfers.evicted(*one)
+        here.scheduler._transfers.evicted(*one)
     pool.release(blocks, "flood")
 
 
@@ -331,13 +332,17 @@ LATE = partial(device_engine, registered=True, beside=True)
 """A device on which nothing runs before it must."""
 
 
-def test_a_turn_waits_for_its_own_blocks_and_holds_up_nobody() -> None:
+@pytest.mark.parametrize("at_once", [1, 256])
+def test_a_turn_waits_for_its_own_blocks_and_holds_up_nobody(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfers, "AT_ONCE", at_once)
     here = world(slots=16, blocks=24, late=True, make=LATE)
     here.open(0, ONE + TWO + [7])
     here.reply(0, 3)
     away(here, 0)
     here.run()
-    here.open(1, THREE + [7])
+    here.open(1, [*THREE, 7])
     here.generate(1, 30)
     here.step()
     here.extend(0, [8, 9])
