@@ -41,6 +41,21 @@ class StepSizes:
         return self.tokens == self.rows
 
 
+SINGLES = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 257, 32))
+"""Rows of steps of single tokens that are captured where no others are asked for."""
+
+CHUNKS = ((64, 4), (64, 16), (128, 4), (128, 64), (256, 16), (256, 128), (512, 64), (512, 256))
+"""Tokens and rows of captured steps with chunks. Larger steps keep a GPU busy while the next is launched."""
+
+
+def sizes_to_capture(most: StepSizes, singles: Iterable[int] | None = None) -> list[StepSizes]:
+    """The sizes of steps to capture on an engine with steps of at most ``most``. ``singles``: the numbers of rows
+    of steps of single tokens; None: `SINGLES`; empty: nothing is captured."""
+    rows = sorted({min(one, most.rows) for one in (SINGLES if singles is None else singles)})
+    chunks = [StepSizes(*one) for one in CHUNKS if one[0] <= most.tokens] if rows else []
+    return [StepSizes(one, one) for one in rows] + [one for one in chunks if one.rows <= 2 * most.rows]
+
+
 class Inputs:
     """What a step sends up, int64: one array on the host, copied to one on the device.
 
