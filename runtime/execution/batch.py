@@ -145,7 +145,8 @@ class Batch:
         """The block ids in the columns ``[firsts, ends)`` of these slots' tables, one after the other."""
         counts = ends - firsts
         skipped = np.repeat(np.cumsum(counts) - counts - firsts, counts)
-        return self.tables[np.repeat(slots, counts), np.arange(len(skipped)) - skipped]
+        ids: NDArray[np.int32] = self.tables[np.repeat(slots, counts), np.arange(len(skipped)) - skipped]
+        return ids
 
     def _take(self, slot: Slot) -> None:
         at, one = slot.number, slot.sampling

@@ -157,11 +157,14 @@ def test_an_engine_is_built_and_rehearsed_while_its_device_is_the_current_one(
     assert seen == {"kernels": [torch.device("cpu")], "steps": [torch.device("cpu")]} and not current
 
 
-def test_leave_gives_the_host_tier_s_memory_back(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_tier_s_memory_is_pinned_before_kernels_run_and_given_back_at_the_end(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[str] = []
-    monkeypatch.setattr(Registration, "begin", lambda self: told.append("begun"))
+    monkeypatch.setattr(Registration, "begin", lambda self, tell: told.append("begun"))
+    monkeypatch.setattr(build, "rehearse", lambda *_, **__: told.append("rehearsed"))
     monkeypatch.setattr(Registration, "close", lambda self: told.append("closed"))
     loaded = load(tiny, host_bytes=1 << 20)
-    assert told == ["begun"]
+    assert told == ["begun", "rehearsed"]
     loaded.leave()
-    assert told == ["begun", "closed"]
+    assert told[2:] == ["closed"]
