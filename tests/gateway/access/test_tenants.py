@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.gateway.access.auth import salt_of
 from holdfast.gateway.access.quotas import CLIENT_QUOTAS, TENANT_QUOTAS
-from holdfast.gateway.access.tenants import ALLOWED, Allowance, Tenants, amount, check, check_leases, told
+from holdfast.gateway.access.tenants import ALLOWED, Allowance, Tenants, amount, check, check_loaded, told
 from holdfast.gateway.cli import doctor
 from holdfast.gateway.cli.serve import run
 from holdfast.gateway.errors import KeysUnusable, LimitsTooLarge, wire_error
@@ -204,9 +204,9 @@ def test_of_many_the_largest_are_named(tmp_path: Path) -> None:
 
 
 def test_leases_must_fit_the_loaded_kv(tmp_path: Path) -> None:
-    check_leases(asking(tmp_path, acme={"leased": 32 * MIB}), ENGINE, HELLO)
+    check_loaded(asking(tmp_path, acme={"leased": 32 * MIB}), ENGINE, HELLO)
     with pytest.raises(LimitsTooLarge, match=r"acme 20 MiB [+] zenith 20 MiB = 40 MiB is 8 MiB more"):
-        check_leases(asking(tmp_path, acme={"leased": 20 * MIB}, zenith={"leased": 20 * MIB}), ENGINE, HELLO)
+        check_loaded(asking(tmp_path, acme={"leased": 20 * MIB}, zenith={"leased": 20 * MIB}), ENGINE, HELLO)
 
 
 def test_a_server_does_not_start_with_limits_that_do_not_fit(
