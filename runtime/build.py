@@ -348,7 +348,8 @@ def _arenas(groups: KVGroups, blocks: int, device: torch.device) -> Arenas:
         reason = " ".join(str(error).split())[:160]
         what = f"{blocks} blocks of {_block_bytes(groups)} bytes"
         limit = sizing.refusal(error, what) if device.type == "cpu" else None
-        raise SettingsInvalid(limit or f"{what} do not fit on {device}: {reason}") from error
+        lower = "" if device.type == "cpu" else "; lower --kv-bytes or --gpu-memory-utilization"
+        raise SettingsInvalid(limit or f"{what} do not fit on {device}: {reason}{lower}") from error
 
 
 def _hello(

@@ -255,11 +255,12 @@ def check(tenants: Tenants, settings: GatewaySettings, engine: EngineSettings) -
 def check_loaded(tenants: Tenants, engine: EngineSettings, hello: Hello) -> None:
     """Check that the tenants' turns, and what their leases may cover, fit the engine's rows and KV, of which
     ``hello`` has the size, the message of an engine that was loaded. Raises ``LimitsTooLarge``."""
-    check_bound(tenants, _rows(hello.max_sequences))
+    check_bound(tenants, runnable(hello.max_sequences))
     check_bound(tenants, leasable(engine, hello.blocks * hello.block_bytes))
 
 
-def _rows(most: int) -> ServerBound:
+def runnable(most: int) -> ServerBound:
+    """The bound for each tenant's limit named ``turns``: ``most`` turns may run at once."""
     return ServerBound("turns", most, "--max-sequences", summed=False)
 
 
@@ -301,7 +302,7 @@ def _bounds(settings: GatewaySettings, engine: EngineSettings) -> Iterator[Serve
     yield ServerBound("sessions", SessionSettings().max_sessions, "sessions that may be open")
     yield ServerBound("kept", journal.max_sessions, "sessions that the journal keeps")
     if engine.max_sequences is not None:
-        yield _rows(engine.max_sequences)
+        yield runnable(engine.max_sequences)
     yield ServerBound("journal", journal.max_bytes, "what the journal may have")
     if engine.kv_bytes is not None:
         yield leasable(engine, engine.kv_bytes)

@@ -35,7 +35,7 @@ from ...runtime.link.messages import SamplingDefaults
 from ...runtime.model.kv_format import KV_BYTES
 from ...runtime.settings import DTYPE_BYTES, EngineSettings
 from ...sessions.errors import SessionError
-from ..access.tenants import NOTHING_SET, Tenants, check, check_bound, leasable, told
+from ..access.tenants import NOTHING_SET, Tenants, check, check_bound, leasable, runnable, told
 from ..errors import KeysUnusable
 from ..settings import GatewaySettings
 
@@ -143,6 +143,7 @@ def _room(
     context = min(settings.max_context or model_context, context_of(settings, blocks, model_context))
     tokens = blocks * settings.block_tokens
     step = settings.step_size(None if parts is None else parts.total)
+    check_bound(tenants, runnable(step.rows))
     yield "largest step", f"{step.tokens:,} tokens in {step.rows} rows"
     yield "size of KV", rule_of(settings, parts is None)
     most = "" if parts is None else "at most "  # what a step takes is not known here

@@ -21,9 +21,11 @@ from holdfast.runtime.build import load_engine
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.errors import ModelUnreadable, PoolTooSmall, SettingsInvalid
 from holdfast.runtime.execution.runner import TorchRunner
+from holdfast.runtime.execution.warmup import rehearse
 from holdfast.runtime.link.engine_end import LoadedEngine
 from holdfast.runtime.link.heartbeat import Liveness
-from holdfast.runtime.settings import EngineSettings
+from holdfast.runtime.model.load import load_model
+from holdfast.runtime.settings import EngineSettings, StepSize
 from holdfast.runtime.verbs import Generate, Open, Sampling, TokenLimits
 
 
@@ -307,3 +309,10 @@ def test_graphs_that_do_not_fit_are_refused_with_what_to_lower(tiny: Path, gpu: 
     vars(gpu)["capture"] = capture
     with pytest.raises(SettingsInvalid, match=r"CUDA out of memory.* --cudagraph-capture-sizes"):
         gpu.load(tiny)
+
+
+def test_the_largest_steps_are_computed_without_a_fault(tiny: Path) -> None:
+    model = load_model(tiny, "cpu")
+    arenas = [DeviceArena(group, build.TRIAL_BLOCKS) for group in model.kv_groups(16)]
+    runner = TorchRunner(model.decoder, *arenas)
+    assert rehearse(runner, 16, 300, kernels=True, largest=StepSize(70, 12)) == []

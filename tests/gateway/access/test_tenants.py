@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from holdfast.gateway.access.auth import salt_of
@@ -207,6 +208,15 @@ def test_leases_must_fit_the_loaded_kv(tmp_path: Path) -> None:
     check_loaded(asking(tmp_path, acme={"leased": 32 * MIB}), ENGINE, HELLO)
     with pytest.raises(LimitsTooLarge, match=r"acme 20 MiB [+] zenith 20 MiB = 40 MiB is 8 MiB more"):
         check_loaded(asking(tmp_path, acme={"leased": 20 * MIB}, zenith={"leased": 20 * MIB}), ENGINE, HELLO)
+
+
+def test_turns_must_fit_the_rows_of_the_loaded_engine(tmp_path: Path) -> None:
+    """By default the device decides how many there are."""
+    usual = msgspec.structs.replace(ENGINE, max_sequences=None)
+    check(asking(tmp_path, acme={"turns": 65}), GatewaySettings(), usual)
+    with pytest.raises(LimitsTooLarge, match="turns of acme 65 is 1 more than --max-sequences, 64"):
+        check_loaded(asking(tmp_path, acme={"turns": 65}), usual, HELLO)
+    assert doctor.run(usual, tmp_path / "tenants.toml") == 2
 
 
 def test_a_server_does_not_start_with_limits_that_do_not_fit(
