@@ -32,11 +32,10 @@ from ..kvstore.keys import BlockHasher
 from ..kvstore.pool import BlockPool
 from ..runtime.engine import Engine
 from ..runtime.execution.batch import Capacity
-from ..runtime.execution.device_step import StepSizes
 from ..runtime.execution.runner import TorchRunner
 from ..runtime.link.messages import frame
 from ..runtime.scheduler.scheduler import Scheduler
-from ..runtime.settings import SchedulerSettings
+from ..runtime.settings import SchedulerSettings, StepSize
 from ..runtime.verbs import Generate, Open, Opening, Sampling, Step, TokenLimits
 from .harness.options import CannotMeasure
 from .report import Goal, show, table
@@ -134,7 +133,7 @@ def engine_of(rows: int, context: int, idle: int) -> Engine:
         settings.depth * settings.max_sequences, each, settings.max_step_tokens, settings.max_sequences
     )
     runner = TorchRunner(work, arena, device=RecordingDevice(), capacity=capacity)  # type: ignore[arg-type]
-    runner.capture(StepSizes(one, one) for one in ROWS)
+    runner.capture(StepSize(one, one) for one in ROWS)
     scheduler = Scheduler(settings, BlockPool(blocks), BlockHasher(bytes(16), BLOCK_TOKENS))
     return Engine(scheduler, runner)
 

@@ -74,10 +74,11 @@ class LLMOptions(TypedDict, total=False):
     dtype: of the weights and of computing: ``auto``, ``float32``, ``bfloat16`` or ``float16``. kv_cache_dtype:
     ``auto`` or ``float8_e4m3fn``. device: as torch names it, or ``auto``. max_model_len: the longest prompt and
     completion together. max_num_seqs: completions that run at once. max_num_batched_tokens: tokens that one
-    step computes. block_size: tokens of one KV block. num_gpu_blocks, kv_cache_memory_bytes: KV on the device,
-    as a number of blocks or of bytes; at most one of them. seed: for the seeds of completions that set none, so
-    that a program gives the same results each time. tool_fallback: for a chat template that does not show
-    tools: write them into the instructions. process: run the engine in a process of its own. engine: all other
+    step computes. gpu_memory_utilization: the fraction of a GPU's memory to take. enforce_eager: no CUDA
+    graphs. block_size: tokens of one KV block. num_gpu_blocks, kv_cache_memory_bytes: KV on the device, as a
+    number of blocks or of bytes; at most one of them. seed: for the seeds of completions that set none, so that
+    a program gives the same results each time. tool_fallback: for a chat template that does not show tools:
+    write them into the instructions. process: run the engine in a process of its own. engine: all other
     settings of the engine. gateway: the settings of sessions, among them the folder that keeps them.
     """
 
@@ -87,6 +88,8 @@ class LLMOptions(TypedDict, total=False):
     max_model_len: int | None
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
+    gpu_memory_utilization: float | None
+    enforce_eager: bool | None
     block_size: int | None
     num_gpu_blocks: int | None
     kv_cache_memory_bytes: int | None
@@ -104,6 +107,8 @@ _NAMES = {
     "max_model_len": "max_context",
     "max_num_seqs": "max_sequences",
     "max_num_batched_tokens": "max_step_tokens",
+    "gpu_memory_utilization": "memory_utilization",
+    "enforce_eager": "enforce_eager",
     "block_size": "block_tokens",
     "num_gpu_blocks": "blocks",
     "kv_cache_memory_bytes": "kv_bytes",
@@ -147,7 +152,7 @@ class AsyncLLM:
             service = Service(self._gateway, model_name(settings.model), engine.link)
             registry = await stack.enter_async_context(opened(service, settings.model, engine))
             bar.close()
-            most = 2 * settings.max_sequences  # so that one is waiting where another ends
+            most = 2 * engine.link.hello.max_sequences  # so that one is waiting where another ends
             recovery = self._gateway.recovery_seconds
             self._completer = Completer(
                 engine.link, registry.language, asyncio.Semaphore(most), most, recovery
@@ -445,8 +450,6 @@ def _settings(
         raise TypeError(f"LLM has no option {min(unknown)!r}")
     changes = {_NAMES[name]: value for name, value in options.items() if value is not None}
     base = engine or EngineSettings(model=model, logs=LogSettings(level="warning"))
-    if "max_sequences" in changes and "max_step_tokens" not in changes:  # each running sequence has one
-        changes["max_step_tokens"] = max(base.max_step_tokens, changes["max_sequences"])
     gateway = gateway or GatewaySettings()
     settings = msgspec.structs.replace(base, model=model, **changes)
     return settings, replace(gateway, tool_fallback=tool_fallback or gateway.tool_fallback), seed, process

@@ -25,7 +25,7 @@ from ..runtime.link.process import ChildEngine
 from ..runtime.model.folder import model_name
 from ..runtime.settings import EngineSettings
 from .access.admission import Admission
-from .access.tenants import Tenants, check, check_leases
+from .access.tenants import Tenants, check, check_loaded
 from .app import build_app
 from .compose import opened
 from .errors import AddressUnusable, PortTaken, TracingUnavailable
@@ -93,12 +93,12 @@ async def serving(
                 listening(url)
                 async with opened(service, engine_settings.model, engine):
                     hello = engine.link.hello
-                    check_leases(tenants, engine_settings, hello)
+                    check_loaded(tenants, engine_settings, hello)
 
                     async def reload() -> str:
                         found = await asyncio.to_thread(Tenants.of, settings)
                         check(found, settings, engine_settings)
-                        check_leases(found, engine_settings, hello)
+                        check_loaded(found, engine_settings, hello)
                         if secured is not None:
                             await asyncio.to_thread(renew, secured, settings.network)
                         return _changed(tenants, found, service.change_tenants(found))

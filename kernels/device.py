@@ -10,6 +10,7 @@ import ctypes
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
@@ -62,6 +63,17 @@ class Graph(Protocol):
         """Enqueue the recorded work on the current stream. It reads and writes the same memory as when it was
         recorded."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A device's own memory, in bytes: ``total``; ``free``, which no process has; ``held``, what torch has for
+    this process's tensors and keeps for later ones; ``peak``, the most that it had so far."""
+
+    total: int
+    free: int
+    held: int
+    peak: int
 
 
 class Device(Protocol):
@@ -121,6 +133,11 @@ class Device(Protocol):
     def unregister(self, addresses: Iterable[int]) -> None:
         """Undo `register` for the memory at these addresses, once all work that was enqueued is done. Call it
         before the memory is freed, as its addresses may be used again."""
+        ...
+
+    def memory(self, *, anew: bool = False) -> Memory | None:
+        """What is in the device's own memory now; None: it has none, and computes in the host's. ``anew``:
+        first give back what torch keeps for later tensors, and count the peak from now on."""
         ...
 
 
@@ -240,6 +257,10 @@ class CpuDevice:
 
     def unregister(self, addresses: Iterable[int]) -> None:
         """Does nothing, as `register` does nothing."""
+
+    def memory(self, *, anew: bool = False) -> Memory | None:
+        """None: it has no memory of its own."""
+        return None
 
 
 class _Caller:
@@ -370,6 +391,15 @@ class CudaDevice:
         with self.active():
             for address in addresses:
                 self._unregister(address)
+
+    def memory(self, *, anew: bool = False) -> Memory | None:
+        """What is in the device's memory now, as torch's allocator and the driver tell."""
+        if anew:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self._index)
+        free, total = torch.cuda.mem_get_info(self._index)
+        held, peak = torch.cuda.memory_reserved(self._index), torch.cuda.max_memory_reserved(self._index)
+        return Memory(total, free, held, peak)
 
     def _register(self, address: int, size: int) -> int:
         code = self._runtime.cudaHostRegister(address, size, PORTABLE)

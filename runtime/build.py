@@ -6,14 +6,17 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import count
 from typing import TypeAlias
 
 import torch
 
 from ..kernels.backends import Backend, BackendMissing, Needs, choose, named, tell_compiling
-from ..kernels.device import device_of
+from ..kernels.device import Device, Memory, device_of
 from ..kvstore.arena import DeviceArena
 from ..kvstore.block_mover import BlockMover
 from ..kvstore.errors import GroupInvalid
@@ -22,7 +25,8 @@ from ..kvstore.host.tier import HostTier
 from ..kvstore.keys import BlockHasher
 from ..kvstore.pool import BlockPool
 from .engine import Engine
-from .errors import SettingsInvalid
+from .errors import PoolTooSmall, SettingsInvalid
+from .execution.batch import Capacity
 from .execution.runner import TorchRunner
 from .execution.warmup import rehearse
 from .execution.watchdog import WatchedRunner
@@ -36,10 +40,16 @@ from .link.messages import Hello, Phase
 from .model.config import read_defaults
 from .model.load import LoadedModel, device_named, load_model
 from .scheduler.scheduler import Scheduler
-from .settings import SECRET_BYTES, EngineSettings, SchedulerSettings
+from .settings import SECRET_BYTES, EngineSettings, SchedulerSettings, StepSize
 
 KVGroups: TypeAlias = tuple[KVGroup, ...]
 Arenas: TypeAlias = tuple[DeviceArena, ...]
+
+TRIAL_BLOCKS = 2
+"""Blocks of the arena in which the largest steps are rehearsed: all rows have the same ones."""
+
+TRIAL_GRAPHS = 4
+"""So many of the largest graphs are captured to learn what all will take."""
 
 DISK_SECONDS = 1.0
 """An engine that is loaded waits so long for the keys on its disk, so that the first turns find their KV there.
@@ -66,26 +76,47 @@ def load_engine(
     the device's memory.
     """
     control = None if disk_socket is None else asked_disk(disk_socket)
-    model = load_model(
-        settings.model, settings.device, settings.dtype, progress, settings.max_context, settings.kv_format
-    )
+    began = time.monotonic()
     try:
-        with device_of(model.decoder.device).active(), ThreadPoolExecutor(1) as beside:
+        model = load_model(
+            settings.model,
+            settings.device,
+            settings.dtype,
+            progress,
+            settings.max_context,
+            settings.kv_format,
+        )
+        device = device_of(model.decoder.device)
+        with device.active(), ThreadPoolExecutor(1) as beside:
             groups = model.kv_groups(settings.block_tokens)
-            numbers = _resolved(settings, model, groups)
-            zeroed = beside.submit(_arenas, groups, numbers.blocks, model.decoder.device)
+            own, parts = device.memory(anew=True), None
+            if own is None:
+                numbers = _resolved(settings, model, groups, None)
+                zeroed = beside.submit(_arenas, groups, numbers.blocks, model.decoder.device)
             backend = _backend(settings, model, liveness)
             model = replace(model, decoder=model.decoder.computing_by(backend.kernels))
+            if own is not None:
+                progress(1.0, "rehearsing the largest steps")
+                parts = _measured(settings, model, groups, device, own, liveness)
+                numbers = _resolved(settings, model, groups, parts)
+                zeroed = beside.submit(_arenas, groups, numbers.blocks, model.decoder.device)
             progress(1.0, "allocating the KV arena")
             arenas = zeroed.result()
-            engine, mover = _engine(settings, numbers, model, arenas, liveness, memory, control)
+            engine, mover = _engine(settings, numbers, model, device, arenas, liveness, memory, control)
     except GroupInvalid as error:
         raise SettingsInvalid(str(error)) from error
+    except torch.OutOfMemoryError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise SettingsInvalid(
+            f"{settings.model} does not fit the device's memory: {reason}. Take a smaller model or type, or"
+            f" {sizing.MORE_FOR_STEPS}"
+        ) from error
 
-    hello = _hello(model, numbers, groups, backend)
+    hello = _hello(model, numbers, groups, backend, parts)
     log.info(
-        "loaded %s: %s, %s, kernels %s, context %d",
-        *(hello.model, hello.device, hello.dtype, hello.kernels, hello.max_context),
+        "loaded %s in %.1f s: %s, %s, kernels %s, context %d, steps of %d tokens in %d rows",
+        *(hello.model, time.monotonic() - began, hello.device, hello.dtype, hello.kernels, hello.max_context),
+        *(numbers.max_step_tokens, numbers.max_sequences),
     )
 
     def leave() -> None:
@@ -96,35 +127,141 @@ def load_engine(
     return LoadedEngine(engine, hello, engine.due, leave, engine.answers)
 
 
-def _resolved(settings: EngineSettings, model: LoadedModel, groups: KVGroups) -> SchedulerSettings:
-    """The scheduler's settings, with the number of blocks and the context that fit the device's memory."""
+def _measured(
+    settings: EngineSettings,
+    model: LoadedModel,
+    groups: KVGroups,
+    device: Device,
+    before: Memory,
+    liveness: Liveness,
+) -> sizing.DeviceMemory:
+    """What the device's own memory is for: rehearses the largest steps in a few blocks, captures graphs, and
+    reads what both took. ``before``: the memory when only the weights were there. Raises `SettingsInvalid`:
+    it does not hold that."""
+    step = settings.step_size(before.total)
+    context = min(settings.max_context or model.config.max_context, model.config.max_context)
+    arenas = _arenas(groups, TRIAL_BLOCKS, model.decoder.device)
+    capacity = Capacity(2 * step.rows, -(-context // settings.block_tokens), *step)
+    bare = TorchRunner(model.decoder, *arenas, device=device, capacity=capacity)
+    began = time.monotonic()
+    _, errors = _rehearsed(bare, settings, context, liveness, largest=step)
+    after = device.memory()
+    assert after is not None, "it has memory of its own"
+    parts = sizing.DeviceMemory(
+        total=after.total,
+        utilization=settings.memory_utilization,
+        weights=before.held,
+        activations=max(0, after.peak - before.held - TRIAL_BLOCKS * _block_bytes(groups)),
+        graphs=0,
+        others=max(0, after.total - after.free - after.held),
+    )
+    if any(isinstance(error, torch.OutOfMemoryError) for error in errors):
+        raise parts.refusal(f"a step of {step.tokens:,} tokens in {step.rows} rows does not fit")
+    rehearsed = time.monotonic()
+    graphs = _graphs_bytes(bare, settings, step, device)
+    tell_compiling(lambda kernel: None, lambda: None)  # so that nothing holds the runner
+    log.info(
+        "rehearsed steps of up to %d tokens in %d rows in %.1f s, and the largest graphs in %.1f s",
+        *(step.tokens, step.rows, rehearsed - began, time.monotonic() - rehearsed),
+    )
+    return replace(parts, graphs=graphs)
+
+
+def _graphs_bytes(bare: TorchRunner, settings: EngineSettings, step: StepSize, device: Device) -> int:
+    """What the captured steps of an engine will take of the device's memory: the largest are captured here, and
+    each of the others takes as much as the last of these."""
+    sizes = settings.captures(StepSize(step.tokens, step.rows))
+    if not sizes:
+        return 0
+    free: list[int] = []
+
+    def read(_: StepSize | None = None) -> None:
+        now = device.memory()
+        assert now is not None, "it has memory of its own"
+        free.append(now.free)
+
+    bare.capture(sizes[:TRIAL_GRAPHS], read)
+    read()
+    each = (free[-2] - free[-1]) * (len(sizes) - (len(free) - 1))
+    return max(0, free[0] - free[-1] + max(0, each))
+
+
+def _capture(
+    bare: TorchRunner, settings: EngineSettings, numbers: SchedulerSettings, liveness: Liveness
+) -> None:
+    """Capture the steps of an engine that is about to serve, or have them captured when they are needed."""
+    sizes = settings.captures(StepSize(numbers.max_step_tokens, numbers.max_sequences))
+    began, done = time.monotonic(), count()
+
+    def tell(one: StepSize) -> None:
+        what = f"capturing a step of {one.tokens} tokens in {one.rows} rows"
+        liveness.enter(Phase.COMPILING, LOAD_STALL, what, next(done) / len(sizes))
+
+    bare.capture(sizes, tell, now=not settings.capture_lazily)
+    if sizes and not settings.capture_lazily:
+        log.info("captured %d graphs in %.1f s: %s", bare.captured, time.monotonic() - began, _listed(sizes))
+
+
+def _listed(sizes: Sequence[StepSize]) -> str:
+    rows = ", ".join(str(one.rows) for one in reversed(sizes) if one.single)
+    chunks = ", ".join(f"{one.tokens} in {one.rows}" for one in reversed(sizes) if not one.single)
+    return f"{rows} rows; {chunks or 'no'} tokens in rows"
+
+
+def _rehearsed(
+    bare: TorchRunner,
+    settings: EngineSettings,
+    context: int,
+    liveness: Liveness,
+    *,
+    kernels: bool = True,
+    largest: StepSize | None = None,
+) -> tuple[WatchedRunner, list[Exception]]:
+    """A watched runner around ``bare``, which has computed the steps of `rehearse`, and the errors of these."""
+    runner = WatchedRunner(bare, liveness)
+    if kernels:
+        tell_compiling(runner.compiling, runner.compiled)
+    return runner, rehearse(runner, settings.block_tokens, context, kernels=kernels, largest=largest)
+
+
+def _resolved(
+    settings: EngineSettings, model: LoadedModel, groups: KVGroups, parts: sizing.DeviceMemory | None
+) -> SchedulerSettings:
+    """The scheduler's settings, with the number of blocks and the context that fit the device's memory.
+    ``parts``: what its own memory is for; None: it has none."""
     device, block_bytes = model.decoder.device, _block_bytes(groups)
-    cuda = device.type == "cuda"
-    allowed = sizing.cuda_kv_bytes(torch.cuda.mem_get_info(device)[0]) if cuda else sizing.host_kv_bytes()
+    allowed = sizing.host_kv_bytes() if parts is None else max(0, parts.kv)
     blocks = sizing.blocks_of(settings, block_bytes, allowed)
-    if device.type == "cpu":
+    if parts is not None:
+        parts.check(settings, blocks, block_bytes)
+    else:
         asked = blocks * block_bytes + host_bytes(settings)
         named = "KV on the device and in the host tier (--kv-bytes, --host-bytes)"
         sizing.check_budget(named, asked, sizing.machine_bytes(), "this machine's memory")
-    return settings.resolved(
-        blocks=blocks,
-        block_bytes=block_bytes,
-        max_context=sizing.context_of(settings, blocks, model.config.max_context),
-        vocab_size=model.config.vocab_size,
-        depth=2 if device.type == "cuda" else 1,
-    )
+    try:
+        return settings.resolved(
+            blocks=blocks,
+            block_bytes=block_bytes,
+            max_context=sizing.context_of(settings, blocks, model.config.max_context),
+            vocab_size=model.config.vocab_size,
+            depth=2 if device.type == "cuda" else 1,
+            device_bytes=None if parts is None else parts.total,
+        )
+    except PoolTooSmall as error:
+        raise error if parts is None else parts.refusal(error.message, blocks * block_bytes) from error
 
 
 def _engine(
     settings: EngineSettings,
     numbers: SchedulerSettings,
     model: LoadedModel,
+    device: Device,
     arenas: Arenas,
     liveness: Liveness,
     memory: int | None,
     control: socket.socket | None,
 ) -> tuple[Engine, BlockMover | None]:
-    device, groups = model.decoder.device, tuple(arena.group for arena in arenas)
+    groups = tuple(arena.group for arena in arenas)
     hasher = BlockHasher(settings.secret or os.urandom(SECRET_BYTES), settings.block_tokens)
     pool = BlockPool(numbers.blocks, debug=settings.debug)
     namespace = model.namespace(groups)
@@ -134,11 +271,14 @@ def _engine(
     if tier is not None and mover is not None and control is not None:
         disk = disk_tier(control, tier, settings, hasher, namespace, mover.reach)
     matchers = llguidance.Matchers()
-    bare = TorchRunner(model.decoder, *arenas, mover=mover, grammars=matchers)
-    runner = WatchedRunner(bare, liveness)
-    gpu = device.type != "cpu"
-    if gpu:
-        tell_compiling(runner.compiling, runner.compiled)
+    capacity = Capacity(
+        numbers.depth * numbers.max_sequences,
+        -(-numbers.max_context // numbers.block_tokens),
+        numbers.max_step_tokens,
+        numbers.max_sequences,
+    )
+    bare = TorchRunner(model.decoder, *arenas, mover=mover, grammars=matchers, capacity=capacity)
+    gpu = device.memory() is not None
     if mover is not None:  # before kernels run: registering holds up launches
 
         def pinning(fraction: float) -> None:
@@ -147,10 +287,14 @@ def _engine(
         mover.registration.begin(pinning)
     if tier is not None and gpu:  # a CPU's cores have the step to compute
         tier.check_adopted()
-    rehearse(runner, settings.block_tokens, numbers.max_context, kernels=gpu)
+    runner, _ = _rehearsed(bare, settings, numbers.max_context, liveness, kernels=gpu)
+    if gpu:
+        _capture(bare, settings, numbers, liveness)
     path = costs_file(settings, hasher, namespace) if disk is not None else None
-    cuda = device.type == "cuda"
-    processor = torch.cuda.get_device_name(device) if cuda else f"{torch.get_num_threads()} threads"
+    cuda = model.decoder.device.type == "cuda"
+    processor = (
+        torch.cuda.get_device_name(model.decoder.device) if cuda else f"{torch.get_num_threads()} threads"
+    )
     costs = CostBook(path, machine=this_machine(processor), beside=cuda)
     if tier is not None and disk is not None and not costs.calibrated:
         liveness.enter(Phase.COMPILING, LOAD_STALL, "measuring what a restore costs", 1.0)
@@ -221,6 +365,17 @@ def named_backend(settings: EngineSettings, dtype: str, head_dim: int) -> tuple[
         raise SettingsInvalid(str(error)) from error
 
 
+def estimated_memory(settings: EngineSettings, weights: int) -> tuple[str, sizing.DeviceMemory | None]:
+    """The name of the device, and what its own memory would be for with ``weights`` bytes of weights, as far as
+    it is known before an engine measures it; None: it has none. Loads nothing. Raises `SettingsInvalid`."""
+    device = device_named(settings.device)
+    now = device_of(device).memory()
+    if now is None:
+        return str(device), None
+    utilization, in_use = settings.memory_utilization, now.total - now.free
+    return str(device), sizing.DeviceMemory(now.total, utilization, weights, None, None, in_use)
+
+
 def _block_bytes(groups: KVGroups) -> int:
     """Bytes of one block in all groups' arenas together."""
     return sum(group.block_bytes for group in groups)
@@ -233,10 +388,17 @@ def _arenas(groups: KVGroups, blocks: int, device: torch.device) -> Arenas:
         reason = " ".join(str(error).split())[:160]
         what = f"{blocks} blocks of {_block_bytes(groups)} bytes"
         limit = sizing.refusal(error, what) if device.type == "cpu" else None
-        raise SettingsInvalid(limit or f"{what} do not fit on {device}: {reason}") from error
+        lower = "" if device.type == "cpu" else "; lower --kv-bytes or --gpu-memory-utilization"
+        raise SettingsInvalid(limit or f"{what} do not fit on {device}: {reason}{lower}") from error
 
 
-def _hello(model: LoadedModel, numbers: SchedulerSettings, groups: KVGroups, backend: Backend) -> Hello:
+def _hello(
+    model: LoadedModel,
+    numbers: SchedulerSettings,
+    groups: KVGroups,
+    backend: Backend,
+    parts: sizing.DeviceMemory | None,
+) -> Hello:
     return Hello(
         model=model.name,
         architecture=model.config.architecture,
@@ -253,4 +415,6 @@ def _hello(model: LoadedModel, numbers: SchedulerSettings, groups: KVGroups, bac
         kernels=backend.name,
         kv_dtype=groups[0].dtype,
         notes=model.config.notes,
+        max_sequences=numbers.max_sequences,
+        memory="" if parts is None else parts.line(numbers.blocks * _block_bytes(groups)),
     )

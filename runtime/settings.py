@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,6 +26,29 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 DEPTHS = (1, 2)
 """How many steps may be in flight: 1, in lock step; or 2, one planned while the one before it runs."""
+
+
+class StepSize(NamedTuple):
+    """The size of a step, or the most that one computes: so many ``tokens``, in so many ``rows``."""
+
+    tokens: int = 512
+    rows: int = 64
+
+    @property
+    def single(self) -> bool:
+        """Whether each row has one token."""
+        return self.tokens == self.rows
+
+
+SMALL_GPU, LARGE_GPU = StepSize(2048, 128), StepSize(8192, 256)
+CHUNKS = [
+    StepSize(*one)
+    for one in ((64, 4), (64, 16), (128, 4), (128, 64), (256, 16), (256, 128), (512, 64), (512, 256))
+]
+"""Sizes of captured steps that compute prompts, too. Larger ones keep a GPU busy while the next is launched."""
+
+LARGE_GPU_BYTES = 40 << 30
+"""A GPU with so much memory computes steps of `LARGE_GPU` by default."""
 
 
 class TenantBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -52,13 +76,18 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     disk_bytes: how much it may hold; a share of what is free there by default.
     disk_reserve: bytes of the store's disk that the journal needs free: KV gives way before there are fewer.
     block_tokens: tokens in one block.
-    max_step_tokens: tokens one step may compute.
-    max_sequences: turns that may run at once.
+    max_step_tokens: tokens one step may compute; by default more on a GPU (`step_size`).
+    max_sequences: turns that may run at once; by default more on a GPU.
     max_open: sequences that may be open at once.
     max_context: tokens a sequence may hold; the model's own limit by default.
     kernels: the backend: ``reference``, ``cpu``, ``triton``, ``triton-invariant`` (bits that do not depend on
         what else a step computes), or ``auto`` for the fastest that can compute here.
     depth: steps in flight; 1 on a CPU and 2 on a GPU by default.
+    enforce_eager: each kernel of a step is launched on its own: no CUDA graphs.
+    capture_sizes: rows of the steps that are captured as CUDA graphs, () for none; by default `captures`.
+    capture_lazily: a graph is captured when a step first needs it, not at start.
+    memory_utilization: the fraction of a GPU's memory that weights, activations, graphs and KV, and what else
+        is there, may take together.
     watermark: share of the blocks a new turn leaves free while others run.
     lease_share: share of the blocks, and of the host tier, that leases may cover in all.
     idle_stretch: a step of turns may take at most so many times as long by prefill of idle sequences (such as
@@ -84,12 +113,16 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     disk_bytes: int | None = None
     disk_reserve: int = 0
     block_tokens: int = 16
-    max_step_tokens: int = 512
-    max_sequences: int = 64
+    max_step_tokens: int | None = None
+    max_sequences: int | None = None
     max_open: int = 65536
     max_context: int | None = None
     kernels: str = "auto"
     depth: int | None = None
+    enforce_eager: bool = False
+    capture_sizes: tuple[int, ...] | None = None
+    capture_lazily: bool = False
+    memory_utilization: float = 0.9
     watermark: float = 0.01
     lease_share: float = 0.5
     idle_stretch: float = 1.25
@@ -109,30 +142,67 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _check_least(1, blocks=self.blocks, kv_bytes=self.kv_bytes, max_context=self.max_context)
         _check_least(0, host_bytes=self.host_bytes, disk_reserve=self.disk_reserve)
         _check_least(1, disk_bytes=self.disk_bytes)
+        _check_least(1, max_step_tokens=self.max_step_tokens, max_sequences=self.max_sequences)
+        if min(self.capture_sizes or (1,)) < 1:
+            sizes = ",".join(map(str, self.capture_sizes or ()))
+            raise SettingsInvalid(f"--cudagraph-capture-sizes {sizes}: a graph has 1 row or more")
+        if not 0 < self.memory_utilization <= 1:
+            raise SettingsInvalid(
+                f"--gpu-memory-utilization {self.memory_utilization:g} is not more than 0 and at most 1"
+            )
 
     @property
     def kv_format(self) -> KVFormat:
         """How K and V are stored: their type and scales."""
         return KVFormat(self.kv_dtype, *self.kv_scales)
 
+    def step_size(self, device_bytes: int | None) -> StepSize:
+        """The most that a step may compute: as asked, by default by the device. ``device_bytes``: of the
+        device's own memory; None: it has none, as a CPU. If one number is asked for, the other is such that
+        each sequence has a token in a step."""
+        large = device_bytes is not None and device_bytes >= LARGE_GPU_BYTES
+        usual = StepSize() if device_bytes is None else LARGE_GPU if large else SMALL_GPU
+        tokens = self.max_step_tokens or max(usual.tokens, self.max_sequences or 0)
+        return StepSize(tokens, self.max_sequences or min(usual.rows, tokens))
+
+    def captures(self, most: StepSize) -> list[StepSize]:
+        """The sizes of steps that are captured as CUDA graphs, the largest first, where a step has at most
+        ``most``: of single tokens as asked, by default such that few rows are padded; and of `CHUNKS`."""
+        usual = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, most.rows, 32), most.rows)
+        rows = usual if self.capture_sizes is None else self.capture_sizes
+        singles = {StepSize(one, one) for one in rows if one <= most.rows}
+        if self.enforce_eager or not singles:
+            return []
+        chunks = {one for one in CHUNKS if one.tokens <= most.tokens and one.rows <= most.rows}
+        return sorted(singles | chunks, reverse=True)
+
     def resolved(
-        self, *, blocks: int, block_bytes: int, max_context: int, vocab_size: int, depth: int
+        self,
+        *,
+        blocks: int,
+        block_bytes: int,
+        max_context: int,
+        vocab_size: int,
+        depth: int,
+        device_bytes: int | None = None,
     ) -> SchedulerSettings:
         """The scheduler's settings, now that the model and its memory are known. What these settings state
         goes before the arguments; ``max_context`` is the lesser of both.
 
         ``blocks`` of ``block_bytes`` bytes each, and ``max_context`` tokens, are what memory and model allow.
-        ``vocab_size``: the model's. ``depth``: how many steps may be in flight, by default.
+        ``vocab_size``: the model's. ``depth``: how many steps may be in flight, by default. ``device_bytes``:
+        as for `step_size`.
 
         Raises `SettingsInvalid` or `PoolTooSmall`: they cannot work together.
         """
+        step = self.step_size(device_bytes)
         return SchedulerSettings(
             blocks=blocks,
             block_tokens=self.block_tokens,
             vocab_size=vocab_size,
             max_context=min(self.max_context or max_context, max_context),
-            max_step_tokens=self.max_step_tokens,
-            max_sequences=self.max_sequences,
+            max_step_tokens=step.tokens,
+            max_sequences=step.rows,
             max_open=self.max_open,
             depth=self.depth or depth,
             watermark_blocks=int(blocks * self.watermark),
@@ -163,8 +233,8 @@ class SchedulerSettings:
     vocab_size: int
     max_context: int
     block_tokens: int = 16
-    max_step_tokens: int = 512
-    max_sequences: int = 64
+    max_step_tokens: int = StepSize().tokens
+    max_sequences: int = StepSize().rows
     max_open: int = 65536
     depth: int = 1
     watermark_blocks: int = 0

@@ -47,7 +47,7 @@ class Ours:
         return {
             "versions": {name: version(name) for name in ("holdfast-llm", "torch")},
             "precision": {"weights": dtype, "kv": dtype},
-            "step_tokens": settings.max_step_tokens,
+            "step_tokens": settings.step_size(None).tokens,
         }
 
     def begin(self) -> None:

@@ -252,10 +252,16 @@ def check(tenants: Tenants, settings: GatewaySettings, engine: EngineSettings) -
         check_bound(tenants, bound)
 
 
-def check_leases(tenants: Tenants, engine: EngineSettings, hello: Hello) -> None:
-    """Check that what the tenants' leases may cover fits the engine's KV, the size of which ``hello`` has, the
-    message of an engine that was loaded. Raises ``LimitsTooLarge``."""
+def check_loaded(tenants: Tenants, engine: EngineSettings, hello: Hello) -> None:
+    """Check that the tenants' turns, and what their leases may cover, fit the engine's rows and KV, of which
+    ``hello`` has the size, the message of an engine that was loaded. Raises ``LimitsTooLarge``."""
+    check_bound(tenants, runnable(hello.max_sequences))
     check_bound(tenants, leasable(engine, hello.blocks * hello.block_bytes))
+
+
+def runnable(most: int) -> ServerBound:
+    """The bound for each tenant's limit named ``turns``: ``most`` turns may run at once."""
+    return ServerBound("turns", most, "--max-sequences", summed=False)
 
 
 def leasable(engine: EngineSettings, kv_bytes: int) -> ServerBound:
@@ -295,7 +301,8 @@ def _bounds(settings: GatewaySettings, engine: EngineSettings) -> Iterator[Serve
     journal = settings.journal
     yield ServerBound("sessions", SessionSettings().max_sessions, "sessions that may be open")
     yield ServerBound("kept", journal.max_sessions, "sessions that the journal keeps")
-    yield ServerBound("turns", engine.max_sequences, "--max-sequences", summed=False)
+    if engine.max_sequences is not None:
+        yield runnable(engine.max_sequences)
     yield ServerBound("journal", journal.max_bytes, "what the journal may have")
     if engine.kv_bytes is not None:
         yield leasable(engine, engine.kv_bytes)

@@ -24,7 +24,6 @@ from ...runtime.errors import RuntimeFault
 from ...runtime.kv_placement.sizing import (
     blocks_of,
     context_of,
-    cuda_kv_bytes,
     host_kv_bytes,
     machine_bytes,
     memory_line,
@@ -36,7 +35,7 @@ from ...runtime.link.messages import SamplingDefaults
 from ...runtime.model.kv_format import KV_BYTES
 from ...runtime.settings import DTYPE_BYTES, EngineSettings
 from ...sessions.errors import SessionError
-from ..access.tenants import NOTHING_SET, Tenants, check, check_bound, leasable, told
+from ..access.tenants import NOTHING_SET, Tenants, check, check_bound, leasable, runnable, told
 from ..errors import KeysUnusable
 from ..settings import GatewaySettings
 
@@ -136,34 +135,32 @@ def _room(
     """Facts about how much KV fits on the device and below. ``per_token``: bytes of KV for one token.
     ``weights``: bytes of the model. ``model_context``: the model's longest sequence. Raises ``LimitsTooLarge``
     if the tenants' leases do not fit."""
-    device, allowed = _allowed(settings.device, weights)
+    from ...runtime.build import estimated_memory
+
+    device, parts = estimated_memory(settings, weights)
     block_bytes = per_token * settings.block_tokens
-    blocks = blocks_of(settings, block_bytes, allowed)
+    blocks = blocks_of(settings, block_bytes, host_kv_bytes() if parts is None else max(0, parts.kv))
     context = min(settings.max_context or model_context, context_of(settings, blocks, model_context))
     tokens = blocks * settings.block_tokens
-    yield "size of KV", rule_of(settings, not device.startswith("cuda"))
-    yield "KV on " + device, f"{shown(blocks * block_bytes)} = {blocks:,} blocks × {block_bytes:,} B"
+    step = settings.step_size(None if parts is None else parts.total)
+    check_bound(tenants, runnable(step.rows))
+    yield "largest step", f"{step.tokens:,} tokens in {step.rows} rows"
+    yield "size of KV", rule_of(settings, parts is None)
+    most = "" if parts is None else "at most "  # what a step takes is not known here
+    yield f"KV on {device}", f"{most}{shown(blocks * block_bytes)} = {blocks:,} blocks × {block_bytes:,} B"
     bound = leasable(settings, blocks * block_bytes)
     yield "leases may cover", f"{settings.lease_share:g} of that = {shown(bound.there)}"
     check_bound(tenants, bound)
-    memory = memory_line(weights, blocks, block_bytes, settings.block_tokens)
-    yield "memory", f"{memory} of {shown(machine_bytes())}" if device == "cpu" else memory
+    if parts is None:
+        memory = memory_line(weights, blocks, block_bytes, settings.block_tokens)
+        yield "memory", f"{memory} of {shown(machine_bytes())}"
+    else:
+        yield "memory", parts.line(blocks * block_bytes)
     yield "tokens that fit", _product((("blocks", blocks), ("tokens", settings.block_tokens)), "tokens")
     below = host_bytes(settings)
     yield "KV in the host tier", f"{shown(below)} = {below // block_bytes:,} blocks" if below else "none"
     fit = f"{round(tokens / context, 1):,g} sessions of the longest context ({context:,})"
     yield "sessions that fit", fit if tokens >= context else f"none of {context:,} tokens: too few blocks"
-
-
-def _allowed(device: str, weights: int) -> tuple[str, int]:
-    import torch
-
-    from ...runtime.model.load import device_named
-
-    found = device_named(device)
-    if found.type == "cpu":
-        return str(found), host_kv_bytes()
-    return str(found), cuda_kv_bytes(max(0, torch.cuda.mem_get_info(found)[0] - weights))
 
 
 def _sampling(defaults: SamplingDefaults) -> str:

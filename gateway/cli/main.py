@@ -74,8 +74,12 @@ def serve(
     kernels: options.Backend = "auto",
     kv_dtype: options.KVDtype = "auto",
     kv_scales: options.KVScales = "1,1",
-    max_step_tokens: options.StepTokens = 512,
-    max_sequences: options.Sequences = 64,
+    max_step_tokens: options.StepTokens = None,
+    max_sequences: options.Sequences = None,
+    gpu_memory_utilization: options.Utilization = 0.9,
+    enforce_eager: options.Eager = False,
+    cudagraph_capture_sizes: options.CaptureSizes = None,
+    cudagraph_capture_lazily: options.CaptureLazily = False,
     policy: options.Policy = "fair_shares",
     store: options.Store = None,
     disk_bytes: options.DiskBytes = None,
@@ -152,6 +156,10 @@ def serve(
             disk_bytes=disk_bytes,
             max_step_tokens=max_step_tokens,
             max_sequences=max_sequences,
+            memory_utilization=gpu_memory_utilization,
+            enforce_eager=enforce_eager,
+            capture_sizes=cudagraph_capture_sizes,
+            capture_lazily=cudagraph_capture_lazily,
             policy=policy,
             logs=LogSettings(level=log_level, form=log_format),
         )
@@ -248,6 +256,9 @@ def doctor(
     kernels: options.Backend = "auto",
     kv_dtype: options.KVDtype = "auto",
     kv_scales: options.KVScales = "1,1",
+    max_step_tokens: options.StepTokens = None,
+    max_sequences: options.Sequences = None,
+    gpu_memory_utilization: options.Utilization = 0.9,
     keys: Annotated[
         Path | None, typer.Option(help="A keys file as for `serve`: the tenants' limits, checked.")
     ] = None,
@@ -268,6 +279,9 @@ def doctor(
                 kernels=kernels,
                 kv_dtype=kv_dtype,
                 kv_scales=kv_scales,
+                max_step_tokens=max_step_tokens,
+                max_sequences=max_sequences,
+                memory_utilization=gpu_memory_utilization,
             )
         except options.OptionUnusable as error:
             options.refuse(error.message)

@@ -134,11 +134,45 @@ KeysFile = Annotated[
     ),
 ]
 StepTokens = Annotated[
-    int,
-    typer.Option("--max-step-tokens", "--max-num-batched-tokens", min=1, help="Tokens computed by one step."),
+    int | None,
+    typer.Option(
+        "--max-step-tokens",
+        "--max-num-batched-tokens",
+        min=1,
+        help="Tokens computed by one step; by default 512 on a CPU, 8192 on a GPU, 2048 on a small one.",
+    ),
 ]
 Sequences = Annotated[
-    int, typer.Option("--max-sequences", "--max-num-seqs", min=1, help="Sequences that run at once.")
+    int | None,
+    typer.Option(
+        "--max-sequences",
+        "--max-num-seqs",
+        min=1,
+        help="Sequences that run at once; by default 64 on a CPU, 256 on a GPU, 128 on a small one.",
+    ),
+]
+Utilization = Annotated[
+    float,
+    typer.Option(
+        "--gpu-memory-utilization",
+        help="Fraction of the GPU's memory for weights, activations, graphs and KV together.",
+    ),
+]
+Eager = Annotated[
+    bool, typer.Option("--enforce-eager", help="Launch each kernel of a step on its own: no CUDA graphs.")
+]
+CaptureSizes = Annotated[
+    str | None,
+    typer.Option(
+        "--cudagraph-capture-sizes",
+        help="Rows of the steps that are captured as CUDA graphs, such as 1,2,4,8; empty for none.",
+    ),
+]
+CaptureLazily = Annotated[
+    bool,
+    typer.Option(
+        "--cudagraph-capture-lazily", help="Capture a graph when a step first needs it, not at start."
+    ),
 ]
 MetricsNames = Annotated[
     MetricsCompat,
@@ -289,11 +323,12 @@ def engine_settings(
     kv_scales: str = "1,1",
     dtype: str = AUTO,
     kv_dtype: str = AUTO,
+    capture_sizes: str | None = None,
     **named: Any,
 ) -> EngineSettings:
     """Make the engine's settings from options. Sizes are texts such as ``8GiB``; ``kv_scales`` is the text of
-    two numbers, for keys and values; types may have vLLM's names. ``named``: other fields of `EngineSettings`.
-    Raises ``OptionUnusable``."""
+    two numbers, for keys and values, ``capture_sizes`` of any; types may have vLLM's names. ``named``: other
+    fields of `EngineSettings`. Raises ``OptionUnusable``."""
     try:
         return EngineSettings(
             model=model,
@@ -303,6 +338,7 @@ def engine_settings(
             kv_scales=_scales(kv_scales),
             dtype=TORCH_NAMES.get(dtype, dtype),
             kv_dtype=TORCH_NAMES.get(kv_dtype, kv_dtype),
+            capture_sizes=None if capture_sizes is None else _rows(capture_sizes),
             **named,
         )
     except RuntimeFault as fault:
@@ -325,6 +361,15 @@ def _scales(text: str) -> tuple[float, float]:
     except ValueError:
         raise OptionUnusable(f"--kv-scales: '{text}' is not two numbers such as 1,0.125") from None
     return key, value
+
+
+def _rows(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(one) for one in text.replace(",", " ").split())
+    except ValueError:
+        raise OptionUnusable(
+            f"--cudagraph-capture-sizes: '{text}' is not a list of numbers such as 1,2,4,8, each 1 or more"
+        ) from None
 
 
 def _bytes(option: str, text: str | None) -> int | None:

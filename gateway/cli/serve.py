@@ -192,6 +192,6 @@ def _kept(settings: GatewaySettings) -> str:
 
 def _memory(hello: Hello) -> str:
     weights = hello.parameters * DTYPE_BYTES[hello.dtype]
-    memory = memory_line(weights, hello.blocks, hello.block_bytes, hello.block_tokens)
+    memory = hello.memory or memory_line(weights, hello.blocks, hello.block_bytes, hello.block_tokens)
     kept = "" if hello.kv_dtype in ("", hello.dtype) else f", KV {hello.kv_dtype}"
     return f"{memory}; {hello.device}, {hello.dtype}{kept}, kernels {hello.kernels}"

@@ -17,7 +17,6 @@ _BY_REQUEST = "a request says it"
 
 HINTS = {
     "--model": "the model is an argument: holdfast serve MODEL",
-    "--gpu-memory-utilization": "it is a share of all memory, weights included; --kv-bytes sizes the KV alone",
     "--num-gpu-blocks-override": "--kv-bytes sizes the KV",
     "--swap-space": "--host-bytes sizes the KV below the device",
     "--kv-offloading-size": "--host-bytes sizes the KV below the device",
@@ -50,7 +49,6 @@ HINTS = {
     "--rope-scaling": _AS_STORED,
     "--config-format": _AS_STORED,
     "--download-dir": _CACHE,
-    "--enforce-eager": "there is no other way to launch steps that it would switch off",
     "--scheduling-policy": "--policy names the order of turns",
     "--seed": _BY_REQUEST,
     "--max-logprobs": _BY_REQUEST,

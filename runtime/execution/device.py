@@ -16,18 +16,19 @@ import torch
 
 from ...kernels.device import Device
 from ..errors import EngineDied
+from ..kv_placement.sizing import MORE_FOR_STEPS
 
 REFUSALS = frozenset({1, 2, 9, 98, 200, 209, 701, 712, 713, 801})
 """CUDA error codes of a call that was refused, and left the device as it was: invalid value, memory, launch
 configuration or function; no image or kernel for it; out of resources; host memory that is registered
 already, or is not; an operation that is not supported here."""
 
+NO_MEMORY = ("out of memory", "ALLOC_FAILED")
 REFUSED = (
-    "out of memory",
+    *NO_MEMORY,
     "invalid argument",
     "invalid configuration",
     "out of resource",
-    "ALLOC_FAILED",
     "already mapped",
     "does not correspond to a registered memory region",
     "operation not supported",
@@ -54,7 +55,8 @@ def is_lost(error: Exception) -> bool:
 def device_watched(device: Device) -> Iterator[None]:
     """A context that an exception leaves only when ``device`` is done with all that it was given: a step that
     failed half way has no copy under way, and its slots, blocks and tensors are free. Raises ``EngineDied`` in
-    place of an exception which means that the device is lost; others pass."""
+    place of an exception which means that the device is lost, and ``OutOfMemoryError``, with what to lower, in
+    place of one which means that it lacks memory; others pass."""
     try:
         yield
     except Exception as error:
@@ -62,6 +64,9 @@ def device_watched(device: Device) -> Iterator[None]:
         if lost is not None:
             raise EngineDied("the device is lost: " + str(lost).split("\n", 1)[0][:200]) from lost
         clear_frames(error.__traceback__)  # else it keeps the memory that the next step may lack
+        first = str(error).split("\n", 1)[0]
+        if isinstance(error, RuntimeError) and any(sign in first for sign in NO_MEMORY):
+            raise torch.OutOfMemoryError(f"{first[:200]}: {MORE_FOR_STEPS}") from error
         raise
 
 

@@ -20,40 +20,12 @@ from ...kernels.batch import PagedBatch
 from ...kernels.device import Device, Graph
 from ..model.decoder import Decoder
 from ..plan import NO_BLOCKS, NO_INTS, Ints, Plan
+from ..settings import StepSize
 from .batch import Batch, Capacity
 from .sampler import sound
 
 NOTHING = -1
 """In a step's inputs: the slot of padding; the id of a token that the slot drew last."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class StepSizes:
-    """For how many ``tokens`` and ``rows`` a step is laid out; it draws at most once for each row. Where both
-    are equal, each row has one token."""
-
-    tokens: int
-    rows: int
-
-    @property
-    def single(self) -> bool:
-        """Whether each row has one token."""
-        return self.tokens == self.rows
-
-
-SINGLES = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 257, 32))
-"""Rows of steps of single tokens that are captured where no others are asked for."""
-
-CHUNKS = ((64, 4), (64, 16), (128, 4), (128, 64), (256, 16), (256, 128), (512, 64), (512, 256))
-"""Tokens and rows of captured steps with chunks. Larger steps keep a GPU busy while the next is launched."""
-
-
-def sizes_to_capture(most: StepSizes, singles: Iterable[int] | None = None) -> list[StepSizes]:
-    """The sizes of steps to capture on an engine with steps of at most ``most``. ``singles``: the numbers of rows
-    of steps of single tokens; None: `SINGLES`; empty: nothing is captured."""
-    rows = sorted({min(one, most.rows) for one in (SINGLES if singles is None else singles)})
-    chunks = [StepSizes(*one) for one in CHUNKS if one[0] <= most.tokens] if rows else []
-    return [StepSizes(one, one) for one in rows] + [one for one in chunks if one.rows <= 2 * most.rows]
 
 
 class Inputs:
@@ -72,14 +44,14 @@ class Inputs:
 
     CHANGED = 2
 
-    def __init__(self, most: StepSizes, device: torch.device) -> None:
+    def __init__(self, most: StepSize, device: torch.device) -> None:
         rows, tokens = most.rows + most.rows % 2, most.tokens + most.tokens % 2
         sizes = dict.fromkeys(("slots", "contexts", "given", "ends", "drawn", "kept", "places"), rows)
         sizes |= dict.fromkeys(("cells", "blocks"), self.CHANGED * rows)
         self._single = sum(sizes.values())
         sizes |= {"starts": rows + 2} | dict.fromkeys(("positions", "lines", "ids"), tokens)
         ends = list(accumulate(sizes.values(), initial=0))
-        self.most = StepSizes(tokens, rows)
+        self.most = StepSize(tokens, rows)
         self._host: Ints = np.zeros(ends[-1], dtype=np.int64)
         self._up = torch.zeros(ends[-1], dtype=torch.int64, device=device)
         self._at = dict(zip(sizes, pairwise(ends), strict=True))
@@ -159,28 +131,28 @@ class DeviceStep:
         self._device = device
         self._batch = batch
         self._block_tokens = arenas[0].shape[4]
-        self._graphs: dict[tuple[str, StepSizes], Graph] = {}
-        self._captured: list[StepSizes] = []  # the smallest first
+        self._graphs: dict[tuple[str, StepSize], Graph] = {}
+        self._to_capture: list[StepSize] = []  # the smallest first
         self._state = BatchOnDevice(len(batch), batch.tables.shape[1], decoder.device)
-        self._inputs = Inputs(StepSizes(0, 0), decoder.device)
-        self.reserve(StepSizes(capacity.tokens, capacity.rows))
+        self._inputs = Inputs(StepSize(0, 0), decoder.device)
+        self.reserve(StepSize(capacity.tokens, capacity.rows))
 
     # --- memory -----------------------------------------------------------------------------------------------
 
-    def reserve(self, most: StepSizes) -> None:
+    def reserve(self, most: StepSize) -> None:
         """Make room for steps of these sizes. Where it has to be made anew, captured steps are forgotten, as
         they read the old one."""
         room, place = self._inputs.most, self._decoder.device
         if most.tokens <= room.tokens and most.rows <= room.rows:
             return
         rows = max(most.rows, room.rows)
-        self._inputs = Inputs(StepSizes(max(most.tokens, room.tokens), rows), place)
+        self._inputs = Inputs(StepSize(max(most.tokens, room.tokens), rows), place)
         rows = self._inputs.most.rows
         self._hidden: Tensor | None = None
         self._last = torch.zeros(rows, dtype=torch.int64, device=place)
         self._lines = torch.zeros((rows, 2), dtype=torch.int64, device=place)
         self._counting = torch.arange(rows + 1, device=place)
-        self._forget()
+        self._graphs.clear()
 
     def _fit(self) -> None:
         """Make room for all slots and columns of the batch, as `reserve` does."""
@@ -190,11 +162,7 @@ class DeviceStep:
             self._state = BatchOnDevice(slots, blocks, self._decoder.device)
             self._state.ids[: state.slots] = state.ids[:-1]
             self._state.take(np.arange(slots), batch, self._device)
-            self._forget()
-
-    def _forget(self) -> None:
-        self._graphs.clear()
-        self._captured.clear()
+            self._graphs.clear()
 
     # --- a step -----------------------------------------------------------------------------------------------
 
@@ -202,19 +170,14 @@ class DeviceStep:
         """Compute the rows of ``plan``, whose changes the batch has. ``each``: of each token that is drawn, the
         number of its row; ``back``: how many of the row's tokens stand behind the one after which it is
         drawn."""
-        real = StepSizes(plan.size, max(len(plan), len(each)))
+        real = StepSize(plan.size, max(len(plan), len(each)))
         self.reserve(real)
         self._fit()
         scored = any(ask.scored is not None for ask in plan.asks.values())
         sizes = real if scored else self._sizes_for(real)
         self._fill(plan, each, back, sizes)
         self._inputs.send(self._device, single=sizes.single)
-        graph = self._graphs.get(("rows", sizes)) if not scored else None
-        whole = None
-        if graph is None:
-            whole = self._compute(sizes)
-        else:
-            graph.replay()
+        whole = self._compute(sizes) if scored else self._run("rows", sizes, partial(self._compute, sizes))
         assert self._hidden is not None
         draws = len(each)
         return Computed(self._hidden[:draws], self._last[:draws], self._inputs.of("places", draws), whole)
@@ -223,26 +186,34 @@ class DeviceStep:
         """Draw for the first ``rows`` draws of the step that was launched last, by the sampling parameters of
         their slots. Returns lines as `sampler.draw` makes them, int64 ``[rows, 2]``; the next step overwrites
         them."""
-        sizes = self._sizes_for(StepSizes(rows, rows))
-        graph = self._graphs.get(("draws", sizes))
-        if graph is None:
-            self._draw(rows)
-        else:
-            graph.replay()
+        sizes = self._sizes_for(StepSize(rows, rows))
+        self._run("draws", sizes, partial(self._draw, sizes.rows))
         return self._lines[:rows]
 
     def keep(self, drawn: Tensor) -> None:
         """Let the slots keep these ids, int64 ``[draws]``, of the step that was launched last."""
         self._state.ids.index_copy_(0, self._inputs.of("kept", len(drawn)), drawn)
 
-    def _sizes_for(self, real: StepSizes) -> StepSizes:
-        """The least captured sizes for a step, or the step's own."""
-        for one in self._captured:
+    def _run(self, name: str, sizes: StepSize, work: Callable[[], Tensor | None]) -> Tensor | None:
+        """Replay ``work``, which is the part ``name`` of a step of these sizes. If it is not captured yet, do
+        it, and capture it if it is to be. Returns what it returned, if it was done."""
+        graph = self._graphs.get((name, sizes))
+        if graph is not None:
+            graph.replay()
+            return None
+        done = work()
+        if sizes in self._to_capture and (graph := self._device.capture(work)) is not None:
+            self._graphs[name, sizes] = graph
+        return done
+
+    def _sizes_for(self, real: StepSize) -> StepSize:
+        """The least sizes for a step that are to be captured, or the step's own."""
+        for one in self._to_capture:
             if one.single == real.single and one.tokens >= real.tokens and one.rows >= real.rows:
                 return one
         return real
 
-    def _fill(self, plan: Plan, each: Ints, back: Ints, sizes: StepSizes) -> None:
+    def _fill(self, plan: Plan, each: Ints, back: Ints, sizes: StepSize) -> None:
         """Write the step's inputs, and bring up first what changed, where the inputs have no room for it."""
         inputs, state, changes = self._inputs, self._state, plan.changes
         blocks = NO_BLOCKS if changes is None else changes.blocks
@@ -262,7 +233,7 @@ class DeviceStep:
         inputs.fill(sizes.rows, NOTHING, slots=plan.slots)
         inputs.fill(sizes.rows, 1, contexts=ends)
         slots = plan.slots if len(each) == len(plan) and not plan.drafts else plan.slots[each]
-        draws = max(sizes.rows, self._sizes_for(StepSizes(len(each), len(each))).rows)
+        draws = max(sizes.rows, self._sizes_for(StepSize(len(each), len(each))).rows)
         # What follows a guess is not known here: the row behind it is not fed.
         inputs.fill(draws, trash, drawn=slots, kept=NO_INTS if plan.drafts else slots)
         inputs.fill(draws, 0, places=ends[each] - back)
@@ -282,7 +253,7 @@ class DeviceStep:
 
     # --- what is captured -------------------------------------------------------------------------------------
 
-    def _compute(self, sizes: StepSizes) -> Tensor:
+    def _compute(self, sizes: StepSize) -> Tensor:
         """From the inputs to the hidden state behind the token of each draw. Returns those of all tokens."""
         of, state, kernels = self._inputs.of, self._state, self._decoder.kernels
         tokens, rows = sizes.tokens, sizes.rows
@@ -326,31 +297,29 @@ class DeviceStep:
         self.keep(self._lines[:rows, 0])
 
     def capture(
-        self, sizes: Iterable[StepSizes], progress: Callable[[StepSizes], None] = lambda _: None
+        self,
+        sizes: Iterable[StepSize],
+        progress: Callable[[StepSize], None] = lambda _: None,
+        *,
+        now: bool = True,
     ) -> None:
-        """Capture steps of these ``sizes``, the largest first, and the draws of all numbers of rows among them;
-        replaces those captured before. Each is computed once before: on padding, which changes nothing. Does
-        nothing on a device that has no captures."""
-        wanted = sorted(set(sizes), reverse=True)
-        self._forget()
-        self._fit()
-        for one in wanted:
+        """Have steps of these ``sizes`` captured, and no others: now, the largest first, each computed once on
+        padding, which changes nothing; else when a step first has use for them. ``progress`` is called before
+        each. A device without captures computes them padded."""
+        self._graphs.clear()
+        self._to_capture = sorted(set(sizes))
+        for one in self._to_capture:
             self.reserve(one)
-        for one in wanted:
+        self._fit()
+        for one in reversed(self._to_capture if now else ()):
             progress(one)
-            nothing = Plan(0)
-            self._fill(nothing, NO_INTS, NO_INTS, one)
+            self._fill(Plan(0), NO_INTS, NO_INTS, one)
             self._inputs.send(self._device, single=one.single)
-            for name, work in (
-                ("rows", partial(self._compute, one)),
-                ("draws", partial(self._draw, one.rows)),
-            ):
-                key = name, one if name == "rows" else StepSizes(one.rows, one.rows)
-                if key in self._graphs:
-                    continue
-                work()
-                graph = self._device.capture(work)
-                if graph is None:
-                    return
-                self._graphs[key] = graph
-            self._captured.insert(0, one)
+            self._run("rows", one, partial(self._compute, one))
+            if one.single:
+                self._run("draws", one, partial(self._draw, one.rows))
+
+    @property
+    def captured(self) -> int:
+        """How many graphs there are."""
+        return len(self._graphs)

@@ -1,20 +1,76 @@
-"""How much memory KV gets: blocks of the device as asked, or a share of the free memory. Allocates nothing."""
+"""How much memory KV gets: blocks as asked, or a share of the machine's memory; on a device with memory of its
+own what weights and the largest step leave. Allocates nothing."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...kvstore.system_limits import NAMED, errno_of, explained
 from ..errors import SettingsInvalid
 from ..settings import EngineSettings
 
-CUDA_SHARE = 0.85  # of the memory free after loading the weights; activations need the rest
 HOST_SHARE = 0.125  # of all memory
 HOST_MOST_BYTES = 1 << 30
 MOST_TOKENS = 1 << 21  # unless more is asked for: each block costs the engine some work
 PROCESS_BYTES = 280 << 20  # as measured: the interpreter, torch, and the compiled kernels with their compiler
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+SMALLER = "lower --max-step-tokens, --max-sequences, --cudagraph-capture-sizes"
+MORE_FOR_STEPS = f"{SMALLER}, --kv-bytes or --gpu-memory-utilization"
+"""What to do if a step runs out of memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """What a device's own memory is for, in bytes, when KV is sized.
+
+    ``total``: all there is, of which ``utilization`` may be taken. ``weights``: of the model. ``activations``:
+    what the largest step takes beside them; ``graphs``: all CUDA graphs; None before they are measured.
+    ``others``: what is not of torch: the driver's context, kernels, other processes.
+    """
+
+    total: int
+    utilization: float
+    weights: int
+    activations: int | None
+    graphs: int | None
+    others: int
+
+    @property
+    def _taken(self) -> int:
+        return self.weights + (self.activations or 0) + (self.graphs or 0) + self.others
+
+    @property
+    def kv(self) -> int:
+        """What is left for KV; less than 0 if the rest does not fit."""
+        return int(self.utilization * self.total) - self._taken
+
+    def line(self, kv_bytes: int) -> str:
+        """A line for the log: the parts as a sum, with ``kv_bytes`` bytes of KV."""
+        known = self.activations is not None and self.graphs is not None
+        parts = {"weights": self.weights, "activations": self.activations, "graphs": self.graphs}
+        parts |= {"context and others": self.others, "KV": kv_bytes}
+        terms = (f"{name} {'?' if size is None else shown(size)}" for name, size in parts.items())
+        told = "" if known else "an estimate, ? is measured at start: "
+        return (
+            f"{told}{' + '.join(terms)} = {shown(self._taken + kv_bytes)} of at most {self.utilization:g} ×"
+            f" {shown(self.total)}"
+        )
+
+    def check(self, settings: EngineSettings, blocks: int, block_bytes: int) -> None:
+        """Raise `SettingsInvalid` if ``blocks`` blocks of ``block_bytes`` bytes do not fit, or are none."""
+        if not blocks:
+            raise self.refusal("there is no room for KV", block_bytes)
+        if blocks * block_bytes > self.kv:
+            raise self.refusal(f"{rule_of(settings, False)}, does not fit", blocks * block_bytes)
+
+    def refusal(self, cause: str, kv_bytes: int = 0) -> SettingsInvalid:
+        """The error with this cause: it names each part of the memory, and what to lower."""
+        return SettingsInvalid(
+            f"{cause}: {self.line(kv_bytes)}; {SMALLER}, --kv-bytes or --max-context, or raise"
+            " --gpu-memory-utilization"
+        )
 
 
 def machine_bytes() -> int:
@@ -31,11 +87,6 @@ def machine_bytes() -> int:
 def host_kv_bytes() -> int:
     """How many bytes KV of a CPU engine takes of this machine's memory if none are asked for."""
     return min(HOST_MOST_BYTES, int(HOST_SHARE * machine_bytes()))
-
-
-def cuda_kv_bytes(free_bytes: int) -> int:
-    """The share of ``free_bytes``, the device memory that is free after loading, that KV may take."""
-    return int(CUDA_SHARE * free_bytes)
 
 
 def blocks_of(settings: EngineSettings, block_bytes: int, allowed_bytes: int) -> int:
@@ -96,7 +147,10 @@ def rule_of(settings: EngineSettings, on_host: bool) -> str:
     if on_host:
         share = f"min({HOST_SHARE:g} × {shown(machine_bytes())}, {shown(HOST_MOST_BYTES)})"
         return f"{share} = {shown(host_kv_bytes())}, {tokens}"
-    return f"{CUDA_SHARE:g} of the memory free once the weights are there, {tokens}"
+    return (
+        f"{settings.memory_utilization:g} of the device's memory (--gpu-memory-utilization), less weights,"
+        f" others, and what the largest step and graphs take, as measured at start, {tokens}"
+    )
 
 
 def memory_line(weights: int, blocks: int, block_bytes: int, block_tokens: int) -> str:

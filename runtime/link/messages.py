@@ -58,7 +58,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
 
     ``kernels``: the name of the backend that computes. ``dtype``: of the weights and of computing;
     ``kv_dtype``: of the KV cache. ``max_context``: in tokens; ``block_bytes``: of one block over all layers.
-    ``notes``: what an operator should know of the model, each one line.
+    ``notes``: what an operator should know of the model, each one line. ``max_sequences``: turns that may run
+    at once. ``memory``: what the device's own memory is for, one line; empty: it has none.
     """
 
     model: str
@@ -76,6 +77,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     kernels: str = "reference"
     kv_dtype: str = ""
     notes: tuple[str, ...] = ()
+    max_sequences: int = 64
+    memory: str = ""
 
 
 class Fatal(msgspec.Struct, frozen=True, array_like=True, tag="fatal"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +33,8 @@ from .weights import (
 
 COMPARED = 4096
 """How many rows are compared at a time, to see whether the output head equals the embedding."""
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from .gguf_weights import GGUFWeights
@@ -155,9 +159,15 @@ def as_stored(
 
 
 def device_named(name: str) -> torch.device:
-    """The torch device ``name``; ``auto``: CUDA if there is one, else the CPU. Raises ``SettingsInvalid``."""
+    """The torch device ``name``; ``auto``: CUDA if there is one, else the CPU, and a warning says why a GPU's
+    driver cannot be used. Raises ``SettingsInvalid``."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            found = torch.cuda.is_available()
+        for warning in told:
+            log.warning("computing on the CPU: %s", " ".join(str(warning.message).split())[:200])
+        return torch.device("cuda" if found else "cpu")
     if name.split(":")[0] not in ("cpu", "cuda"):
         raise SettingsInvalid(f"device {name}: not one of auto, cpu, cuda, cuda:N")
     if name.startswith("cuda") and not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
@@ -167,6 +177,9 @@ def device_named(name: str) -> torch.device:
         )
     try:
         device = torch.device(name)
+        there = torch.cuda.device_count()
+        if device.type == "cuda" and (device.index or 0) >= there > 0:
+            raise RuntimeError("there is none; there are " + ", ".join(f"cuda:{one}" for one in range(there)))
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise SettingsInvalid(f"device {name}: {' '.join(str(error).split())[:160]}") from error

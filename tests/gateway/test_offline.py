@@ -748,10 +748,10 @@ def test_a_process_of_its_own_and_a_seed_of_the_model(llm: LLM, monkeypatch: pyt
     gc.collect()
     assert ended(threads)
     again = LLM("pocket", seed=5, max_num_seqs=600, **FP32)
-    assert again._llm._settings.max_step_tokens == 600
     assert texts(again.generate(STORIES[:4], drawn, use_tqdm=False)) == first
     completer = again._llm._completer
-    assert completer is not None and repr(again) == "<LLM pocket, open>"
+    assert completer is not None and completer.link.hello.max_sequences == 600
+    assert repr(again) == "<LLM pocket, open>"
     again._portal.call(completer.link.fail, EngineDied("planted"))
     with pytest.raises(EngineUnavailable):
         again.generate(STORY, GREEDY, use_tqdm=False)

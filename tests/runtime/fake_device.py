@@ -43,12 +43,11 @@ from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.execution.device_step import StepSizes
 from holdfast.runtime.execution.runner import TorchRunner
 from holdfast.runtime.kv_placement.costs import CostBook
 from holdfast.runtime.plan import Handle, Outcomes, Plan
 from holdfast.runtime.scheduler.scheduler import Scheduler
-from holdfast.runtime.settings import SchedulerSettings
+from holdfast.runtime.settings import SchedulerSettings, StepSize
 from holdfast.runtime.verbs import Sampling
 from holdfast.tests.runtime.fakes import MASK, SECRET, SPACE, FakeDisk, draw, mix, take_in, weigh
 
@@ -719,7 +718,7 @@ def device_engine(
     if device.chance.random() < 0.7:
         rows, tokens = settings.max_sequences, settings.max_step_tokens
         some = [(device.chance.randint(1, tokens), device.chance.randint(1, rows)) for _ in range(4)]
-        runner.capture(StepSizes(max(one), min(one)) for one in [*some, (rows, rows), (1, 1)])
+        runner.capture(StepSize(max(one), min(one)) for one in [*some, (rows, rows), (1, 1)])
     pool = BlockPool(settings.blocks, debug=True)
     hasher = BlockHasher(SECRET, settings.block_tokens)
     tier = None if memory is None else PoisoningTier(memory)

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from holdfast.benchmarks.toys import make_toy
 from holdfast.kernels.backends import Backend
-from holdfast.kernels.device import CpuDevice
+from holdfast.kernels.device import CpuDevice, Memory
 from holdfast.kvstore.arena import DeviceArena
 from holdfast.kvstore.host.registration import Registration
 from holdfast.runtime import build
 from holdfast.runtime.build import load_engine
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.errors import ModelUnreadable, PoolTooSmall, SettingsInvalid
+from holdfast.runtime.execution.runner import TorchRunner
+from holdfast.runtime.execution.warmup import rehearse
 from holdfast.runtime.link.engine_end import LoadedEngine
 from holdfast.runtime.link.heartbeat import Liveness
-from holdfast.runtime.settings import EngineSettings
+from holdfast.runtime.model.load import load_model
+from holdfast.runtime.settings import EngineSettings, StepSize
 from holdfast.runtime.verbs import Generate, Open, Sampling, TokenLimits
 
 
@@ -77,6 +82,28 @@ def test_a_context_that_does_not_fit_the_pool_is_refused(tiny: Path) -> None:
 def test_impossible_settings_are_named(tiny: Path, changes: dict[str, object]) -> None:
     with pytest.raises(SettingsInvalid):
         load(tiny, **changes)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "capability", "block_tokens", "told"),
+    [
+        (72, (9, 0), 16, r"head_dim 72 \(supported: 64, 80, 96, 128, 256\)"),
+        (64, (7, 5), 16, r"compute capability 7\.5 \(supported: 8\.0 and later\)"),
+        (64, (9, 0), 8, r"block size 8 \(supported: 16, 32, 64\)"),
+    ],
+)
+def test_what_the_kernels_of_a_gpu_cannot_compute_is_named_with_what_they_can(
+    monkeypatch: pytest.MonkeyPatch,
+    head_dim: int,
+    capability: tuple[int, int],
+    block_tokens: int,
+    told: str,
+) -> None:
+    monkeypatch.setattr(build, "device_named", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    settings = EngineSettings(model="m", device="cuda", kernels="triton", block_tokens=block_tokens)
+    with pytest.raises(SettingsInvalid, match=told):
+        build.named_backend(settings, "bfloat16", head_dim)
 
 
 def test_an_arena_that_does_not_fit_is_a_settings_error(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,3 +195,141 @@ def test_the_host_tier_s_memory_is_pinned_before_kernels_run_and_given_back_at_t
     assert told == ["begun", "rehearsed"]
     loaded.leave()
     assert told[2:] == ["closed"]
+
+
+MIB = 1 << 20
+BLOCK = 8192  # bytes of one of ``tiny``
+
+
+class World:
+    """A device with memory of its own, of which the readings are made up: 64 MiB, of which weights take 3, the
+    largest step 7, graphs 4, others 2. ``told``: what was done, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.told: list[Any] = []
+        self.readings = deque(
+            Memory(64 * MIB, free, held, peak)
+            for free, held, peak in (
+                (59 * MIB, 3 * MIB, 3 * MIB),
+                (52 * MIB, 10 * MIB, 10 * MIB + 2 * BLOCK),
+                *(
+                    (free, 14 * MIB, 14 * MIB)
+                    for free in (52 * MIB, 51 * MIB, 51 * MIB, 51 * MIB, 101 * MIB // 2)
+                ),
+            )
+        )
+        self.errors: list[Exception] = []
+        here, rehearse = self, build.rehearse
+
+        class Reading(CpuDevice):
+            def memory(self, *, anew: bool = False) -> Memory:
+                return here.readings.popleft() if len(here.readings) > 1 else here.readings[0]
+
+        class Kept(DeviceArena):
+            def __init__(self, *given: Any) -> None:
+                super().__init__(*given)
+                here.told.append(("arena", self.blocks))
+
+        def rehearsed(runner: Any, *some: Any, **more: Any) -> list[Exception]:
+            self.told.append(("rehearsed", more["largest"]))
+            return rehearse(runner, *some, kernels=False) + self.errors
+
+        monkeypatch.setattr(build, "device_of", lambda device: Reading())
+        monkeypatch.setattr(build, "DeviceArena", Kept)
+        monkeypatch.setattr(build, "rehearse", rehearsed)
+        monkeypatch.setattr(build, "tell_compiling", lambda begun, ended: None)
+
+        def capture(
+            runner: TorchRunner,
+            sizes: list[StepSize],
+            progress: Callable[[StepSize], None],
+            *,
+            now: bool = True,
+        ) -> None:
+            self.told.append(("captured", len(sizes), now))
+            for one in sizes if now else ():
+                progress(one)
+
+        monkeypatch.setattr(TorchRunner, "capture", capture)
+
+    def load(self, model: Path, **changes: Any) -> LoadedEngine:
+        settings = EngineSettings(model=str(model), **{"device": "cpu", "capture_sizes": (1, 4), **changes})
+        return load_engine(settings, lambda done, what: None, Liveness())
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
+
+
+def test_kv_gets_what_the_largest_step_and_the_graphs_leave(tiny: Path, gpu: World) -> None:
+    loaded = gpu.load(tiny, memory_utilization=0.75)
+    blocks = (48 - 3 - 7 - 4 - 2) * MIB // BLOCK
+    assert loaded.hello.blocks == blocks and loaded.hello.max_sequences == 128
+    assert gpu.told == [
+        *(("arena", 2), ("rehearsed", (2048, 128)), ("captured", 4, True)),
+        *(("arena", blocks), ("rehearsed", None), ("captured", 9, True)),
+    ]
+    assert loaded.hello.memory == (
+        "weights 3 MiB + activations 7 MiB + graphs 4 MiB + context and others 2 MiB + KV 32 MiB = 48 MiB"
+        " of at most 0.75 × 64 MiB"
+    )
+    assert len(run(loaded, list(range(40)), 4)) == 4
+
+
+def test_graphs_that_are_captured_when_needed_count_too(tiny: Path, gpu: World) -> None:
+    gpu.load(tiny, capture_lazily=True)
+    assert [told[1:] for told in gpu.told if told[0] == "captured"] == [(4, True), (9, False)]
+
+
+def test_without_graphs_none_are_captured(tiny: Path, gpu: World) -> None:
+    gpu.load(tiny, enforce_eager=True)
+    assert [told[1:] for told in gpu.told if told[0] == "captured"] == [(0, True)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        (
+            {"kv_bytes": 60 * MIB},
+            "kv_bytes = 60 MiB, as asked, does not fit: weights 3 MiB + activations 7 MiB",
+        ),
+        ({"blocks": 10_000}, "blocks = 10,000, as asked, does not fit: "),
+        ({"memory_utilization": 0.2}, "there is no room for KV: "),
+        ({"max_context": 300, "blocks": 5}, "a sequence of max_context = 300 tokens takes 19 blocks"),
+    ],
+)
+def test_kv_that_does_not_fit_is_refused_with_all_parts(
+    tiny: Path, gpu: World, changes: dict[str, Any], cause: str
+) -> None:
+    with pytest.raises(SettingsInvalid) as refused:
+        gpu.load(tiny, **changes)
+    assert refused.value.message.startswith(cause)
+    assert "graphs 4 MiB" in refused.value.message and "--max-step-tokens" in refused.value.message
+
+
+def test_a_largest_step_that_does_not_fit_is_refused_with_what_to_lower(tiny: Path, gpu: World) -> None:
+    gpu.errors = [ValueError("no kernel"), torch.OutOfMemoryError("CUDA out of memory")]
+    with pytest.raises(
+        SettingsInvalid, match=r"a step of 64 tokens in 64 rows .* --max-step-tokens, --max-seq"
+    ):
+        gpu.load(tiny, max_step_tokens=64)
+    assert not any(told[0] == "captured" for told in gpu.told)
+
+
+def test_graphs_that_do_not_fit_are_refused_with_what_to_lower(
+    tiny: Path, gpu: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def capture(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    monkeypatch.setattr(TorchRunner, "capture", capture)
+    with pytest.raises(SettingsInvalid, match=r"CUDA out of memory.* --cudagraph-capture-sizes"):
+        gpu.load(tiny)
+
+
+def test_the_largest_steps_are_computed_without_a_fault(tiny: Path) -> None:
+    model = load_model(tiny, "cpu")
+    arenas = [DeviceArena(group, build.TRIAL_BLOCKS) for group in model.kv_groups(16)]
+    runner = TorchRunner(model.decoder, *arenas)
+    assert rehearse(runner, 16, 300, kernels=True, largest=StepSize(70, 12)) == []

@@ -70,6 +70,36 @@ def test_poison_in_a_chunk_that_samples_nothing_ends_the_turn(make) -> None:
     here.reply(0, 3)  # what stands before the poison is sound
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_step_without_memory_ends_only_what_does_not_fit_alone(depth: int) -> None:
+    """Sequences that fit one at a time go on; the error of one that does not says what to lower."""
+    engine, device = device_engine(
+        world(depth=depth).settings,
+        chance=None,
+        memory=None,
+        disk=None,
+        clock=lambda: 0.0,
+        vocab_size=300,
+    )
+    runner = engine._runner
+
+    class Small:
+        def launch(self, plan: Plan) -> Handle:
+            device.doomed = 0 if plan.size > 4 else None  # the first call of this launch
+            return runner.launch(plan)
+
+    engine = Engine(engine.scheduler, Small())
+    ended = {}
+    for seq, length in enumerate((3, 4, 8)):
+        engine.apply(Open(seq, seq, b"", STORY[10 * seq :][:length]))
+        engine.apply(Generate(seq, seq, Sampling(), TokenLimits(3)))
+    while (step := engine.step()) is not None:
+        ended |= {row.seq: row for row in step.rows if row.finish is not None}
+    assert [ended[seq].finish for seq in range(3)] == [Finish.LENGTH, Finish.LENGTH, Finish.ERROR]
+    assert "out of memory" in ended[2].error and "--max-step-tokens" in ended[2].error
+    assert engine.statistics()["isolations"] > 0
+
+
 def test_several_culprits_in_one_step() -> None:
     here = world(max_step_tokens=64)
     for seq, token in enumerate((9, LAUNCH_BOMB, POISON, LATE_BOMB)):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from holdfast.gateway.access.auth import salt_of
 from holdfast.gateway.access.quotas import CLIENT_QUOTAS, TENANT_QUOTAS
-from holdfast.gateway.access.tenants import ALLOWED, Allowance, Tenants, amount, check, check_leases, told
+from holdfast.gateway.access.tenants import ALLOWED, Allowance, Tenants, amount, check, check_loaded, told
 from holdfast.gateway.cli import doctor
 from holdfast.gateway.cli.serve import run
 from holdfast.gateway.errors import KeysUnusable, LimitsTooLarge, wire_error
@@ -204,9 +205,18 @@ def test_of_many_the_largest_are_named(tmp_path: Path) -> None:
 
 
 def test_leases_must_fit_the_loaded_kv(tmp_path: Path) -> None:
-    check_leases(asking(tmp_path, acme={"leased": 32 * MIB}), ENGINE, HELLO)
+    check_loaded(asking(tmp_path, acme={"leased": 32 * MIB}), ENGINE, HELLO)
     with pytest.raises(LimitsTooLarge, match=r"acme 20 MiB [+] zenith 20 MiB = 40 MiB is 8 MiB more"):
-        check_leases(asking(tmp_path, acme={"leased": 20 * MIB}, zenith={"leased": 20 * MIB}), ENGINE, HELLO)
+        check_loaded(asking(tmp_path, acme={"leased": 20 * MIB}, zenith={"leased": 20 * MIB}), ENGINE, HELLO)
+
+
+def test_turns_must_fit_the_rows_of_the_loaded_engine(tmp_path: Path) -> None:
+    """By default the device decides how many there are."""
+    usual = msgspec.structs.replace(ENGINE, max_sequences=None)
+    check(asking(tmp_path, acme={"turns": 65}), GatewaySettings(), usual)
+    with pytest.raises(LimitsTooLarge, match="turns of acme 65 is 1 more than --max-sequences, 64"):
+        check_loaded(asking(tmp_path, acme={"turns": 65}), usual, HELLO)
+    assert doctor.run(usual, tmp_path / "tenants.toml") == 2
 
 
 def test_a_server_does_not_start_with_limits_that_do_not_fit(

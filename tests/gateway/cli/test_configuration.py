@@ -66,6 +66,7 @@ TEXTS = ("model", "host", "api_key", "keys", "device", "policy", "store", "opera
 VARIABLES = dict.fromkeys(TEXTS, "word") | {
     **dict.fromkeys(("kv_bytes", "host_bytes", "disk_bytes"), "1GiB"),
     "kv_scales": "1,0.5",
+    "cudagraph_capture_sizes": "1 2 8",
     "served_model_name": "one two",
     "allowed_host": "a.example b.example",
     "allow_origin": "https://a.example",
@@ -104,8 +105,8 @@ def test_lists_of_the_environment_are_separated_by_blanks(served: list[Any]) -> 
         ("prot = 1\n", "prot is no setting: do you mean port?"),
         ("zzzz = 1\n", "zzzz is no setting: holdfast serve --help lists the options"),
         (
-            "gpu-memory-utilization = 0.9\n",
-            "gpu-memory-utilization is no setting: it is a share of all memory",
+            "swap-space = 4\n",
+            "swap-space is no setting: --host-bytes sizes the KV below the device",
         ),
         ("config = 'other.toml'\n", "config is no setting"),
         ("[serve]\nport = 1\n", "serve is no setting"),

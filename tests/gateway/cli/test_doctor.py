@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from holdfast.benchmarks.toys import make_toy, teach
 from holdfast.gateway.cli import doctor
+from holdfast.kernels.device import CpuDevice, Memory
+from holdfast.runtime import build
 from holdfast.runtime.link.heartbeat import Liveness
 from holdfast.runtime.link.messages import SamplingDefaults
 from holdfast.runtime.model import config
@@ -90,6 +92,29 @@ def test_the_makers_sampling_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_context_that_does_not_fit_is_shown() -> None:
     facts = dict(doctor.model(EngineSettings(model="pocket", blocks=4, max_context=2048)))
     assert "too few blocks" in facts["sessions that fit"]
+
+
+def test_of_a_gpu_it_shows_the_sum_as_far_as_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    class GPU(CpuDevice):
+        def memory(self, *, anew: bool = False) -> Memory:
+            return Memory(total=1 << 30, free=1000 << 20, held=0, peak=0)
+
+    monkeypatch.setattr(build, "device_of", lambda device: GPU())
+    asked = EngineSettings(model="pocket", device="cpu", dtype="float32", memory_utilization=0.5)
+    facts = dict(doctor.model(asked))
+    assert facts["memory"].startswith(
+        "an estimate, ? is measured at start: weights 13.51 MiB + activations ? + graphs ? + context and others"
+        " 24 MiB + KV 474.4 MiB = 511.9 MiB of at most 0.5 × 1.0 GiB"
+    )
+    assert facts["size of KV"].startswith(
+        "0.5 of the device's memory (--gpu-memory-utilization), less weights"
+    )
+    assert (
+        facts["KV on cpu"].startswith("at most 474.4 MiB") and "2,048 tokens in 128" in facts["largest step"]
+    )
+    assert dict(doctor.model(POCKET))["largest step"] == "2,048 tokens in 128 rows"
+    monkeypatch.undo()
+    assert dict(doctor.model(POCKET))["largest step"] == "512 tokens in 64 rows"
 
 
 def test_the_machine_names_its_libraries() -> None:

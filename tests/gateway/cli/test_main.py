@@ -100,6 +100,48 @@ def test_options_become_settings(served: list[Any]) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "changes"),
+    [
+        ("--enforce-eager --gpu-memory-utilization 0.5", {"enforce_eager": True, "memory_utilization": 0.5}),
+        (
+            "--cudagraph-capture-sizes 1,2,8 --cudagraph-capture-lazily",
+            {"capture_sizes": (1, 2, 8), "capture_lazily": True},
+        ),
+        ("--cudagraph-capture-sizes=", {"capture_sizes": ()}),
+    ],
+)
+def test_options_of_a_gpu_become_settings(served: list[Any], words: str, changes: dict[str, Any]) -> None:
+    assert invoke("serve", "pocket", "--no-store", *words.split())[0] == 0
+    assert served[0][1] == EngineSettings(model="pocket", **changes)
+    served.clear()
+    assert invoke("serve", "pocket", "--no-store", "--cudagraph-capture-sizes", "4, 2 1")[0] == 0
+    assert served[0][1].capture_sizes == (4, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--cudagraph-capture-sizes", "1,0"), "--cudagraph-capture-sizes 1,0: a graph has 1 row or more"),
+        (("--cudagraph-capture-sizes=-4",), "--cudagraph-capture-sizes -4: a graph has 1 row or more"),
+        (
+            ("--cudagraph-capture-sizes", "1,two"),
+            "'1,two' is not a list of numbers such as 1,2,4,8, each 1 or",
+        ),
+        (
+            ("--gpu-memory-utilization", "1.1"),
+            "--gpu-memory-utilization 1.1 is not more than 0 and at most 1",
+        ),
+        (("--gpu-memory-utilization", "0"), "--gpu-memory-utilization 0 is not more than 0 and at most 1"),
+    ],
+)
+def test_wrong_options_of_a_gpu_are_refused_with_what_is_allowed(
+    served: list[Any], words: tuple[str, ...], told: str
+) -> None:
+    code, error = invoke("serve", "pocket", *words)
+    assert code == 2 and told in error and error.count("\n") == 1 and not served
+
+
 def test_the_pages_are_served_unless_they_are_switched_off(served: list[Any]) -> None:
     for words, page in (([], True), (["--page"], True), (["--no-page"], False)):
         assert invoke("serve", "pocket", "--no-store", *words)[0] == 0

@@ -49,6 +49,24 @@ def test_what_is_lost_is_told_from_what_is_refused(error: Exception, lost: bool)
         assert "the device is lost" in raised.value.message and "\n" not in raised.value.message
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nSee…"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+    ],
+    ids=str,
+)
+def test_a_step_without_memory_says_what_to_lower(error: Exception) -> None:
+    with pytest.raises(torch.OutOfMemoryError) as raised, device_watched(CpuDevice()):
+        raise error
+    told = str(raised.value)
+    assert told.startswith(str(error).split("\n")[0]) and "\n" not in told
+    for option in ("max-step-tokens", "max-sequences", "kv-bytes", "gpu-memory-utilization"):
+        assert f"--{option}" in told
+
+
 def test_a_device_that_is_not_done_with_a_failed_step_is_lost() -> None:
     """What it still does cannot be waited for."""
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from holdfast.kernels.reference import backend
 from holdfast.kvstore.arena import DeviceArena
 from holdfast.runtime.execution.batch import Capacity
-from holdfast.runtime.execution.device_step import StepSizes
 from holdfast.runtime.execution.runner import TorchRunner
 from holdfast.runtime.plan import Changes, Handle, Outcome, Plan, PlanRow, Slot, plan_of
+from holdfast.runtime.settings import StepSize
 from holdfast.runtime.verbs import Sampling
 from holdfast.tests.runtime.fake_device import DigestDecoder, FakeDevice, digest_arena
 from holdfast.tests.runtime.fakes import FakeRunner
@@ -22,12 +22,12 @@ from holdfast.tests.runtime.fakes import FakeRunner
 BLOCK, SEQS, WIDTH, VOCAB = 4, 6, 8, 259
 CAPACITY = Capacity(slots=SEQS, blocks=WIDTH, tokens=24, rows=SEQS)
 SIZES = [
-    StepSizes(2, 2),
-    StepSizes(4, 4),
-    StepSizes(6, 6),
-    StepSizes(8, 3),
-    StepSizes(16, 6),
-    StepSizes(24, 6),
+    StepSize(2, 2),
+    StepSize(4, 4),
+    StepSize(6, 6),
+    StepSize(8, 3),
+    StepSize(16, 6),
+    StepSize(24, 6),
 ]
 
 

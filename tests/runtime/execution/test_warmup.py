@@ -12,6 +12,7 @@ from holdfast.runtime.link.crash_report import CrashReport
 from holdfast.runtime.link.heartbeat import Liveness, StepTimes
 from holdfast.runtime.link.messages import Phase
 from holdfast.runtime.plan import Handle, Plan, PlanRow, plan_of
+from holdfast.runtime.settings import StepSize
 from holdfast.tests.runtime.fakes import FakeRunner
 
 
@@ -45,6 +46,38 @@ def test_with_kernels_every_kind_of_step_comes_once_within_two_blocks(
     assert all(plan.step < -64 for plan in runner.plans), "below those of a calibration"
 
 
+@pytest.mark.parametrize(
+    ("tokens", "rows", "context"), [(96, 12, 1000), (12, 12, 1000), (300, 3, 20), (1, 1, 9)]
+)
+def test_the_largest_steps_come_first_and_then_all_powers_of_two(
+    tokens: int, rows: int, context: int
+) -> None:
+    runner = FakeRunner(2, 16)
+    runner.keep_plans = True
+    rehearse(runner, 16, context, kernels=True, largest=StepSize(tokens, rows))
+    large = runner.plans[: -len(_rehearsed_alone(context))]
+    sizes = [plan.size for plan in large]
+    most = min(tokens, rows * context)
+    assert max(sizes) == most and max(map(len, large)) == rows
+    assert [len(plan) for plan in large[: len(DRAWN)]] == [rows] * len(DRAWN), (
+        "each way to draw, at its widest"
+    )
+    for power in range(most.bit_length()):
+        assert 1 << power in {*sizes, most} and (1 << power > rows or 1 << power in map(len, large))
+    (scored,) = [ask for plan in large for ask in plan.asks.values()]
+    assert scored.scored is not None and len(scored.scored) == min(tokens, context)
+    rows_of = [row for some in runner.rows for row in some]
+    assert all(0 <= row.first < row.first + row.count <= context and not row.table.any() for row in rows_of)
+    assert all(plan.step < -64 for plan in runner.plans)
+
+
+def _rehearsed_alone(context: int) -> list[Plan]:
+    runner = FakeRunner(2, 16)
+    runner.keep_plans = True
+    rehearse(runner, 16, context, kernels=True)
+    return runner.plans
+
+
 def test_with_kernels_a_step_that_fails_keeps_none_from_being_compiled() -> None:
     class Refusing(FakeRunner):
         def launch(self, plan: Plan) -> Handle:
@@ -55,8 +88,8 @@ def test_with_kernels_a_step_that_fails_keeps_none_from_being_compiled() -> None
 
     runner = Refusing(4, 16)
     runner.keep_plans = True
-    rehearse(runner, 16, 64, kernels=True)
-    assert runner.plans[-1].copies
+    (error,) = rehearse(runner, 16, 64, kernels=True)
+    assert runner.plans[-1].copies and str(error) == "no kernel"
 
 
 def test_the_first_real_step_has_the_deadline_of_a_step() -> None:

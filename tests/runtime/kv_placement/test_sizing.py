@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -13,10 +14,10 @@ from holdfast.runtime.kv_placement.sizing import (
     HOST_MOST_BYTES,
     MOST_TOKENS,
     PROCESS_BYTES,
+    DeviceMemory,
     blocks_of,
     check_budget,
     context_of,
-    cuda_kv_bytes,
     host_kv_bytes,
     memory_line,
     rule_of,
@@ -60,7 +61,48 @@ def test_a_small_model_s_context_is_its_own() -> None:
 
 def test_defaults_leave_room_for_others() -> None:
     assert 0 < host_kv_bytes() <= HOST_MOST_BYTES
-    assert 0 < cuda_kv_bytes(1000) < 1000
+
+
+GIB = 1 << 30
+H100 = DeviceMemory(
+    total=80 * GIB, utilization=0.9, weights=16 * GIB, activations=2 * GIB, graphs=GIB, others=GIB
+)
+
+
+def test_kv_on_a_gpu_is_what_the_parts_leave() -> None:
+    assert H100.kv == 52 * GIB
+    assert H100.line(50 * GIB) == (
+        "weights 16.0 GiB + activations 2.0 GiB + graphs 1.0 GiB + context and others 1.0 GiB + KV 50.0 GiB"
+        " = 70.0 GiB of at most 0.9 × 80.0 GiB"
+    )
+    H100.check(EngineSettings(model="m"), 52, GIB)
+
+
+@pytest.mark.parametrize(
+    ("asked", "parts", "blocks", "cause"),
+    [
+        ({"kv_bytes": 53 * GIB}, H100, 53, "kv_bytes = 53.0 GiB, as asked, does not fit: "),
+        ({"blocks": 60}, H100, 60, "blocks = 60, as asked, does not fit: "),
+        ({}, replace(H100, weights=70 * GIB), 0, "there is no room for KV: weights 70.0 GiB + "),
+    ],
+)
+def test_kv_that_does_not_fit_a_gpu_is_refused_with_each_part_and_what_to_lower(
+    asked: dict[str, int], parts: DeviceMemory, blocks: int, cause: str
+) -> None:
+    with pytest.raises(SettingsInvalid) as refused:
+        parts.check(EngineSettings(model="m", **asked), blocks, GIB)  # type: ignore[arg-type]
+    told = refused.value.message
+    assert told.startswith(cause)
+    for word in ("weights", "activations 2.0 GiB", "graphs 1.0 GiB", "others 1.0 GiB", "0.9 × 80.0 GiB"):
+        assert word in told
+    for option in ("max-step-tokens", "max-sequences", "cudagraph-capture-sizes", "kv-bytes", "max-context"):
+        assert f"--{option}" in told
+    assert told.endswith("raise --gpu-memory-utilization")
+
+
+def test_what_is_not_measured_yet_is_said_to_be_an_estimate() -> None:
+    told = replace(H100, activations=None, graphs=None).line(0)
+    assert told.startswith("an estimate, ? is measured at start: weights 16.0 GiB + activations ? + graphs ?")
 
 
 def test_the_memory_is_a_sum_that_adds_up() -> None:
@@ -73,7 +115,9 @@ def test_the_rule_for_the_pool_is_the_one_that_was_followed() -> None:
     assert rule_of(EngineSettings(model="m", blocks=1234), True) == "blocks = 1,234, as asked"
     assert rule_of(EngineSettings(model="m", kv_bytes=3 << 20), True) == "kv_bytes = 3 MiB, as asked"
     assert shown(host_kv_bytes()) in rule_of(EngineSettings(model="m"), True)
-    assert "free" in rule_of(EngineSettings(model="m"), False)
+    assert rule_of(EngineSettings(model="m", memory_utilization=0.75), False).startswith(
+        "0.75 of the device's"
+    )
 
 
 def test_a_budget_larger_than_the_machine_is_refused_with_the_sum(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from holdfast.runtime.errors import ModelUnreadable, SettingsInvalid, TensorInvalid
 from holdfast.runtime.model import load
 from holdfast.runtime.model.checkpoint import SINGLE
-from holdfast.runtime.model.load import load_model
+from holdfast.runtime.model.load import device_named, load_model
 
 
 @pytest.fixture
@@ -184,3 +185,41 @@ def test_cuda_on_a_torch_built_without_it_says_what_to_install(
         SettingsInvalid, match="built without CUDA: install a build of torch for your CUDA, or"
     ):
         load_model(tiny, "cuda")
+
+
+OLD_DRIVER = (
+    "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver"
+)
+
+
+def _devices(monkeypatch: pytest.MonkeyPatch, count: int, fault: str = "") -> None:
+    """As if torch were built for CUDA and saw so many devices."""
+
+    def empty(*_: object, **__: object) -> None:
+        if fault:
+            raise RuntimeError(fault)
+
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch, "empty", empty)
+
+
+@pytest.mark.parametrize("name", ["cuda:2", "cuda:7"])
+def test_a_gpu_that_is_not_there_is_named_with_those_that_are(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    _devices(monkeypatch, 2)
+    with pytest.raises(SettingsInvalid, match=f"device {name}: there is none; there are cuda:0, cuda:1"):
+        device_named(name)
+    assert [device_named(one).index for one in ("cuda", "cuda:1")] == [None, 1]
+
+
+def test_a_driver_that_is_too_old_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _devices(monkeypatch, 0, fault=OLD_DRIVER)
+    with pytest.raises(SettingsInvalid, match="device cuda: The NVIDIA driver on your system is too old"):
+        device_named("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(warnings.warn(OLD_DRIVER, stacklevel=1)))
+    assert device_named("auto").type == "cpu"
+    assert "computing on the CPU: The NVIDIA driver on your system is too old" in caplog.text
