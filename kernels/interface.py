@@ -16,7 +16,6 @@ from torch import Tensor
 
 from .batch import Numbers, PagedBatch, Tables
 from .device import Device
-from .reference.penalties import Said
 from .reference.seeded_sampling import Typical
 
 
@@ -176,12 +175,25 @@ class Kernels(Protocol):
         """
         ...
 
+    def count(self, tally: Tensor, lines: Tensor, tokens: Tensor, output: Tensor) -> None:
+        """Count ``tokens`` (ids) into ``lines`` of ``tally``, int32 ``[lines, vocab]``, in place: a cell has
+        bit 0 set if its token occurs at all, and 2 more for each time that it is in the output. ``output``: 1
+        for a token of the output, 0 for the prompt. All but the tally are int64 ``[n]``."""
+        ...
+
     def penalize(
-        self, logits: Tensor, said: Said, repetition: Tensor, frequency: Tensor, presence: Tensor
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        tally: Tensor,
+        lines: Tensor,
+        repetition: Tensor,
+        frequency: Tensor,
+        presence: Tensor,
     ) -> None:
-        """Apply repetition, frequency and presence penalties for earlier tokens to ``logits`` ``[rows,
-        vocab]``, in place. ``said``: the rows to penalize and their earlier tokens; the penalties are
-        ``[n]``, one for each of ``said.rows``."""
+        """Apply repetition, frequency and presence penalties for the tokens counted in ``lines`` of ``tally``
+        to ``rows`` of ``logits`` fp32 ``[all rows, vocab]``, in place. Rows, each once, and lines: int64
+        ``[n]``; the penalties: fp64 ``[n]``."""
         ...
 
     def allow(self, logits: Tensor, rows: Tensor, masks: Tensor) -> None:

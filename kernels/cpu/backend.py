@@ -15,9 +15,9 @@ from ..batch import PagedBatch
 from ..interface import Attention, HeadNorm
 from ..reference import backend
 from ..reference.backend import by_slot, copy_blocks, look_up
-from ..reference.penalties import allow, penalize
+from ..reference.penalties import allow, count
 from ..reference.seeded_sampling import log_probabilities, sample
-from . import copying, decode, elementwise, prefill
+from . import copying, decode, elementwise, penalties, prefill
 from .batch import CpuBatch, lay_out
 from .compiling import parts_for
 from .elements import TAGS
@@ -29,6 +29,7 @@ __all__ = [
     "by_slot",
     "copy_blocks",
     "copy_pieces",
+    "count",
     "gated",
     "lay_out",
     "linear",
@@ -44,9 +45,10 @@ __all__ = [
 FEW_ROWS = 32
 """Up to this many rows our own matrix product is used; with more, torch's is faster."""
 
-PRODUCTS, NUMBERS, PAIRS, BYTES = 1 << 17, 1 << 14, 1 << 15, 1 << 19
+PRODUCTS, NUMBERS, PAIRS, BYTES, CELLS = 1 << 17, 1 << 14, 1 << 15, 1 << 19, 1 << 16
 """The least work of a thread when an operation is split over threads; in this order: multiplications of a
-matrix product, numbers of a row-wise loop, multiplications of queries with keys, bytes to copy."""
+matrix product, numbers of a row-wise loop, multiplications of queries with keys, bytes to copy, cells of a
+tally."""
 
 _KINDS = {"silu": elementwise.SILU, "gelu_tanh": elementwise.GELU_TANH}
 
@@ -189,3 +191,26 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
         parts, gate_up.data_ptr(), out.data_ptr(), rows, width, _KINDS[activation], TAGS[gate_up.dtype]
     )
     return out
+
+
+def penalize(
+    logits: Tensor,
+    rows: Tensor,
+    tally: Tensor,
+    lines: Tensor,
+    repetition: Tensor,
+    frequency: Tensor,
+    presence: Tensor,
+) -> None:
+    """Apply penalties for the tokens counted in ``lines`` of ``tally``, int32 ``[lines, vocab]``, to ``rows``
+    of ``logits`` fp32 ``[all rows, vocab]``, in place. Rows and lines: int64 ``[n]``; the penalties: fp64
+    ``[n]``."""
+    strengths = torch.stack((repetition, frequency, presence), dim=1).float()
+    penalties.penalize(
+        parts_for(rows.numel() * logits.shape[1], CELLS),
+        rows.numpy(),
+        lines.numpy(),
+        strengths.numpy(),
+        logits.numpy(),
+        tally.numpy(),
+    )

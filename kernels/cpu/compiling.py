@@ -85,6 +85,13 @@ def in_order(function: Function) -> Function:
     return made
 
 
+def exact(function: Function) -> Function:
+    """Decorator: compile a function with numba that other compiled functions call, inlined there, with each
+    operation rounded as it is written."""
+    made: Function = njit(nogil=True, error_model="numpy")(function)
+    return made
+
+
 def join_torch() -> None:
     """Let numba use as many threads as torch does in this thread, on OpenMP.
 

@@ -108,6 +108,10 @@ def _steps(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "gated", lambda: backend.gated(weight, "silu")
     yield "rotation", lambda: backend.rotate_and_store(qkv, norm, (x, x), arena, 0, chunk.slots)
     how = Attention(1.0)
+    cells, ones = torch.zeros((rows, dim), dtype=torch.int32), torch.ones(1)
+    first = torch.zeros(1, dtype=torch.int64)
+    strengths = [ones.double()] * 3
+    yield "penalties", lambda: backend.penalize(cells.float(), first, cells, first, *strengths)
     yield "decoding", lambda: backend.paged_attention(qkv[:1, :2].contiguous(), arena, 0, single, how)
     yield "prefilling", lambda: backend.paged_attention(qkv[:, :2].contiguous(), arena, 0, chunk, how)
 

@@ -16,7 +16,7 @@ from ..reference.seeded_sampling import Typical
 from . import ops, rowwise, seeded_sampling, store
 from .decode import decode_attention
 from .extend import extend_attention
-from .penalties import allow, penalize
+from .penalties import allow, count, penalize
 from .rows import look_up
 from .seeded_sampling import log_probabilities
 from .store import copy_blocks
@@ -29,6 +29,7 @@ __all__ = [
     "check_supported",
     "copy_blocks",
     "copy_pieces",
+    "count",
     "gated",
     "lay_out",
     "linear",

@@ -16,7 +16,6 @@ from torch import Tensor
 from ..batch import Families, PagedBatch
 from ..float8 import E4M3
 from ..interface import Attention, HeadNorm
-from ..reference.penalties import Said
 from . import invariant_kernels, penalties, rowwise, seeded_sampling, store
 from .decode import decode_attention
 from .extend import extend_attention
@@ -130,8 +129,9 @@ def edits(vocab: int, device: torch.device) -> Iterator[tuple[str, Launch]]:
     rows, tokens = empty(ROWS, device=device), empty(300, device=device)
     strengths = [empty(ROWS, dtype=torch.float64, device=device) for _ in range(3)]
     masks = empty(ROWS, -(-vocab // 64), device=device)
-    said = Said(rows, tokens, tokens, tokens)
-    yield f"penalties {vocab}", partial(penalties.penalize, logits, said, *strengths)
+    tally = empty(ROWS, vocab, dtype=torch.int32, device=device)
+    yield f"count {vocab}", partial(penalties.count, tally, tokens, tokens, tokens)
+    yield f"penalties {vocab}", partial(penalties.penalize, logits, rows, tally, rows, *strengths)
     yield f"mask {vocab}", partial(penalties.allow, logits, rows, masks)
     for most in (0, 20):
         yield f"scores {vocab} top {most}", partial(seeded_sampling.log_probabilities, logits, rows, most)

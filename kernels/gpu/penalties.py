@@ -5,12 +5,10 @@ The numbers are those of `reference.penalties`.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..reference.penalties import Said
 from .configurations import chosen
 from .support import expect
 
@@ -20,70 +18,82 @@ each occurrence in the output."""
 
 
 @triton.jit(do_not_specialize=["entries"])
-def tally_said(
-    tally: tl.tensor, tokens: tl.tensor, owners: tl.tensor, output: tl.tensor,
-    entries: tl.tensor, width: tl.tensor, ENTRIES: tl.constexpr,
+def count_tokens(
+    tally: tl.tensor, lines: tl.tensor, tokens: tl.tensor, output: tl.tensor, entries: tl.tensor,
+    vocab: tl.tensor, ENTRIES: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Kernel: count the earlier tokens into a zeroed ``tally`` ``[n, width]``, n rows by vocabulary: a cell
-    gets 1 if its token occurs at all in the row, and 2 more each time it is in the output. ``owners``: the row
-    of each token; ``output``: 1 for a token of the output. Programs take ``ENTRIES`` tokens each. Pointers are
-    ``tally`` to ``output``."""
+    """Kernel: count tokens into their ``lines`` of ``tally``, rows of ``vocab`` cells: a cell has 1 if its
+    token occurs at all, and gets 2 more each time it is in the output. ``output``: 1 for a token of the
+    output. Programs take ``ENTRIES`` tokens each. Pointers are ``tally`` to ``output``."""
     at = tl.program_id(0) * ENTRIES + tl.arange(0, ENTRIES)
     there = at < entries
-    cells = tl.load(owners + at, there, other=0) * width + tl.load(tokens + at, there, other=0)
-    tl.atomic_or(tally + cells, SEEN, there)
-    tl.atomic_add(tally + cells, tl.load(output + at, there, other=0).to(tl.int32) * ONCE, there)
+    cells = tally + tl.load(lines + at, there, other=0) * vocab + tl.load(tokens + at, there, other=0)
+    tl.atomic_or(cells, SEEN, there)
+    tl.atomic_add(cells, tl.load(output + at, there, other=0).to(tl.int32) * ONCE, there)
 
 
-@triton.jit(do_not_specialize=["entries"])
-def penalize_said(
-    logits: tl.tensor, tally: tl.tensor, rows: tl.tensor, tokens: tl.tensor, owners: tl.tensor,
-    repetition: tl.tensor, frequency: tl.tensor, presence: tl.tensor,
-    entries: tl.tensor, width: tl.tensor, stride_row: tl.tensor, ENTRIES: tl.constexpr,
-) -> None:  # fmt: skip
-    """Kernel: apply the penalties to the logits of the counted tokens, each once: a token may be listed several
-    times, and only the program that swaps its count in ``tally`` for 0 edits its logit. Programs take
-    ``ENTRIES`` of the listed tokens each. Pointers are ``logits`` to ``presence``."""
-    at = tl.program_id(0) * ENTRIES + tl.arange(0, ENTRIES)
-    there = at < entries
-    owner, token = tl.load(owners + at, there, other=0), tl.load(tokens + at, there, other=0)
-    taken = tl.atomic_xchg(tally + owner * width + token, tl.zeros([ENTRIES], tl.int32), there)
-    mine = there & (taken != 0)
-    place = logits + tl.load(rows + owner, mine, other=0) * stride_row + token
-    logit = tl.load(place, mine, other=0.0)
-    factor = tl.load(repetition + owner, mine, other=1.0).to(tl.float32)
-    logit = tl.where(logit < 0, logit * factor, tl.math.div_rn(logit, factor))
-    times = taken // ONCE
-    logit -= tl.load(frequency + owner, mine, other=0.0).to(tl.float32) * times.to(tl.float32)
-    logit -= tl.load(presence + owner, mine, other=0.0).to(tl.float32) * tl.minimum(times, 1).to(tl.float32)
-    tl.store(place, logit, mine)
+def count(tally: Tensor, lines: Tensor, tokens: Tensor, output: Tensor) -> None:
+    """Count tokens into a tally, int32 ``[lines, vocab]``, in place, as the reference's `count`.
 
-
-def penalize(logits: Tensor, said: Said, repetition: Tensor, frequency: Tensor, presence: Tensor) -> None:
-    """Apply penalties for earlier tokens to ``logits`` ``[rows, vocab]``, in place; only the logits of these
-    tokens are touched. The numbers are those of the reference's `penalize`.
-
-    ``said``: the rows to penalize and their earlier tokens. ``repetition`` (1: none) divides a positive logit
-    and multiplies a negative one; ``frequency`` is subtracted for each time that the token is in the output,
-    ``presence`` once if it is. Each is ``[n]``, one for each of ``said.rows``.
+    ``lines``, ``tokens``: int64 ``[n]``, the line and id of each token. ``output``: int64 ``[n]``, 1 for a
+    token sampled in this turn, 0 for the prompt.
     """
-    entries, count, width = said.tokens.numel(), said.rows.numel(), logits.shape[-1]
-    for name, one in (("owners", said.owners), ("output", said.output)):
+    entries = tokens.numel()
+    for name, one in (("lines", lines), ("output", output)):
         expect(name, one, (entries,))
-    strengths = [one.contiguous() for one in (repetition, frequency, presence)]
-    for one in strengths:
-        expect("penalties", one, (count,))
-    if not entries:
-        return
-    tally = torch.zeros((count, width), dtype=torch.int32, device=logits.device)
-    launch = chosen("penalize", logits, 0)
-    grid = (triton.cdiv(entries, launch["ENTRIES"]),)
-    tally_said[grid](tally, said.tokens, said.owners, said.output, entries, width, **launch)
-    # Products are rounded before they are subtracted, as in torch: no fused multiply-add.
-    penalize_said[grid](
-        logits, tally, said.rows, said.tokens, said.owners, *strengths, entries, width, logits.stride(0),
-        enable_fp_fusion=False, **launch,
-    )  # fmt: skip
+    launch = chosen("penalize", tally, 0)
+    if entries:
+        count_tokens[(triton.cdiv(entries, launch["ENTRIES"]),)](
+            tally, lines, tokens, output, entries, tally.shape[-1], **launch
+        )
+
+
+@triton.jit
+def penalize_counted(
+    logits: tl.tensor, rows: tl.tensor, tally: tl.tensor, lines: tl.tensor, repetition: tl.tensor,
+    frequency: tl.tensor, presence: tl.tensor, vocab: tl.tensor, stride_row: tl.tensor, CHUNK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Kernel: apply the penalties to the logits of the tokens that are counted. Programs are (entry of ``rows``
+    and ``lines``, chunk of ``CHUNK`` tokens of the vocabulary). Pointers are ``logits`` to ``presence``."""
+    one, places = tl.program_id(0), tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    cells = tl.load(tally + tl.load(lines + one) * vocab + places, places < vocab, other=0)
+    place, counted = logits + tl.load(rows + one) * stride_row + places, cells != 0
+    logit, times = tl.load(place, counted, other=0.0), cells // ONCE
+    factor = tl.load(repetition + one).to(tl.float32)
+    logit = tl.where(logit < 0, logit * factor, tl.math.div_rn(logit, factor))
+    logit -= tl.load(frequency + one).to(tl.float32) * times.to(tl.float32)
+    logit -= tl.load(presence + one).to(tl.float32) * tl.minimum(times, 1).to(tl.float32)
+    tl.store(place, logit, counted)
+
+
+def penalize(
+    logits: Tensor,
+    rows: Tensor,
+    tally: Tensor,
+    lines: Tensor,
+    repetition: Tensor,
+    frequency: Tensor,
+    presence: Tensor,
+) -> None:
+    """Apply penalties for earlier tokens to ``rows`` (int64 ``[n]``) of ``logits`` fp32 ``[rows, vocab]``, in
+    place. The numbers are those of the reference's `penalize`.
+
+    ``tally``: of `count`; ``lines``: the line of each row in it, int64 ``[n]``. ``repetition`` (1: none)
+    divides a positive logit of a counted token and multiplies a negative one; ``frequency`` is subtracted for
+    each time that the token is in the output, ``presence`` once if it is: float ``[n]``.
+    """
+    entries, vocab = rows.numel(), logits.shape[-1]
+    strengths = {"repetition": repetition, "frequency": frequency, "presence": presence}
+    for name, one in {"lines": lines, **strengths}.items():
+        expect(name, one, (entries,))
+    expect("tally", tally, (tally.shape[0], vocab))
+    chunk = chosen("send_up", logits, vocab)
+    if entries:
+        # Products are rounded before they are subtracted, as in torch: no fused multiply-add.
+        penalize_counted[(entries, triton.cdiv(vocab, chunk["CHUNK"]))](
+            logits, rows, tally, lines, repetition, frequency, presence, vocab, logits.stride(0),
+            enable_fp_fusion=False, **chunk,
+        )  # fmt: skip
 
 
 @triton.jit

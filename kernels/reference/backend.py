@@ -17,7 +17,7 @@ from ..batch import Gather, PagedBatch, gathers_of, lay_out
 from ..device import Device
 from ..float8 import as_bytes, narrowed
 from ..interface import Attention, HeadNorm
-from .penalties import allow, penalize
+from .penalties import allow, count, penalize
 from .seeded_sampling import log_probabilities, sample
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "by_slot",
     "copy_blocks",
     "copy_pieces",
+    "count",
     "gated",
     "lay_out",
     "linear",

@@ -7,8 +7,6 @@ transformers' processors: `add`, `penalize`, `forbid`, and `allow` last.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -19,48 +17,48 @@ NOTHING = -2
 """Pads a row with fewer tokens at its beginning, in `completes`; matches no token of a word."""
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
-    """The earlier tokens of the rows to penalize.
-
-    ``rows``: int64 ``[n]``, the indices of these rows in the logits. ``tokens``: int64 ``[t]``, their token
-    ids, one row after the other. ``owners``: int64 ``[t]``, the index in ``rows`` of each token's row.
-    ``output``: int64 ``[t]``, 1 for a token sampled in this turn, 0 for the prompt.
-    """
-
-    rows: Tensor
-    tokens: Tensor
-    owners: Tensor
-    output: Tensor
-
-
 def add(logits: Tensor, rows: Tensor, tokens: Tensor, values: Tensor) -> None:
     """Add a bias to single logits, in place: ``values`` float ``[n]`` to the logits of ``tokens`` in
     ``rows``, both int64 ``[n]``."""
     logits.index_put_((rows, tokens), values.to(logits.dtype), accumulate=True)
 
 
-def penalize(logits: Tensor, said: Said, repetition: Tensor, frequency: Tensor, presence: Tensor) -> None:
-    """Apply penalties for earlier tokens to ``logits`` ``[rows, vocab]``, in place. ``repetition``,
-    ``frequency``, ``presence``: float ``[n]``, one for each of ``said.rows``.
+def count(tally: Tensor, lines: Tensor, tokens: Tensor, output: Tensor) -> None:
+    """Count tokens into a tally, int32 ``[lines, vocab]``, in place: a cell has bit 0 set if its token occurs
+    at all, and 2 more for each time that it is in the output.
+
+    ``lines``, ``tokens``: int64 ``[n]``, the line and id of each token. ``output``: int64 ``[n]``, 1 for a
+    token sampled in this turn, 0 for the prompt.
+    """
+    cells, flat = lines * tally.shape[-1] + tokens, tally.view(-1)
+    flat.index_add_(0, cells, (output * 2).to(torch.int32))
+    flat[cells] |= 1
+
+
+def penalize(
+    logits: Tensor,
+    rows: Tensor,
+    tally: Tensor,
+    lines: Tensor,
+    repetition: Tensor,
+    frequency: Tensor,
+    presence: Tensor,
+) -> None:
+    """Apply penalties for earlier tokens to ``rows`` (int64 ``[n]``) of ``logits`` fp32 ``[rows, vocab]``, in
+    place. ``tally``: of `count`; ``lines``: the line of each row in it, int64 ``[n]``. ``repetition``,
+    ``frequency``, ``presence``: float ``[n]``.
 
     ``repetition`` (1: none) divides the logit of each token of prompt and output if it is positive and
     multiplies it otherwise (Keskar et al., CTRL, 2019; transformers' processor). Then ``frequency`` is
     subtracted once for each time a token is in the output, and ``presence`` once if it is (OpenAI's
     definition; vLLM counts only the output, too).
     """
-    some = logits[said.rows]
-    width = logits.shape[-1]
-    cells = said.owners * width + said.tokens
-    counts = torch.zeros((2, some.numel()), dtype=torch.int32, device=logits.device)
-    counts[0].scatter_add_(0, cells, torch.ones_like(cells, dtype=torch.int32))
-    counts[1].scatter_add_(0, cells, said.output.to(torch.int32))
-    seen, times = counts[0].view_as(some) > 0, counts[1].view_as(some)
-    factor = repetition.to(logits.dtype)[:, None]
-    some = torch.where(seen, torch.where(some < 0, some * factor, some / factor), some)
+    some, cells = logits[rows], tally[lines]
+    times, factor = cells >> 1, repetition.to(logits.dtype)[:, None]
+    some = torch.where(cells > 0, torch.where(some < 0, some * factor, some / factor), some)
     some -= frequency.to(logits.dtype)[:, None] * times
     some -= presence.to(logits.dtype)[:, None] * (times > 0)
-    logits.index_copy_(0, said.rows, some)
+    logits.index_copy_(0, rows, some)
 
 
 def forbid(logits: Tensor, rows: Tensor, tokens: Tensor, wanted: Tensor | None = None) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..plan import NOTHING_MORE, Ints, Plan, PlanRow, Slot
 from ..verbs import Sampling
+from .tally import Tally
 
 _WORD64 = 2**64 - 1
 
@@ -36,10 +37,9 @@ class Batch:
     ``tables``: block ids, int32 ``[slots, blocks]``. ``seqs``, ``epochs``: of each slot's sequence, int64
     ``[slots]``. ``samplings``: of each slot's turn; None: it has none. ``output_from``: the position from
     which on its tokens were generated. The columns of sampling parameters are ``[slots]``, fp64 or int64.
-    ``edits``: the slot's sampling changes logits before temperature; ``special``: it does so, reports log
-    probabilities, or samples typically. ``scores``: how many alternatives it
-    reports, -1 for none.
-    """
+    ``edits``: the slot's sampling has a bias or bad words; ``penalizes``: it has penalties, for the tokens in
+    ``tally``; ``special``: it has one of these, reports log probabilities, or samples typically. ``scores``:
+    how many alternatives it reports, -1 for none. """
 
     def __init__(self, capacity: Capacity = SOME_CAPACITY) -> None:
         slots, blocks = capacity.slots, capacity.blocks
@@ -51,8 +51,11 @@ class Batch:
         self.samplings: list[Sampling | None] = [None] * slots
         self.temperature, self.top_p, self.min_p, self.typical_p = (np.zeros(slots) for _ in range(4))
         self.top_k, self.seed, self.scores = (np.zeros(slots, dtype=np.int64) for _ in range(3))
+        self.repetition, self.frequency, self.presence = (np.zeros(slots) for _ in range(3))
         self.edits: NDArray[np.bool_] = np.zeros(slots, dtype=bool)
         self.special: NDArray[np.bool_] = np.zeros(slots, dtype=bool)
+        self.penalizes: NDArray[np.bool_] = np.zeros(slots, dtype=bool)
+        self.tally = Tally()
         self._known: NDArray[np.bool_] = np.zeros(slots, dtype=bool)
         self._past: NDArray[np.int32] = np.zeros((slots, 0), dtype=np.int32)
         self._heard = np.zeros(slots, dtype=np.int64)  # of each row of `_past`, how many there are
@@ -72,6 +75,7 @@ class Batch:
         self._next = changes.number + 1
         if not changes.number:
             self._known[:] = False
+            self.tally.forget()
         for slot in changes.whole:
             self._take(slot)
         self.version += bool(changes.whole)
@@ -79,8 +83,8 @@ class Batch:
             _, slots, columns, blocks = changes.blocks.T
             self._widen(int(columns.max()) + 1)
             self.tables[slots, columns] = blocks
-        for slot, token in changes.past.tolist():
-            self._hear(slot, np.array([token], dtype=np.int32))
+        if len(changes.past):
+            self._hear(changes.past[:, 0].astype(np.int64), changes.past[:, 1])
         if plan.slots.max() >= len(self) or not self._known[plan.slots].all():
             raise ValueError(f"slots {plan.slots.tolist()} have rows, and some of them were never sent")
 
@@ -156,6 +160,7 @@ class Batch:
         self.seqs[at], self.epochs[at], self.output_from[at] = slot.seq, slot.epoch, slot.output_from
         self.samplings[at] = one
         self._known[at] = True
+        self.tally.leave(at)
         self._heard[at] = 0
         if one is None:
             return
@@ -164,21 +169,25 @@ class Batch:
         seed = one.seed & _WORD64
         self.seed[at] = seed - (seed >> 63 << 64)  # the same bits, signed
         self.scores[at] = -1 if one.logprobs is None else one.logprobs
-        self.edits[at] = bool(one.logit_bias) or one.reads_past
-        self.special[at] = self.edits[at] or one.logprobs is not None or one.typical_p < 1
+        self.edits[at], self.penalizes[at] = bool(one.logit_bias or one.bad_words), one.penalizes
+        self.repetition[at], self.frequency[at] = one.repetition_penalty, one.frequency_penalty
+        self.presence[at] = one.presence_penalty
+        self.special[at] = self.edits[at] or one.penalizes or one.logprobs is not None or one.typical_p < 1
         if slot.past is not None:
-            self._hear(at, slot.past)
+            self._hear(np.full(len(slot.past), at), slot.past)
 
-    def _hear(self, slot: int, tokens: NDArray[np.int32]) -> None:
-        """Append tokens to what the slot's past holds."""
-        first = int(self._heard[slot])
-        end = first + len(tokens)
+    def _hear(self, slots: Ints, tokens: NDArray[np.int32]) -> None:
+        """Append each token to what its slot's past holds."""
+        order = np.argsort(slots, kind="stable")
+        slots = slots[order]
+        at = self._heard[slots] + np.arange(len(slots)) - np.searchsorted(slots, slots)
+        end = int(at.max(initial=-1)) + 1
         if end > self._past.shape[1]:
             wider = np.zeros((len(self), max(end, 2 * self._past.shape[1], 64)), dtype=np.int32)
             wider[: len(self._past), : self._past.shape[1]] = self._past
             self._past = wider
-        self._past[slot, first:end] = tokens
-        self._heard[slot] = end
+        self._past[slots, at] = tokens[order]
+        self._heard[slots] = at + 1  # of a slot's several the last one stays
 
     def _widen(self, columns: int) -> None:
         if columns > self.tables.shape[1]:

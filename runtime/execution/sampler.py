@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 from typing import NamedTuple
 
@@ -23,7 +22,7 @@ from torch import Tensor
 from ...kernels.device import Device, Ints
 from ...kernels.interface import Kernels
 from ...kernels.reference import backend, penalties
-from ...kernels.reference.penalties import NO_TOKEN, NOTHING, Said
+from ...kernels.reference.penalties import NO_TOKEN, NOTHING
 from ...kernels.reference.seeded_sampling import Typical
 from ..errors import GrammarInvalid, GrammarStuck
 from ..grammar.llguidance import Matchers
@@ -40,16 +39,13 @@ SCORED_AT_ONCE = 128
 
 
 class _Row(NamedTuple):
-    """A row that asks for edits of its logits: its number ``at`` among the rows that draw; the position ``end``
-    of the token that it draws; ``past``, ids of all tokens before its last one, of which those from
-    ``output_from`` on were generated, int32; empty where its sampling does not read it."""
+    """A row that asks for edits of its logits: its number ``at`` among the rows that draw; ``past``, ids of all
+    tokens before its last one, int32; empty where it has no bad words."""
 
     at: int
     sampling: Sampling
     asks: RowAsks
-    end: int
     past: NDArray[np.int32]
-    output_from: int
 
 
 _Asked = list[_Row]
@@ -152,7 +148,8 @@ def draw(
     verdict = sound(logits)
     places = chosen.scored
     model = logits[places] if places is not None else None
-    if _edit(_asked(plan, batch, rows, slots), logits, last, grammars, device, kernels):
+    asked, penalized = _asked(plan, batch, rows, slots), _penalties(plan, batch, rows, slots, kernels)
+    if _edit(asked, penalized, logits, last, grammars, device, kernels):
         left = logits.amax(-1) > float("-inf")
         verdict = torch.where(left, verdict, torch.where(verdict == _SOUND, _FORBIDDEN, verdict))
     ids = _choose(chosen, positions, logits, kernels)
@@ -180,9 +177,8 @@ def _asked(plan: Plan, batch: Batch, rows: Ints, slots: Ints) -> _Asked:
         row, slot = int(rows[at]), int(slots[at])
         sampling, end = batch.samplings[slot], int(plan.firsts[row] + plan.counts[row])
         if sampling is not None:
-            past = batch.past(slot, end - 1) if sampling.reads_past else _NO_PAST
-            asks = plan.asks.get(row, NOTHING_MORE)
-            found.append(_Row(at, sampling, asks, end, past, int(batch.output_from[slot])))
+            past = batch.past(slot, end - 1) if sampling.bad_words else _NO_PAST
+            found.append(_Row(at, sampling, plan.asks.get(row, NOTHING_MORE), past))
     return found
 
 
@@ -286,13 +282,19 @@ def _scores(model: Tensor, ids: Tensor, most: int, kernels: Kernels) -> Tensor:
 
 
 def _edit(
-    asked: _Asked, logits: Tensor, last: Tensor, masks: Matchers, device: Device, kernels: Kernels
+    asked: _Asked,
+    penalized: _Edit | None,
+    logits: Tensor,
+    last: Tensor,
+    masks: Matchers,
+    device: Device,
+    kernels: Kernels,
 ) -> bool:
     """Apply to the logits, in place, what rows ask for: bias, penalties, forbidden tokens, bad words and
     grammars. Returns whether any row asks for one of them. ``last``: the rows' last tokens; ``masks``: makes
     the masks of grammars."""
-    makers = (_bias, _penalties, _bad_words, partial(_grammars, logits.shape[-1], masks))
-    edits = [edit for make in makers if (edit := make(asked, kernels))] if asked else []
+    made = (_bias(asked), penalized, _bad_words(asked), _grammars(logits.shape[-1], masks, asked, kernels))
+    edits = [edit for edit in made if edit is not None]
     if not edits:
         return False
     sizes = [len(arrays) for arrays, _ in edits]
@@ -308,7 +310,7 @@ _Edit = tuple[list[Ints], _Act]
 (uploaded arrays, logits, the rows' last tokens)."""
 
 
-def _bias(asked: _Asked, kernels: Kernels) -> _Edit | None:
+def _bias(asked: _Asked) -> _Edit | None:
     cells = [(row.at, token, bias) for row in asked for token, bias in row.sampling.logit_bias]
     cells += [(row.at, token, -inf) for row in asked for token in row.asks.forbidden]
     if not cells:
@@ -321,47 +323,26 @@ def _bias(asked: _Asked, kernels: Kernels) -> _Edit | None:
     return [_ints(rows), _ints(tokens), _bits(values)], act
 
 
-def _penalties(asked: _Asked, kernels: Kernels) -> _Edit | None:
-    some = [row for row in asked if row.sampling.penalizes]
-    if not some:
+def _penalties(plan: Plan, batch: Batch, rows: Ints, slots: Ints, kernels: Kernels) -> _Edit | None:
+    at = np.flatnonzero(batch.penalizes[slots])
+    if not at.size:
         return None
-    # Of each row how many tokens of the prompt count (none without a repetition penalty) and of the output.
-    counts = np.array([(min(row.output_from, len(row.past)), len(row.past)) for row in some], dtype=np.int64)
-    counts[:, 1] -= counts[:, 0]
-    repeats = np.array([row.sampling.repetition_penalty != 1.0 for row in some])
-    starts = np.where(repeats, 0, counts[:, 0]).tolist()
-    counts[~repeats, 0] = 0
-    tokens = np.concatenate(
-        [row.past[start:] for row, start in zip(some, starts, strict=True)], dtype=np.int64
-    )
-    owners = np.repeat(np.arange(len(some)), counts.sum(axis=1))
-    output = np.repeat(np.tile(np.array([0, 1]), len(some)), counts.reshape(-1))
-    strengths = [
-        _bits([row.sampling.repetition_penalty for row in some]),
-        _bits([row.sampling.frequency_penalty for row in some]),
-        _bits([row.sampling.presence_penalty for row in some]),
-    ]
-    # A row's last token is on the device; it is output, unless the prompt ends with it.
-    last_output = [row.end > row.output_from for row in some]
+    some, ends = slots[at], (plan.firsts + plan.counts)[rows[at]]
+    if plan.drafts:
+        behind = np.searchsorted(rows, rows, side="right") - 1 - np.arange(len(rows))
+        ends = ends - behind[at]
+    counted = batch.tally.plan(some, ends, batch.output_from[some], batch.past)
+    strengths = (batch.repetition, batch.frequency, batch.presence)
 
     def act(up: list[Tensor], logits: Tensor, last: Tensor) -> None:
-        rows, tokens, owner, output, own, *bits = up
-        at = torch.arange(len(some), device=logits.device)
-        said = Said(rows, torch.cat((tokens, last[rows])), torch.cat((owner, at)), torch.cat((output, own)))
-        repetition, frequency, presence = (one.view(torch.float64) for one in bits)
-        kernels.penalize(logits, said, repetition, frequency, presence)
+        rows, *bits = up[:4]
+        cells = batch.tally.count(up[4:], last[rows], logits.shape[-1], kernels)
+        kernels.penalize(logits, rows, cells, up[4], *(one.view(torch.float64) for one in bits))
 
-    return [
-        _ints([row.at for row in some]),
-        tokens,
-        owners,
-        output,
-        _ints(last_output),
-        *strengths,
-    ], act
+    return [at, *(_bits(one[some]) for one in strengths), *counted], act
 
 
-def _bad_words(asked: _Asked, kernels: Kernels) -> _Edit | None:
+def _bad_words(asked: _Asked) -> _Edit | None:
     words = [(row, word) for row in asked for word in row.sampling.bad_words]
     if not words:
         return None

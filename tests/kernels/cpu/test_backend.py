@@ -253,3 +253,19 @@ def test_pieces_are_copied_and_nothing_beside_them_is_touched(size: int, count: 
         kernels.copy_pieces(target, back, pieces[:, ::-1], size)
         for begin, to in pieces.tolist():
             assert torch.equal(back[begin : begin + size], expected[to : to + size])
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_penalties_are_the_references_to_the_last_bit(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "parts_for", lambda work, grain: parts)
+    chance = torch.Generator().manual_seed(parts)
+    logits = torch.randn((6, 1001), generator=chance) * 5
+    tally = torch.zeros((7, 1001), dtype=torch.int32)
+    lines, tokens = (torch.randint(0, most, (4000,), generator=chance) for most in (7, 900))
+    backend.count(tally, lines, tokens, torch.arange(4000) % 2)
+    rows, lines = torch.tensor([4, 0, 2]), torch.tensor([1, 6, 3])
+    strengths = [torch.rand(3, generator=chance).double() * 2 - one for one in (-0.1, 1, 1)]
+    expected = logits.clone()
+    reference.penalize(expected, rows, tally, lines, *strengths)
+    backend.penalize(logits, rows, tally, lines, *strengths)
+    assert torch.equal(logits, expected)

@@ -103,13 +103,12 @@ def test_penalties_and_log_probabilities() -> None:
 
     logits = torch.randn(5, 151_936, device="cuda") * 3
     tokens = torch.randint(0, 300, (4000,), device="cuda")
-    said = penalties.Said(
-        torch.arange(4, device="cuda") + 1, tokens, torch.arange(4000, device="cuda") // 1000, tokens % 2
-    )
+    tally, line = torch.zeros(5, 151_936, device="cuda", dtype=torch.int32), torch.arange(4, device="cuda")
     strengths = [torch.full((4,), one, device="cuda").double() for one in (1.3, 0.2, -0.4)]
     expected, got = logits.clone(), logits.clone()
-    penalties.penalize(expected, said, *strengths)
-    backend.penalize(got, said, *strengths)
+    for kernels, made in ((penalties, expected), (backend, got)):
+        kernels.count(tally.zero_(), torch.arange(4000, device="cuda") // 1000, tokens, tokens % 2)
+        kernels.penalize(made, line + 1, tally, line, *strengths)
     assert torch.equal(got, expected)
     ids = torch.arange(5, device="cuda") * 1000
     ours, theirs = (

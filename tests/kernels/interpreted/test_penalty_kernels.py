@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.kernels.gpu.penalties import allow, penalize
+from holdfast.kernels.gpu import penalties
 from holdfast.kernels.gpu.seeded_sampling import log_probabilities
-from holdfast.kernels.reference import penalties, seeded_sampling
-from holdfast.kernels.reference.penalties import Said
+from holdfast.kernels.reference import penalties as reference
+from holdfast.kernels.reference import seeded_sampling
 
 VOCAB = 9_001
 
@@ -19,30 +19,38 @@ VOCAB = 9_001
 @settings(max_examples=15, deadline=None)
 @given(
     said=st.lists(
-        st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=60), min_size=1, max_size=3
+        st.lists(st.tuples(st.integers(0, 40), st.integers(0, 1)), max_size=60), min_size=1, max_size=3
     ),
     repetition=st.floats(0.5, 2, width=32),
     frequency=st.floats(-2, 2, width=32),
     presence=st.floats(-2, 2, width=32),
 )
 def test_penalties_are_the_references_to_the_last_bit(
-    said: list[list[tuple[int, bool]]], repetition: float, frequency: float, presence: float
+    said: list[list[tuple[int, int]]], repetition: float, frequency: float, presence: float
 ) -> None:
+    """Of tokens that are counted in two calls; in another order than the lines."""
     logits = torch.randn((len(said) + 1, 41), generator=torch.Generator().manual_seed(1)) * 4
-    entries = [(token, owner, output) for owner, one in enumerate(said) for token, output in one]
-    columns = torch.tensor(entries, dtype=torch.int64).view(-1, 3).T.contiguous()
-    rows = torch.arange(len(said)) + 1
+    entries = [(line + 2, token, output) for line, one in enumerate(said) for token, output in one]
+    columns = torch.tensor(entries, dtype=torch.int64).view(-1, 3).T
+    rows = torch.arange(len(said)).flip(0) + 1
+    lines = torch.arange(len(said)) + 2
     strengths = [torch.full((len(said),), one).double() for one in (repetition, frequency, presence)]
-    expected, got = logits.clone(), logits.clone()
-    penalties.penalize(expected, Said(rows, *columns), *strengths)
-    penalize(got, Said(rows, *columns), *strengths)
-    assert torch.equal(got, expected)
+    found = []
+    for by in (reference, penalties):
+        made, tally = logits.clone(), torch.zeros((len(said) + 3, 41), dtype=torch.int32)
+        for part in (columns[:, :20].contiguous(), columns[:, 20:].contiguous()):
+            by.count(tally, *part)
+        by.penalize(made, rows, tally, lines, *strengths)
+        found.append((made, tally))
+    assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
 
 
 def test_unfit_shapes_are_refused_with_both() -> None:
-    said = Said(torch.zeros(1).long(), torch.zeros(3).long(), torch.zeros(2).long(), torch.zeros(3).long())
-    with pytest.raises(ValueError, match=r"owners: shape \(2,\), expected \(3,\)"):
-        penalize(torch.zeros(1, 4), said, *[torch.ones(1)] * 3)
+    tally, none = torch.zeros((2, 4), dtype=torch.int32), torch.zeros(3).long()
+    with pytest.raises(ValueError, match=r"lines: shape \(2,\), expected \(3,\)"):
+        penalties.count(tally, none[:2], none, none)
+    with pytest.raises(ValueError, match=r"tally: shape \(2, 4\), expected \(2, 5\)"):
+        penalties.penalize(torch.zeros(1, 5), none[:1], tally, none[:1], *[torch.ones(1)] * 3)
 
 
 @pytest.mark.parametrize("most", [0, 1, 20])
@@ -66,5 +74,5 @@ def test_tokens_without_a_bit_are_forbidden(vocab: int) -> None:
     rows = torch.tensor([3, 1])
     expected = logits.clone()
     expected[rows] = logits[rows].masked_fill(~allowed, float("-inf"))
-    allow(logits, rows, masks)
+    penalties.allow(logits, rows, masks)
     assert torch.equal(logits, expected)

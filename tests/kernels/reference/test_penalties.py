@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from holdfast.kernels.reference import penalties
-from holdfast.kernels.reference.penalties import NO_TOKEN, NOTHING, Said
+from holdfast.kernels.reference.penalties import NO_TOKEN, NOTHING
 
 VOCAB = 32
 
@@ -24,15 +24,14 @@ def random_logits(rows: int) -> torch.Tensor:
     return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(rows)) * 4
 
 
-def said_by(rows: list[int], prompts: list[list[int]], outputs: list[list[int]]) -> Said:
-    both = [prompt + output for prompt, output in zip(prompts, outputs, strict=True)]
-    output = [at >= len(prompts[row]) for row, tokens in enumerate(both) for at in range(len(tokens))]
-    return Said(
-        torch.tensor(rows),
-        torch.tensor([token for tokens in both for token in tokens]),
-        torch.tensor([row for row, tokens in enumerate(both) for _ in tokens]),
-        torch.tensor(output).long(),
-    )
+def tallied(prompts: list[list[int]], outputs: list[list[int]]) -> torch.Tensor:
+    """A line for each prompt and its output; line 0 is of other tokens."""
+    tally = torch.zeros((len(prompts) + 1, VOCAB), dtype=torch.int32)
+    entries = [(0, token, 1) for token in range(VOCAB)]
+    for line, (prompt, output) in enumerate(zip(prompts, outputs, strict=True), 1):
+        entries += [(line, token, 0) for token in prompt] + [(line, token, 1) for token in output]
+    penalties.count(tally, *torch.tensor(entries).T)
+    return tally
 
 
 @pytest.mark.parametrize("penalty", [0.5, 1.3, 2.0])
@@ -41,7 +40,10 @@ def test_repetition_is_transformers(penalty: float) -> None:
     before = logits.clone()
     prompts, outputs = [[1, 1, 5], [9]], [[7, 8, 7], []]
     nothing = torch.zeros(2)
-    penalties.penalize(logits, said_by([2, 0], prompts, outputs), torch.full((2,), penalty), nothing, nothing)
+    penalties.penalize(
+        logits, torch.tensor([2, 0]), tallied(prompts, outputs), torch.tensor([1, 2]),
+        torch.full((2,), penalty), nothing, nothing,
+    )  # fmt: skip
     theirs = RepetitionPenaltyLogitsProcessor(penalty)
     assert torch.equal(logits[2], theirs(torch.tensor([[1, 1, 5, 7, 8, 7]]), before[2:3].clone())[0])
     assert torch.equal(logits[0], theirs(torch.tensor([[9]]), before[:1].clone())[0])
@@ -54,7 +56,9 @@ def test_presence_and_frequency_regard_the_output_alone() -> None:
     prompts, outputs = [[4, 4, 4], [2]], [[4, 6, 6], []]
     penalties.penalize(
         logits,
-        said_by([1, 2], prompts, outputs),
+        torch.tensor([1, 2]),
+        tallied(prompts, outputs),
+        torch.tensor([1, 2]),
         torch.ones(2),
         torch.tensor([0.5, 9.0]),
         torch.tensor([0.25, 9.0]),

@@ -27,6 +27,6 @@ def test_random_steps_compile_nothing_after_the_rehearsal() -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
     said = json.loads(ran.stdout)
     assert not said["behind"]
-    assert {"decode_stretch", "extend_tile", "copy_runs", "pick_tokens", "penalize_said"} <= set(
+    assert {"decode_stretch", "extend_tile", "copy_runs", "pick_tokens", "penalize_counted"} <= set(
         said["ahead"]
     )

@@ -21,7 +21,7 @@ from holdfast.runtime.execution import sampler
 from holdfast.runtime.execution.batch import Batch
 from holdfast.runtime.execution.sampler import LastRows, draw, outcomes
 from holdfast.runtime.grammar.llguidance import Matchers
-from holdfast.runtime.plan import NOTHING_MORE, Plan, PlanRow, RowAsks, RowFault, Scored, plan_of
+from holdfast.runtime.plan import NOTHING_MORE, Changes, Plan, PlanRow, RowAsks, RowFault, Scored, plan_of
 from holdfast.runtime.verbs import Sampling
 
 VOCAB = 48
@@ -128,6 +128,30 @@ def test_the_prompt_counts_for_repetition_alone() -> None:
         assert drawn([row([5, 9], how, prompt=0)], logits) == [6]
     both = Sampling(repetition_penalty=1.01, presence_penalty=2.0)
     assert drawn([row([5, 9], both, prompt=1), row([5, 9], both, prompt=0)], logits.expand(2, -1)) == [5, 6]
+
+
+def test_what_a_slot_has_counted_is_its_sequence_s_alone() -> None:
+    """Steps over one batch draw what each draws in a batch that begins with it."""
+    how = Sampling(repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.3)
+    logits, batch = random_logits(2) / 3, Batch()
+    texts = [[5, 6], [7, 7, 8]]
+    for number in range(12):
+        rows = [row(tokens, how, prompt=2, seq=seq) for seq, tokens in enumerate(texts)]
+        plan, whole = plan_of(1, rows), ()
+        if number in (0, 7):  # the second time for one of them alone
+            assert plan.changes is not None
+            whole = plan.changes.whole[number == 7 :]
+        known = [(seq, one[-2]) for seq, one in enumerate(texts) if seq not in [one.number for one in whole]]
+        past = np.array(known, dtype=np.int32).reshape(-1, 2)
+        plan = replace(plan, changes=Changes(number, whole, past=past))
+        batch.apply(plan)
+        last = torch.tensor([tokens[-1] for tokens in texts])
+        said = lines_of(plan, batch, logits, last)[:, 0].tolist()
+        assert said == drawn(rows, logits)
+        texts = [[*tokens, token] for tokens, token in zip(texts, said, strict=True)]
+        if number == 6:
+            texts[1] = [9, 9, *range(10, 20)]
+    assert len(set(texts[0])) > 4, "penalties change what is drawn"
 
 
 def test_rows_that_ask_for_nothing_cost_an_argmax(monkeypatch: pytest.MonkeyPatch) -> None:
