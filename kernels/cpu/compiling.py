@@ -56,14 +56,15 @@ def cache_folder() -> str | None:
     return None
 
 
-def compiled(function: Function) -> Function:
+def compiled(function: Function, fast: object = FAST) -> Function:
     """Decorator: compile a function that Python calls with numba. Its ``prange`` loops run on several
-    threads, the machine code is cached on disk, and it runs without the interpreter's lock."""
+    threads, the machine code is cached on disk, and it runs without the interpreter's lock. ``fast``: how
+    operations may be changed, also those of functions that are inlined into it."""
     folder, before = cache_folder(), config.CACHE_DIR
     config.CACHE_DIR = folder or before
     try:
         made: Function = njit(
-            cache=folder is not None, nogil=True, error_model="numpy", fastmath=FAST, parallel=True
+            cache=folder is not None, nogil=True, error_model="numpy", fastmath=fast, parallel=True
         )(function)
     finally:
         config.CACHE_DIR = before
@@ -86,10 +87,8 @@ def in_order(function: Function) -> Function:
 
 
 def exact(function: Function) -> Function:
-    """Decorator: compile a function with numba that other compiled functions call, inlined there, with each
-    operation rounded as it is written."""
-    made: Function = njit(nogil=True, error_model="numpy")(function)
-    return made
+    """Decorator: as `compiled`, with each operation rounded as it is written."""
+    return compiled(function, fast=False)
 
 
 def join_torch() -> None:

@@ -7,33 +7,22 @@ from typing import Any
 import numpy as np
 from numba import prange
 
-from .compiling import compiled, exact
+from .compiling import exact
 
 
 @exact
-def _penalize_some(
-    low: int, high: int, rows: Any, lines: Any, strengths: Any, logits: Any, tally: Any
-) -> None:
-    for at in range(low, high):
-        row, line, factor = rows[at], lines[at], strengths[at, 0]
-        for token in range(tally.shape[1]):
-            cell = tally[line, token]
-            if cell:
-                logit, times = logits[row, token], np.float32(cell >> 1)
-                logit = logit * factor if logit < 0 else logit / factor
-                logit -= strengths[at, 1] * times
-                logits[row, token] = logit - strengths[at, 2] * min(times, np.float32(1))
-
-
-@compiled
 def penalize(parts: int, rows: Any, lines: Any, strengths: Any, logits: Any, tally: Any) -> None:
     """Penalize ``rows`` of ``logits`` fp32 ``[all rows, vocab]`` for the tokens counted in ``lines`` of
     ``tally``, int32 ``[lines, vocab]``, in place, on ``parts`` threads. Compiled numba code. Rows and lines:
     int64 ``[n]``; ``strengths``: fp32 ``[n, 3]``, of repetition, frequency and presence."""
     count = len(rows)
-    if parts == 1:
-        _penalize_some(0, count, rows, lines, strengths, logits, tally)
-    else:
-        for part in prange(parts):
-            low, high = count * part // parts, count * (part + 1) // parts
-            _penalize_some(low, high, rows, lines, strengths, logits, tally)
+    for part in prange(parts):
+        for at in range(count * part // parts, count * (part + 1) // parts):
+            row, line, factor = rows[at], lines[at], strengths[at, 0]
+            for token in range(tally.shape[1]):
+                cell = tally[line, token]
+                if cell:
+                    logit, times = logits[row, token], np.float32(cell >> 1)
+                    logit = logit * factor if logit < 0 else logit / factor
+                    logit -= strengths[at, 1] * times
+                    logits[row, token] = logit - strengths[at, 2] * min(times, np.float32(1))
