@@ -1,5 +1,5 @@
-"""Parts ``correct``, ``decode``, ``prefill`` and ``prefix``: the attention kernels, first their correctness,
-then their speed."""
+"""Parts ``correct``, ``decode`` and ``prefill``: the attention kernels, first their correctness, then their
+speed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ...kernels.batch import Families, lay_out_families
 from ...kernels.gpu.decode import decode_attention
 from ...kernels.gpu.extend import extend_attention
-from ...kernels.gpu.prefix import prefix_attention
 from ...kernels.interface import Attention
 from ...kernels.reference.attention import extend_attention as reference
 from . import peers
@@ -123,26 +121,3 @@ def prefill(bench: Bench) -> list[Figure]:
             lines.append(figure(f"{name}, ours against the fastest SDPA", min(times) / micros, "x", 0.6))
         lines += compared(name, micros, others, {"FlashInfer": 1.0})
     return lines
-
-
-def prefix(bench: Bench) -> list[Figure]:
-    """Time 16 branches over a common prefix of 8k tokens with 64 tokens each of their own, by the kernel that
-    reads the prefix once, against the one that reads it 16 times."""
-    rows, common, tail = 16, bench.size(8192, 48), bench.size(64, 5)
-    made = paged(QWEN_8B, [common + tail - 1] * rows, [1] * rows, bench.device, share=common // QWEN_8B.block)
-    how = Attention(QWEN_8B.dim**-0.5)
-    families = lay_out_families([rows], [common], [common + tail] * rows, bench.device)
-    apart = median_us(bench, calls(decode_attention, made, how))
-    together = median_us(bench, _shared(made, how, families))
-    return [
-        figure("16 branches, unshared", apart, "us"),
-        figure("16 branches, shared", together, "us"),
-        figure("16 branches, shared against unshared", apart / together, "x", 3.0),
-    ]
-
-
-def _shared(made: Paged, how: Attention, families: Families) -> list[Callable[[], object]]:
-    return [
-        partial(prefix_attention, made.query, made.arena, at, made.batch, how, families)
-        for at in range(LAYERS)
-    ]

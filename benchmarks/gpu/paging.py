@@ -42,16 +42,12 @@ def paged(
     firsts: Sequence[int],
     counts: Sequence[int],
     device: torch.device,
-    share: int = 0,
     layers: int = LAYERS,
 ) -> Paged:
-    """Make a random batch, in which row r has ``counts[r]`` query tokens, the first at position ``firsts[r]``.
-    The rows have the first ``share`` blocks in common."""
+    """Make a random batch, in which row r has ``counts[r]`` query tokens, the first at ``firsts[r]``."""
     widths = [-(-(first + count) // heads.block) for first, count in zip(firsts, counts, strict=True)]
     ids = np.random.default_rng(0).permutation(sum(widths)).astype(np.int32)
     tables = np.split(ids, np.cumsum(widths)[:-1])
-    for table in tables[1:]:
-        table[:share] = tables[0][:share]
     shape = (sum(widths), layers, 2, heads.kv, heads.block, heads.dim)
     torch.manual_seed(0)
     arena = torch.randn(shape, device=device, dtype=heads.dtype)

@@ -15,11 +15,9 @@ from pathlib import Path
 
 import torch
 
-from ...kernels.batch import lay_out_families
 from ...kernels.gpu import configurations, invariant_kernels, rowwise
 from ...kernels.gpu.decode import decode_attention
 from ...kernels.gpu.extend import extend_attention
-from ...kernels.gpu.prefix import prefix_attention
 from ...kernels.interface import Attention
 from .attention import calls
 from .measure import Bench, Figure, Work, figure, median_us, note, reason
@@ -39,7 +37,6 @@ CANDIDATES = {
     "decode": _all(TILE=(32, 64, 128), num_warps=(4, 8), num_stages=(3, 5, 7)),
     "extend": WIDE,
     "stretch": WIDE,
-    "prefix": WIDE,
     "product": _all(ROWS=(64, 128), COLUMNS=(128, 256), DEPTH=(64, 128), num_warps=(4, 8), num_stages=(3, 4)),
     "norm": _all(ROWS=(1, 2, 4), num_warps=(4, 8, 16)),
 }
@@ -94,13 +91,10 @@ def _workloads(bench: Bench) -> Iterator[tuple[str, int, Callable[[], list[Work]
         heads, how = Heads(32, 8, dim, 16, dtype), Attention(dim**-0.5)
         many = paged(heads, [length - 1] * bench.size(32, 2), [1] * bench.size(32, 2), bench.device)
         chunk = paged(heads, [length], [bench.size(512, 9)], bench.device)
-        branches = paged(heads, [length + 7] * 16, [1] * 16, bench.device, share=length // 16)
-        families = lay_out_families([16], [length // 16 * 16], [length + 8] * 16, bench.device)
         for kernel, call, made in (
             ("decode", decode_attention, many),
             ("extend", extend_attention, chunk),
             ("stretch", invariant_kernels.extend_attention, chunk),
-            ("prefix", partial(prefix_attention, families=families), branches),
         ):
             yield kernel, dim, partial(calls, call, made, how)
     width = bench.size(4096, 64)

@@ -39,7 +39,6 @@ PARTS = {
     "decode": "attention.decode",
     "models": "models.models",
     "prefill": "attention.prefill",
-    "prefix": "attention.prefix",
     "rows": "memory.rows",
     "draw": "memory.draws",
     "invariant": "companies.invariant",

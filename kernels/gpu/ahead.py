@@ -31,7 +31,7 @@ SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """Bytes of shared memory that one program can have, by compute capability (80 is 8.0). Source: CUDA C++
 programming guide, table of limits."""
 
-ATTENTION = ("decode_stretch", "extend_tile", "extend_stretch", "prefix_stretch")
+ATTENTION = ("decode_stretch", "extend_tile", "extend_stretch")
 """Kernels that must not spill registers."""
 
 

@@ -13,13 +13,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..batch import Families, PagedBatch
+from ..batch import PagedBatch
 from ..float8 import E4M3
 from ..interface import Attention, HeadNorm
 from . import invariant_kernels, penalties, rowwise, seeded_sampling, store
 from .decode import decode_attention
 from .extend import extend_attention
-from .prefix import prefix_attention
 
 ROWS = 4
 LAYERS = 2
@@ -64,8 +63,7 @@ def empty(*shape: int, dtype: torch.dtype = torch.int64, device: torch.device) -
 
 
 def attention(shape: Shape, device: torch.device) -> Iterator[tuple[str, Launch]]:
-    """Yield the names and launches of decode, extend and batch-invariant attention for ``shape``, and without
-    a window also of attention with a common prefix."""
+    """Yield the names and launches of decode, extend and batch-invariant attention for ``shape``."""
     arena = empty(
         8, LAYERS, 2, shape.kv_heads, shape.block, shape.dim, dtype=shape.stored or shape.dtype, device=device
     )
@@ -80,9 +78,6 @@ def attention(shape: Shape, device: torch.device) -> Iterator[tuple[str, Launch]
         f"invariant {shape.name}",
         lambda: invariant_kernels.extend_attention(query, arena, 1, batch, how, sinks),
     )
-    if shape.window is None:
-        families = Families(empty(2, device=device), ids[0][:1], ids[0], 4096, 64)
-        yield f"prefix {shape.name}", lambda: prefix_attention(query, arena, 1, batch, how, families, sinks)
 
 
 def stores(shape: Shape, device: torch.device) -> Iterator[tuple[str, Launch]]:

@@ -1,5 +1,5 @@
 """Attention as the GPU kernels must compute it beyond what `backend` does: with attention sinks, in any
-precision, with common prefixes.
+precision.
 
 Row by row and dense; for tests and measurements only.
 """
@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..batch import Families, PagedBatch
+from ..batch import PagedBatch
 from ..interface import Attention
 
 
@@ -69,39 +69,3 @@ def attend(
         scores = torch.cat((scores, extra), dim=-1)
     shares = scores.softmax(-1)[..., : keys.shape[0]]
     return torch.einsum("hnt,thd->nhd", shares, values.repeat_interleave(group, 1))
-
-
-def prefix_attention(
-    query: Tensor,
-    arena: Tensor,
-    layer: int,
-    batch: PagedBatch,
-    how: Attention,
-    families: Families,
-    sinks: Tensor | None = None,
-    *,
-    dtype: torch.dtype = torch.float64,
-) -> Tensor:
-    """Attention of one token per row, ``[rows, q_heads, head_dim]``, computed and returned in ``dtype``: the
-    tokens that a family of rows shares are read from its first row's blocks, the others from the row's own.
-    ``sinks``: ``[q_heads]``, one more score per head, without a value; None: none."""
-    result = torch.empty(query.shape, dtype=dtype, device=query.device)
-    starts, shared = families.starts.tolist(), families.shared.tolist()
-    first_of = [start for start, end in pairwise(starts) for _ in range(start, end)]
-    shared_of = [
-        some for (start, end), some in zip(pairwise(starts), shared, strict=True) for _ in range(start, end)
-    ]
-    for row, (first, common) in enumerate(zip(first_of, shared_of, strict=True)):
-        length = int(batch.context_lengths[row])
-        keys, values = (
-            torch.cat(
-                (
-                    _row(arena, layer, side, batch.tables[first], common),
-                    _row(arena, layer, side, batch.tables[row], length)[common:],
-                )
-            ).to(dtype)
-            for side in (0, 1)
-        )
-        one = slice(row, row + 1)
-        result[one] = attend(query[one].to(dtype), keys, values, batch.positions[one], how, sinks)
-    return result

@@ -63,11 +63,11 @@ def compiled(folder: Path, arch: int, *names: str) -> list[dict[str, Any]]:
 def check(table: list[dict[str, Any]], arch: int) -> None:
     for one in table:
         assert one["shared"] <= LIMITS[arch], one
-        if one["kernel"] in ("decode_stretch", "extend_tile", "extend_stretch", "prefix_stretch"):
+        if one["kernel"] in ("decode_stretch", "extend_tile", "extend_stretch"):
             assert one["stack"] == 0, one
         if one["kernel"] == "decode_stretch":
             assert one["tensor_cores"] == "mma.sync", one  # 16 rows: too few for a warpgroup
-        wide = ("extend_tile", "extend_stretch", "prefix_stretch", "product_tile")
+        wide = ("extend_tile", "extend_stretch", "product_tile")
         if one["kernel"] in wide and "32" not in one["launch"].split()[-1]:
             assert one["tensor_cores"] == UNITS[arch], one
 

@@ -20,19 +20,14 @@ def paged(
     block: int = 16,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
-    share: int = 0,
 ) -> tuple[torch.Tensor, PagedBatch]:
-    """An arena with NaN in unused slots, and a batch of rows (first, count); K and V of all tokens stand.
-
-    The first ``share`` blocks of every row are the same ones.
-    """
+    """An arena with NaN in unused slots, and a batch of rows (first, count); K and V of all tokens stand."""
     generator = np.random.default_rng(seed)
     widths = [-(-(first + count) // block) for first, count in rows]
     ids = generator.permutation(sum(widths) + 3).astype(np.int32)
     tables, at = [], 0
     for width in widths:
         tables.append(ids[at : at + width].copy())
-        tables[-1][:share] = tables[0][:share]
         at += width
     arena = torch.full((len(ids), LAYERS, 2, kv_heads, block, dim), float("nan"), dtype=dtype)
     random = torch.Generator().manual_seed(seed)
