@@ -64,26 +64,32 @@ class Gather:
 @dataclass(frozen=True, slots=True)
 class PagedBatch:
     """A step's layout: a ragged mix of chunks and single tokens over a paged cache. Its tensors are int64 on
-    the arena's device.
+    the arena's device, if not said otherwise.
 
     ``positions``: ``[tokens]``, each token's position in its sequence. ``slots``: ``[tokens]``, where its K
-    and V go: ``block * block_tokens + offset``. ``row_starts``: ``[rows + 1]``, row r has the tokens
-    ``[row_starts[r], row_starts[r + 1])``. ``context_lengths``: ``[rows]``, how many tokens a row's last
-    token sees, with itself. ``tables``: ``[rows, most blocks of a row]`` block ids, padded with 0; the same
-    ids name the blocks of every arena. ``groups``: the same rows as the reference backend groups them; empty
-    for the CPU backend. ``device``: uploads what `gathers_of` lays out later; None: the arena's. ``gathers``:
-    results of `gathers_of` in this step, by (number of the arena's layers, window). ``lines``: ``[rows]``,
-    the line of ``tables`` that is the row's, where they are those of all slots; None: its number."""
+    and V go: ``block * block_tokens + offset``; the GPU backends do not store a token with slot -1.
+    ``row_starts``: ``[rows + 1]``, row r has the tokens ``[row_starts[r], row_starts[r + 1])``.
+    ``context_lengths``: ``[rows]``, how many tokens a row's last token sees, with itself. ``tables``: int32
+    ``[lines, width]``, a row's block ids in a line, and anything behind them; the same ids name the blocks of
+    every arena. ``lines``: int32 ``[rows]``, which line of ``tables`` is the row's. The CPU and reference
+    backends do not read it: they attend only to batches of their own `lay_out`, in which line r is row r's
+    (and the CPU's tables are int64).
+    ``groups``: the same rows as the reference backend groups them; empty for the CPU backend. ``device``:
+    uploads what `gathers_of` lays out later; None: the arena's. ``gathers``: results of `gathers_of` in this
+    step, by (number of the arena's layers, window). ``plans``: what the GPU kernels computed from row starts
+    and context lengths (see `gpu.parts`); once these change, another batch is needed.
+    """
 
     positions: Tensor
     slots: Tensor
     row_starts: Tensor
     context_lengths: Tensor
     tables: Tensor
+    lines: Tensor
     groups: tuple[RowGroup, ...]
     device: Device | None = None
     gathers: dict[tuple[int, int | None], tuple[Gather, ...]] = field(default_factory=dict, repr=False)
-    lines: Tensor | None = None
+    plans: dict[tuple[int, int, int, bool], Tensor] = field(default_factory=dict, init=False, repr=False)
 
 
 def lay_out(
@@ -119,14 +125,15 @@ def lay_out(
     cut = list(_grouped(count, widths)) if grouped else []
     tokens = [(starts[rows][:, None] + np.arange(count[rows[0]])).reshape(-1) for rows in cut]
     device = device or device_of(arena.device)
-    at, to, row_starts, lengths, blocks, *where = device.upload(
-        [positions, slots, starts, context, padded, *tokens]
+    narrow = [padded.astype(np.int32), np.arange(len(count), dtype=np.int32)]
+    at, to, row_starts, lengths, blocks, lines, *where = device.upload(
+        [positions, slots, starts, context, *narrow, *tokens]
     )
     groups = tuple(
         RowGroup(_span(own, up), int(count[rows[0]]), first[rows], padded[rows, : widths[rows].max()])
         for rows, own, up in zip(cut, tokens, where, strict=True)
     )
-    return PagedBatch(at, to, row_starts, lengths, blocks, groups, device)
+    return PagedBatch(at, to, row_starts, lengths, blocks, lines, groups, device)
 
 
 lay_out_ungrouped = partial(lay_out, grouped=False)

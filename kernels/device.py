@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Ints = NDArray[np.int64]
+Wholes = NDArray[np.int64] | NDArray[np.int32]
 
 
 class Event(Protocol):
@@ -98,9 +99,9 @@ class Device(Protocol):
         """Block until all work that was enqueued on any stream is done."""
         ...
 
-    def upload(self, arrays: Sequence[Ints]) -> list[Tensor]:
-        """Copy int64 arrays to the device, for work that the current stream gets from now on. Returns a
-        tensor for each, of its shape. The arrays may change afterwards."""
+    def upload(self, arrays: Sequence[Wholes]) -> list[Tensor]:
+        """Copy int64 and int32 arrays to the device, for work that the current stream gets from now on.
+        Returns a tensor for each, of its shape and type. The arrays may change afterwards."""
         ...
 
     def write(self, target: Tensor, array: Ints) -> None:
@@ -151,29 +152,32 @@ ALIGNED = 2
 Triton compiles a kernel again when a pointer's alignment changes, and an odd number of rows would compile
 kernels in the middle of a step."""
 
-
 REMEMBERED = 128
 """How many copies a ring remembers; those before them are of steps that are over."""
 
+TYPES = {"int64": torch.int64, "int32": torch.int32}
+
 
 class Packing:
-    """How arrays lie in one memory, one behind the other. ``size``: how many int64 numbers they take."""
+    """How int64 and int32 arrays lie in one memory, one behind the other. ``size``: how many int64 numbers they
+    take."""
 
-    def __init__(self, arrays: Sequence[Ints]) -> None:
+    def __init__(self, arrays: Sequence[Wholes]) -> None:
         self._arrays = arrays
-        self._at = list(accumulate((one.size + one.size % ALIGNED for one in arrays), initial=0))
+        much = (-(-one.nbytes // (8 * ALIGNED)) * ALIGNED for one in arrays)
+        self._at = list(accumulate(much, initial=0))
         self.size = self._at[-1]
 
     def write(self, cells: Ints) -> None:
         """Copy the arrays into ``cells``, int64 ``[size]``."""
-        for array, at in zip(self._arrays, self._at, strict=False):
-            cells[at : at + array.size] = array.reshape(-1)
+        for array, (first, end) in zip(self._arrays, pairwise(self._at), strict=True):
+            cells[first:end].view(array.dtype)[: array.size] = array.reshape(-1)
 
     def views(self, packed: Tensor) -> list[Tensor]:
-        """Of the same memory elsewhere, a tensor for each array, of its shape."""
+        """Of the same memory elsewhere, a tensor for each array, of its shape and type."""
         return [
-            packed[at : at + array.size].view(array.shape)
-            for array, at in zip(self._arrays, self._at, strict=False)
+            packed[first:end].view(TYPES[array.dtype.name])[: array.size].view(array.shape)
+            for array, (first, end) in zip(self._arrays, pairwise(self._at), strict=True)
         ]
 
 
@@ -232,7 +236,7 @@ class CpuDevice:
     def synchronize(self) -> None:
         """Does nothing: all work is done already."""
 
-    def upload(self, arrays: Sequence[Ints]) -> list[Tensor]:
+    def upload(self, arrays: Sequence[Wholes]) -> list[Tensor]:
         """Copies of the arrays, in host memory like all else."""
         packing = Packing(arrays)
         packed = torch.empty(packing.size, dtype=torch.int64)
@@ -329,7 +333,7 @@ class CudaDevice:
         Raises what torch raises for work that failed since."""
         torch.cuda.synchronize(self._index)
 
-    def upload(self, arrays: Sequence[Ints]) -> list[Tensor]:
+    def upload(self, arrays: Sequence[Wholes]) -> list[Tensor]:
         """Enqueue one copy of all arrays, from pinned memory, in the current stream."""
         packing = Packing(arrays)
         host = self._pinned(packing.size)

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ...kernels.gpu.attention import paged_attention
 from ...kernels.gpu.decode import decode_attention
 from ...kernels.gpu.extend import extend_attention
 from ...kernels.interface import Attention
@@ -43,7 +44,7 @@ def correct(bench: Bench) -> list[Figure]:
         dtype = torch.float16 if bench.rehearsal else heads.dtype  # the interpreter's bf16 product is wrong
         shape = Heads(heads.query, heads.kv, heads.dim, heads.block, dtype)
         for name, kernel, made in (
-            ("extend", extend_attention, paged(shape, firsts, counts, bench.device)),
+            ("extend", paged_attention, paged(shape, firsts, counts, bench.device)),
             ("decode", decode_attention, paged(shape, firsts, [1] * len(firsts), bench.device)),
         ):
             try:

@@ -12,50 +12,38 @@ import torch.nn.functional as F
 from ...kernels.batch import PagedBatch
 from ...kernels.gpu import invariant_kernels
 from ...kernels.gpu.decode import decode_attention
-from ...kernels.gpu.extend import extend_attention
 from ...kernels.interface import Attention
 from .attention import QWEN_8B
 from .measure import Bench, Figure, figure, median_us
 from .paging import paged
 
-STRETCH = 1024
-
 
 def invariant(bench: Bench) -> list[Figure]:
-    """Compare each row alone with the same row in 1,000 random batches, for decode with parts of a fixed
-    length, the kernel for prompts, and the product: all bits must be equal. Also what this costs."""
+    """Compare each row alone with the same row in 1,000 random batches, for attention and the product: all
+    bits must be equal. Also what this costs."""
     rows, companies = 32, bench.size(1000, 2)
     random = np.random.default_rng(0)
     lengths = random.integers(1, bench.size(9000, 60), rows)
     made = paged(QWEN_8B, (lengths - 1).tolist(), [1] * rows, bench.device)
     how = Attention(QWEN_8B.dim**-0.5)
 
-    def attend(some: torch.Tensor, kernel: str) -> torch.Tensor:
+    def attend(some: torch.Tensor) -> torch.Tensor:
         batch = _company(made.batch, some)
-        if kernel == "decode":
-            return decode_attention(made.query[some], made.arena, 0, batch, how, stretch=STRETCH)
-        return extend_attention(made.query[some], made.arena, 0, batch, how)
+        return invariant_kernels.extend_attention(made.query[some], made.arena, 0, batch, how)
 
-    lines = []
-    for kernel in ("decode", "extend"):
-        singles = [attend(torch.tensor([row], device=bench.device), kernel) for row in range(rows)]
-        alone = torch.cat(singles)
-        equal = 0
-        for _ in range(companies):
-            chosen = random.permutation(rows)[: random.integers(2, bench.size(rows, 4))]
-            some = torch.from_numpy(chosen).to(bench.device)
-            equal += int(torch.equal(attend(some, kernel), alone[some]))
-        lines.append(figure(f"{kernel}, companies with equal bits", equal, f"of {companies}", companies))
-    lines += _products(bench, companies)
+    alone = torch.cat([attend(torch.tensor([row], device=bench.device)) for row in range(rows)])
+    equal = 0
+    for _ in range(companies):
+        chosen = random.permutation(rows)[: random.integers(2, bench.size(rows, 4))]
+        some = torch.from_numpy(chosen).to(bench.device)
+        equal += int(torch.equal(attend(some), alone[some]))
     everyone = [lambda: decode_attention(made.query, made.arena, 0, made.batch, how)]
-    fixed = [lambda: decode_attention(made.query, made.arena, 0, made.batch, how, stretch=STRETCH)]
-    cost = median_us(bench, fixed) / median_us(bench, everyone)
     whole = [lambda: invariant_kernels.extend_attention(made.query, made.arena, 0, made.batch, how)]
     own = median_us(bench, whole) / median_us(bench, everyone)
     return [
-        *lines,
-        figure("decode, fixed stretches against chosen ones", cost, "x", better="lower"),
-        figure("attention, invariant in chunks too, against decode", own, "x", better="lower"),
+        figure("attention, companies with equal bits", equal, f"of {companies}", companies),
+        *_products(bench, companies),
+        figure("attention, invariant, against decode", own, "x", better="lower"),
     ]
 
 
@@ -89,6 +77,7 @@ def _company(batch: PagedBatch, some: torch.Tensor) -> PagedBatch:
         batch.slots[some],
         starts,
         batch.context_lengths[some],
-        batch.tables[some].contiguous(),
+        batch.tables,
+        batch.lines[some],
         (),
     )

@@ -66,6 +66,7 @@ def lay_out(
         row_starts,
         lengths,
         blocks,
+        torch.arange(len(count), dtype=torch.int32),
         groups=(),
         singles=np.flatnonzero(single),
         chunks=np.flatnonzero(~single),
@@ -75,6 +76,7 @@ def lay_out(
 
 
 _ZERO, _NONE = np.zeros(1, np.int64), np.zeros(0, np.int64)
+_LINE = torch.zeros(1, dtype=torch.int32)
 
 
 def _one(block_tokens: int, first: int, count: int, table: NDArray[np.int32]) -> CpuBatch:
@@ -91,6 +93,7 @@ def _one(block_tokens: int, first: int, count: int, table: NDArray[np.int32]) ->
         starts,
         lengths,
         torch.from_numpy(own[None]),
+        _LINE,
         groups=(),
         singles=_ZERO if count == 1 else _NONE,
         chunks=_NONE if count == 1 else _ZERO,

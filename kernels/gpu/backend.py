@@ -13,9 +13,7 @@ from ..reference import backend
 from ..reference import seeded_sampling as reference_sampling
 from ..reference.backend import copy_pieces
 from ..reference.seeded_sampling import Typical
-from . import ops, rowwise, seeded_sampling, store
-from .decode import decode_attention
-from .extend import extend_attention
+from . import attention, ops, rowwise, seeded_sampling, store
 from .penalties import allow, count, penalize
 from .rows import look_up
 from .seeded_sampling import log_probabilities
@@ -94,12 +92,11 @@ def rotate_and_store(
 def paged_attention(query: Tensor, arena: Tensor, layer: int, batch: PagedBatch, how: Attention) -> Tensor:
     """Causal attention of each row's tokens over its own blocks: ``[tokens, q_heads, head_dim]``.
 
-    A batch in which every row has one token goes to the decode kernel, which splits long contexts; any other
-    batch to the extend kernel, in one launch.
+    Rows of one token go to the decode kernel, rows of several to the extend kernel; see
+    `attention.paged_attention`.
     """
     if not torch.compiler.is_compiling():
-        single = query.shape[0] == batch.context_lengths.shape[0]
-        return (decode_attention if single else extend_attention)(query, arena, layer, batch, how)
+        return attention.paged_attention(query, arena, layer, batch, how)
     result: Tensor = ops.paged_attention(query, arena, layer, *ops.flat(batch, how))
     return result
 

@@ -1,7 +1,7 @@
-"""Paged attention of a ragged batch in one launch: chunks behind cached blocks, and single tokens.
+"""Paged attention of chunks, rows of several query tokens, in one launch.
 
-A program takes one KV head and a tile of one row's queries: some tokens, and the query heads of each that
-share the KV head. The row of a tile is found on the device, so the host needs no lengths.
+A program takes one KV head, a tile of one row's queries (some tokens, and the query heads of each that share
+the KV head) and what they see, or a part of it (see `parts`) where tiles alone are too few for the device.
 """
 
 from __future__ import annotations
@@ -14,25 +14,12 @@ from torch import Tensor
 from ..batch import PagedBatch
 from ..interface import Attention
 from .configurations import chosen
-from .softmax import fold, lines_of, normal, scores_of, wide, with_sink
-from .support import expect, group_of, readable
+from .parts import WHOLE, Parts, expect_fitting, last_at, share_of
+from .softmax import cells_of, fold, log_sum, normal, scores_of, wide, with_sink
+from .support import group_of, readable
 
-
-@triton.jit
-def row_of(starts: tl.tensor, tile: tl.tensor, rows: tl.tensor, EACH: tl.constexpr) -> tl.tensor:
-    """The row that query tile ``tile`` belongs to: the last row that has its first tile at or before it.
-    Returns a value. ``starts``: pointer to ``[rows + 1]``, the first token of each row.
-
-    A tile has ``EACH`` tokens. Row r's tiles are numbered from ``starts[r] // EACH + r`` on, so every row has
-    enough of them; some stay empty. (As in vLLM's unified attention kernel.)
-    """
-    low, high = rows * 0, rows
-    while high - low > 1:
-        middle = (low + high) // 2
-        first = tl.load(starts + middle).to(tl.int32) // EACH + middle
-        low = tl.where(first <= tile, middle, low)
-        high = tl.where(first <= tile, high, middle)
-    return low
+PROGRAMS = 2
+"""With fewer tiles for each multiprocessor, contexts are cut into parts."""
 
 
 @triton.jit
@@ -61,10 +48,10 @@ def fold_tiles(
         there = tokens < end
         if WINDOW > 0:
             there = there & (tokens >= seen_from)
-        lines = lines_of(table, tokens, there, stride_block, stride_slot, BLOCK)
+        cells = cells_of(table, tokens, there, stride_block, stride_slot, BLOCK)
         keys_of, values_of = (
-            keys_at + lines[None, :] + dims[:, None],
-            values_at + lines[:, None] + dims[None, :],
+            keys_at + cells[None, :] + dims[:, None],
+            values_at + cells[:, None] + dims[None, :],
         )
         if MASKED:
             keys = tl.load(keys_of, there[None, :] & inside[:, None], other=0.0)
@@ -87,8 +74,9 @@ def fold_tiles(
 
 @triton.jit(do_not_specialize=["layer", "rows", "stride_table"])
 def extend_tile(
-    query: tl.tensor, arena: tl.tensor, tables: tl.tensor, lengths: tl.tensor, starts: tl.tensor,
-    sinks: tl.tensor, out: tl.tensor,
+    query: tl.tensor, arena: tl.tensor, tables: tl.tensor, lines: tl.tensor, lengths: tl.tensor,
+    row_starts: tl.tensor, plan: tl.tensor, sinks: tl.tensor, out: tl.tensor, partial: tl.tensor,
+    lse: tl.tensor,
     layer: tl.tensor, scale: tl.tensor, rows: tl.tensor,
     query_row: tl.tensor, query_head: tl.tensor, stride_table: tl.tensor,
     stride_block: tl.tensor, stride_layer: tl.tensor, stride_side: tl.tensor, stride_head: tl.tensor,
@@ -96,76 +84,102 @@ def extend_tile(
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr,
     BLOCK: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr, SINKS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Kernel: causal attention of one tile of a row's queries, with the query heads of one KV head, to all that
-    they see; writes the result to ``out``. Programs are (query tile, KV head). The last tiles, which see most,
-    start first. Pointers are ``query`` to ``out``; the other tensors are single values."""
+    """Kernel: causal attention of one tile of a row's queries, with the query heads of one KV head, to one part
+    of what they see. Writes the result to ``out`` if the tile has one part, else to ``partial`` and ``lse``.
+    Programs are (program of the plan, KV head). A row's last tiles, which see most, start first. Pointers are
+    ``query`` to ``lse``; the other tensors are single values."""
     EACH: tl.constexpr = QUERIES // GROUP
-    tile, head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
-    row = row_of(starts, tile, rows, EACH)
-    start, stop = tl.load(starts + row).to(tl.int32), tl.load(starts + row + 1).to(tl.int32)
-    skipped = (tile - (start // EACH + row)) * EACH
-    if start + skipped >= stop:
+    program, head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
+    if program >= tl.load(plan + rows * 3):
         return
+    row = last_at(plan, program, rows, 3)
+    within, parts = program - tl.load(plan + row * 3), tl.load(plan + row * 3 + 2)
+    tile, part = within // parts, within % parts
+    start, stop = tl.load(row_starts + row).to(tl.int32), tl.load(row_starts + row + 1).to(tl.int32)
     length = tl.load(lengths + row).to(tl.int32)
     members, dims = tl.arange(0, QUERIES), tl.arange(0, WIDE)
-    tokens = start + skipped + members // GROUP
+    tokens = start + tile * EACH + members // GROUP
     heads = head * GROUP + members % GROUP
-    theirs = ((tokens < stop) & (members < EACH * GROUP))[:, None] & (dims < DIM)[None, :]
+    there = (tokens < stop) & (members < EACH * GROUP)
+    theirs = there[:, None] & (dims < DIM)[None, :]
     shift = length - stop  # add it to a token's index in the batch for its position
     positions = tokens + shift
-    places = tokens.to(tl.int64)[:, None]
+    places = tokens.to(tl.int64)
     asked = tl.load(
-        query + places * query_row + heads[:, None] * query_head + dims[None, :], theirs, other=0.0
+        query + places[:, None] * query_row + heads[:, None] * query_head + dims[None, :], theirs, other=0.0
     )
     keys_at = arena + layer.to(tl.int64) * stride_layer + head.to(tl.int64) * stride_head
     values_at = keys_at + stride_side
-    table = tables + row.to(tl.int64) * stride_table
+    table = tables + tl.load(lines + row).to(tl.int64) * stride_table
     best = tl.full([QUERIES], float("-inf"), tl.float32)
     total, acc = tl.zeros([QUERIES], tl.float32), tl.zeros([QUERIES, WIDE], tl.float32)
-    lead = start + skipped + shift  # the first query's position
-    end = tl.minimum(lead + EACH, length)
-    first, seen_from = lead * 0, lead * 0
+    lead = start + tile * EACH + shift  # the first query's position
+    seen_from = lead * 0
     if WINDOW > 0:
         seen_from = tl.maximum(lead - WINDOW + 1, 0)
-        first = seen_from // TILE * TILE
-    else:
-        first = (lead + 1) // TILE * TILE
+    stop_at = tl.minimum(lead + EACH, length)
+    low = seen_from // TILE
+    tiles = tl.cdiv(stop_at, TILE) - low
+    first = (low + part * tiles // parts) * TILE
+    end = tl.minimum((low + (part + 1) * tiles // parts) * TILE, stop_at)
+    if WINDOW == 0:
+        whole = tl.maximum(tl.minimum((lead + 1) // TILE * TILE, end), first)
         best, total, acc = fold_tiles(
-            best, total, acc, asked, positions, keys_at, values_at, table, 0, first, seen_from, scale,
+            best, total, acc, asked, positions, keys_at, values_at, table, first, whole, seen_from, scale,
             stride_block, stride_slot, WINDOW, SOFT_CAP, DIM, WIDE, BLOCK, TILE, False,
         )  # fmt: skip
+        first = whole
     best, total, acc = fold_tiles(
         best, total, acc, asked, positions, keys_at, values_at, table, first, end, seen_from, scale,
         stride_block, stride_slot, WINDOW, SOFT_CAP, DIM, WIDE, BLOCK, TILE, True,
     )  # fmt: skip
-    if SINKS:
-        total = with_sink(best, total, tl.load(sinks + heads).to(tl.float32))
-    target = (places * tl.num_programs(1) * GROUP + heads[:, None]) * DIM + dims[None, :]
-    tl.store(out + target, normal(acc, total).to(out.dtype.element_ty), theirs)
+    every = tl.num_programs(1) * GROUP
+    if parts == 1:
+        if SINKS:
+            total = with_sink(best, total, tl.load(sinks + heads).to(tl.float32))
+        target = out + (places * every + heads)[:, None] * DIM + dims[None, :]
+        tl.store(target, normal(acc, total).to(out.dtype.element_ty), theirs)
+    else:
+        place = (tl.load(plan + row * 3 + 1) + within).to(tl.int64)
+        cells = (place * EACH + members // GROUP) * every + heads
+        tl.store(partial + cells[:, None] * DIM + dims[None, :], normal(acc, total), theirs)
+        tl.store(lse + cells, log_sum(best, total), there)
 
 
 def extend_attention(
-    query: Tensor, arena: Tensor, layer: int, batch: PagedBatch, how: Attention, sinks: Tensor | None = None
+    query: Tensor,
+    arena: Tensor,
+    layer: int,
+    batch: PagedBatch,
+    how: Attention,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of each row's tokens over its own blocks: ``[tokens, q_heads, head_dim]``.
+    """Causal attention of each row with several tokens over its own blocks, written to ``out`` ``[tokens,
+    q_heads, head_dim]`` (None: a new tensor), which is returned; the tokens of other rows are left as they are.
 
     ``query``: the same shape; K and V of its tokens are stored already. ``sinks``: ``[q_heads]``, one more
     score per head, without a value (Xiao et al., 2023); None: none.
     """
     group, heads, block, dim = group_of(query, arena), *arena.shape[3:]
-    expect("positions", batch.positions, (query.shape[0],))
-    if sinks is not None:
-        expect("sinks", sinks, (query.shape[1],))
-    out = torch.empty_like(query, memory_format=torch.contiguous_format)
-    rows = batch.context_lengths.shape[0]
-    launch = chosen("extend", query, dim, arena.dtype)
-    tiles = query.shape[0] // (launch["QUERIES"] // group) + rows
-    if query.shape[0]:
-        extend_tile[(tiles, heads)](
-            query, readable(arena), batch.tables, batch.context_lengths, batch.row_starts, sinks, out,
-            layer, how.scale, rows, query.stride(0), query.stride(1), batch.tables.stride(0),
-            *arena.stride()[:5],
-            WINDOW=how.window or 0, SOFT_CAP=how.soft_cap or 0.0, GROUP=group, DIM=dim,
-            WIDE=triton.next_power_of_2(dim), BLOCK=block, SINKS=sinks is not None, **launch,
-        )  # fmt: skip
+    expect_fitting(batch, query, sinks)
+    out = torch.empty_like(query, memory_format=torch.contiguous_format) if out is None else out
+    rows, launch = batch.context_lengths.shape[0], chosen("extend", query, dim, arena.dtype)
+    tokens, each = query.shape[0], launch["QUERIES"] // group
+    if not rows or tokens < 2:
+        return out
+    extra = share_of(query.device, PROGRAMS, heads)
+    if tokens // each >= extra:  # they fill the device without
+        extra = 0
+    span = WHOLE if how.window is None else how.window + each + launch["TILE"]
+    parts = Parts.of(batch, query, tokens // each + min(rows, tokens // 2), extra, span, each, singles=False)
+    extend_tile[(parts.programs, heads)](
+        query, readable(arena), batch.tables, batch.lines, batch.context_lengths, batch.row_starts, parts.plan,
+        sinks, out, parts.values, parts.lse,
+        layer, how.scale, rows, query.stride(0), query.stride(1), batch.tables.stride(0), *arena.stride()[:5],
+        WINDOW=how.window or 0, SOFT_CAP=how.soft_cap or 0.0, GROUP=group, DIM=dim,
+        WIDE=triton.next_power_of_2(dim), BLOCK=block, SINKS=sinks is not None, **launch,
+    )  # fmt: skip
+    if extra:
+        parts.reduce(batch, out, sinks)
     return out

@@ -1,8 +1,9 @@
 """Batch-invariant kernels: attention and matrix products with the same bits for a row in any batch.
 
-Attention: the context is cut every `STRETCH` tokens from position 0, each cut is read in the same tiles, and
-the cuts are merged in one order. So a token gets the same bits alone, in a chunk, or computed again after a
-preemption. `decode` and `extend` are faster, but cut as the batch suggests.
+Attention: the context is cut every `STRETCH` tokens from position 0, and dealt to `PARTS` programs in turn.
+Each reads its stretches in the same tiles and order, and the parts are merged in one order. So a token gets the
+same bits alone, in a chunk, or computed again after a preemption. `decode` and `extend` are faster, but cut as
+the batch suggests.
 
 Matrix products: one tile size for any number of rows, and each sum runs over the inner axis in one program,
 in steps of one length. The vendor's library chooses another algorithm, with another order of sums, for
@@ -10,8 +11,6 @@ another number of rows. (He et al., "Defeating nondeterminism in LLM inference",
 """
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import torch
 import triton
@@ -21,35 +20,56 @@ from torch import Tensor
 from ..batch import PagedBatch
 from ..interface import Attention
 from .configurations import chosen
-from .decode import Parts, merge
-from .extend import fold_tiles, row_of
+from .extend import fold_tiles
+from .parts import expect_fitting, finish, merged
 from .softmax import log_sum, normal
 from .support import expect, group_of, readable
 
 STRETCH = 2048
 """Tokens of the context between two cuts: a multiple of every tile size."""
+PARTS = 16
+"""How many programs read a long context; each token has scratch for as many results, whatever its context."""
 
 
-@triton.jit(do_not_specialize=["layer", "rows", "parts", "stride_table"])
+@triton.jit
+def row_of(starts: tl.tensor, tile: tl.tensor, rows: tl.tensor, EACH: tl.constexpr) -> tl.tensor:
+    """The row that query tile ``tile`` belongs to: the last row that has its first tile at or before it.
+    Returns a value. ``starts``: pointer to ``[rows + 1]``, the first token of each row.
+
+    A tile has ``EACH`` tokens. Row r's tiles are numbered from ``starts[r] // EACH + r`` on, so every row has
+    enough of them; some stay empty. (As in vLLM's unified attention kernel.)
+    """
+    low, high = rows * 0, rows
+    while high - low > 1:
+        middle = (low + high) // 2
+        first = tl.load(starts + middle).to(tl.int32) // EACH + middle
+        low = tl.where(first <= tile, middle, low)
+        high = tl.where(first <= tile, high, middle)
+    return low
+
+
+@triton.jit(do_not_specialize=["layer", "rows", "stride_table"])
 def extend_stretch(
-    query: tl.tensor, arena: tl.tensor, tables: tl.tensor, lengths: tl.tensor, starts: tl.tensor,
-    out: tl.tensor, lse: tl.tensor,
-    layer: tl.tensor, scale: tl.tensor, rows: tl.tensor, parts: tl.tensor,
-    query_row: tl.tensor, query_head: tl.tensor, stride_table: tl.tensor,
+    query: tl.tensor, arena: tl.tensor, tables: tl.tensor, lines: tl.tensor, lengths: tl.tensor,
+    starts: tl.tensor, partial: tl.tensor, lse: tl.tensor,
+    layer: tl.tensor, scale: tl.tensor, rows: tl.tensor, query_row: tl.tensor, query_head: tl.tensor,
+    stride_table: tl.tensor, stride_part: tl.tensor,
     stride_block: tl.tensor, stride_layer: tl.tensor, stride_side: tl.tensor, stride_head: tl.tensor,
     stride_slot: tl.tensor,
-    EACH_PART: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, GROUP: tl.constexpr,
-    DIM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr,
+    EACH_STRETCH: tl.constexpr, PARTS: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
+    GROUP: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, QUERIES: tl.constexpr,
+    TILE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Kernel: attend for one tile of a row's queries to one stretch of the context, ``EACH_PART`` tokens.
-    Writes partial result number ``stretch`` of every token in the tile to ``out[token, head, parts, dim]``, and
-    its log-sum-exp to ``lse``; nothing for a stretch behind the tile's last query. Programs are (query tile, KV
-    head, stretch). Pointers are ``query`` to ``lse``; the other tensors are single values.
+    """Kernel: attend for one tile of a row's queries to every ``PARTS``-th stretch of the context, in order, of
+    ``EACH_STRETCH`` tokens each. Writes this partial result of every token in the tile to ``partial`` ``[part,
+    token, head, dim]``, and its log-sum-exp to ``lse``; nothing if the tile's last query sees none of the
+    stretches. Programs are (query tile, KV head, part). Pointers are ``query`` to ``lse``; the other tensors
+    are single values.
 
     Every tile of keys is masked even if it need not be, so that there is one order of sums.
     """
     EACH: tl.constexpr = QUERIES // GROUP
-    tile, head, stretch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    tile, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = row_of(starts, tile, rows, EACH)
     start, stop = tl.load(starts + row).to(tl.int32), tl.load(starts + row + 1).to(tl.int32)
     skipped = (tile - (start // EACH + row)) * EACH
@@ -58,9 +78,8 @@ def extend_stretch(
     length = tl.load(lengths + row).to(tl.int32)
     shift = length - stop  # add it to a token's index in the batch for its position
     lead = start + skipped + shift  # the first query's position
-    begin = stretch * EACH_PART
-    end = tl.minimum(tl.minimum(lead + EACH, length), begin + EACH_PART)
-    if begin >= end:
+    seen_to = tl.minimum(lead + EACH, length)
+    if part * EACH_STRETCH >= seen_to:
         return
     members, dims = tl.arange(0, QUERIES), tl.arange(0, WIDE)
     tokens = start + skipped + members // GROUP
@@ -72,51 +91,68 @@ def extend_stretch(
         query + places[:, None] * query_row + heads[:, None] * query_head + dims[None, :], theirs, other=0.0
     )
     keys_at = arena + layer.to(tl.int64) * stride_layer + head.to(tl.int64) * stride_head
+    table = tables + tl.load(lines + row).to(tl.int64) * stride_table
     seen_from = lead * 0
     if WINDOW > 0:
         seen_from = tl.maximum(lead - WINDOW + 1, 0)
-        begin = tl.maximum(begin, seen_from // TILE * TILE)
     best = tl.full([QUERIES], float("-inf"), tl.float32)
     total, acc = tl.zeros([QUERIES], tl.float32), tl.zeros([QUERIES, WIDE], tl.float32)
-    best, total, acc = fold_tiles(
-        best, total, acc, asked, tokens + shift, keys_at, keys_at + stride_side,
-        tables + row.to(tl.int64) * stride_table, begin, end, seen_from, scale, stride_block,
-        stride_slot, WINDOW, SOFT_CAP, DIM, WIDE, BLOCK, TILE, True,
-    )  # fmt: skip
-    part = (places * tl.num_programs(1) * GROUP + heads) * parts + stretch
-    tl.store(out + part[:, None] * DIM + dims[None, :], normal(acc, total), theirs)
-    tl.store(lse + part, log_sum(best, total), there)
+    for begin in tl.range(part * EACH_STRETCH, seen_to, PARTS * EACH_STRETCH):
+        best, total, acc = fold_tiles(
+            best, total, acc, asked, tokens + shift, keys_at, keys_at + stride_side, table,
+            tl.maximum(begin, seen_from // TILE * TILE), tl.minimum(begin + EACH_STRETCH, seen_to), seen_from,
+            scale, stride_block, stride_slot, WINDOW, SOFT_CAP, DIM, WIDE, BLOCK, TILE, True,
+        )  # fmt: skip
+    cells = part.to(tl.int64) * stride_part + places * (tl.num_programs(1) * GROUP) + heads
+    tl.store(partial + cells[:, None] * DIM + dims[None, :], normal(acc, total), theirs)
+    tl.store(lse + cells, log_sum(best, total), there)
+
+
+@triton.jit
+def reduce_stretches(
+    partial: tl.tensor, lse: tl.tensor, positions: tl.tensor, sinks: tl.tensor, out: tl.tensor,
+    EACH_STRETCH: tl.constexpr, PARTS: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, SINKS: tl.constexpr,
+) -> None:  # fmt: skip
+    """Kernel: merge the partial results of `extend_stretch` into ``out``; how many a token has follows from its
+    position. Programs are (token, query head). Pointers are ``partial`` to ``out``."""
+    head, heads = tl.program_id(1), tl.num_programs(1)
+    place = tl.program_id(0).to(tl.int64) * heads + head
+    stretches = (tl.load(positions + tl.program_id(0)) // EACH_STRETCH).to(tl.int32) + 1
+    step = tl.num_programs(0) * heads
+    best, total, acc = merged(partial, lse, place, step, tl.minimum(stretches, PARTS), DIM, WIDE, PARTS)
+    finish(out + place * DIM, best, total, acc, sinks, head, DIM, WIDE, SINKS)
 
 
 def extend_attention(
     query: Tensor, arena: Tensor, layer: int, batch: PagedBatch, how: Attention, sinks: Tensor | None = None
 ) -> Tensor:
     """Causal attention of each row's tokens over its own blocks, with the same bits in any batch: ``[tokens,
-    q_heads, head_dim]``.
+    q_heads, head_dim]``. What is launched depends on the numbers of tokens and rows alone.
 
     ``query``: the same shape; K and V of its tokens are stored already. ``sinks``: ``[q_heads]``, one more
     score per head, without a value (Xiao et al., 2023); None: none.
     """
     group, heads, block, dim = group_of(query, arena), *arena.shape[3:]
-    expect("positions", batch.positions, (query.shape[0],))
-    if sinks is not None:
-        expect("sinks", sinks, (query.shape[1],))
+    expect_fitting(batch, query, sinks)
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     if not query.shape[0]:
         return out
     launch, rows = chosen("stretch", query, dim), batch.context_lengths.shape[0]
-    count = -(-batch.tables.shape[1] * block // STRETCH)
-    parts = Parts.empty(query, count, STRETCH)
-    tiles = query.shape[0] // (launch["QUERIES"] // group) + rows
-    extend_stretch[(tiles, heads, count)](
-        query, readable(arena), batch.tables, batch.context_lengths, batch.row_starts, parts.values, parts.lse,
-        layer, how.scale, rows, count, query.stride(0), query.stride(1), batch.tables.stride(0),
+    partial = query.new_empty((PARTS, *query.shape), dtype=torch.float32)
+    lse = partial.new_empty(partial.shape[:3])
+    tiles, wide = query.shape[0] // (launch["QUERIES"] // group) + rows, triton.next_power_of_2(dim)
+    extend_stretch[(tiles, heads, PARTS)](
+        query, readable(arena), batch.tables, batch.lines, batch.context_lengths, batch.row_starts,
+        partial, lse,
+        layer, how.scale, rows, query.stride(0), query.stride(1), batch.tables.stride(0), lse.stride(0),
         *arena.stride()[:5],
-        EACH_PART=STRETCH, WINDOW=how.window or 0, SOFT_CAP=how.soft_cap or 0.0, GROUP=group, DIM=dim,
-        WIDE=triton.next_power_of_2(dim), BLOCK=block, **launch,
+        EACH_STRETCH=STRETCH, PARTS=PARTS, WINDOW=how.window or 0, SOFT_CAP=how.soft_cap or 0.0, GROUP=group,
+        DIM=dim, WIDE=wide, BLOCK=block, **launch,
     )  # fmt: skip
-    seen = replace(batch, context_lengths=batch.positions + 1)  # each token is its own row here
-    merge(parts, seen, replace(how, window=None), launch["TILE"], out, sinks=sinks)
+    reduce_stretches[query.shape[:2]](
+        partial, lse, batch.positions, sinks, out,
+        EACH_STRETCH=STRETCH, PARTS=PARTS, DIM=dim, WIDE=wide, SINKS=sinks is not None, num_warps=4,
+    )  # fmt: skip
     return out
 
 

@@ -68,8 +68,9 @@ def attention(shape: Shape, device: torch.device) -> Iterator[tuple[str, Launch]
         8, LAYERS, 2, shape.kv_heads, shape.block, shape.dim, dtype=shape.stored or shape.dtype, device=device
     )
     query = empty(ROWS, shape.q_heads, shape.dim, dtype=shape.dtype, device=device)
-    ids = [empty(*size, device=device) for size in ((ROWS,), (ROWS,), (ROWS + 1,), (ROWS,), (ROWS, 600))]
-    batch = PagedBatch(ids[0], ids[1], ids[2], ids[3], ids[4], ())
+    ids, starts = empty(ROWS, device=device), empty(ROWS + 1, device=device)
+    tables, lines = (empty(*size, dtype=torch.int32, device=device) for size in ((ROWS, 600), (ROWS,)))
+    batch = PagedBatch(ids, ids, starts, ids, tables, lines, ())
     how = Attention(shape.dim**-0.5, shape.window, shape.soft_cap)
     sinks = empty(shape.q_heads, dtype=torch.float32, device=device) if shape.sinks else None
     yield f"decode {shape.name}", lambda: decode_attention(query, arena, 1, batch, how, sinks)

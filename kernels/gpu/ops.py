@@ -13,20 +13,18 @@ from torch import Tensor
 
 from ..batch import PagedBatch
 from ..interface import Attention, HeadNorm
-from . import invariant_kernels, rowwise, store
-from .decode import decode_attention
-from .extend import extend_attention
+from . import attention, invariant_kernels, rowwise, store
 
-Flat: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, float, int | None, float | None]
-"""The last arguments of the attention operators: a batch's positions, row_starts, context_lengths and tables;
-the scale, window and soft cap of attention."""
+Flat: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, float, int | None, float | None]
+"""The last arguments of the attention operators: a batch's positions, row_starts, context_lengths, tables and
+lines; the scale, window and soft cap of attention."""
 
 
 def flat(batch: PagedBatch, how: Attention) -> Flat:
-    """The last arguments of the attention operators: the batch's positions, row_starts, context_lengths and
-    tables; the scale, window and soft cap of ``how``. They are single values because operator schemas allow
-    no classes."""
-    tensors = (batch.positions, batch.row_starts, batch.context_lengths, batch.tables)
+    """The last arguments of the attention operators: the batch's positions, row_starts, context_lengths,
+    tables and lines; the scale, window and soft cap of ``how``. They are single values because operator
+    schemas allow no classes."""
+    tensors = (batch.positions, batch.row_starts, batch.context_lengths, batch.tables, batch.lines)
     return *tensors, how.scale, how.window, how.soft_cap
 
 
@@ -39,16 +37,16 @@ def paged_attention(
     row_starts: Tensor,
     context_lengths: Tensor,
     tables: Tensor,
+    lines: Tensor,
     scale: float,
     window: int | None,
     soft_cap: float | None,
 ) -> Tensor:
-    """Attention of a ragged batch, by the decode kernel if every row has one token, else by the extend
-    kernel; ``query`` and the result are ``[tokens, q_heads, head_dim]``. ``positions`` to ``tables`` are
-    those of a `PagedBatch`; the last three are those of `Attention`."""
-    batch = PagedBatch(positions, positions, row_starts, context_lengths, tables, ())
-    attend = decode_attention if query.shape[0] == context_lengths.shape[0] else extend_attention
-    return attend(query, arena, layer, batch, Attention(scale, window, soft_cap))
+    """Attention of a ragged batch, by `attention.paged_attention`; ``query`` and the result are ``[tokens,
+    q_heads, head_dim]``. ``positions`` to ``lines`` are those of a `PagedBatch`; the last three are those of
+    `Attention`."""
+    batch = PagedBatch(positions, positions, row_starts, context_lengths, tables, lines, ())
+    return attention.paged_attention(query, arena, layer, batch, Attention(scale, window, soft_cap))
 
 
 @torch.library.custom_op("holdfast::invariant_attention", mutates_args=())
@@ -60,14 +58,15 @@ def invariant_attention(
     row_starts: Tensor,
     context_lengths: Tensor,
     tables: Tensor,
+    lines: Tensor,
     scale: float,
     window: int | None,
     soft_cap: float | None,
 ) -> Tensor:
     """Batch-invariant attention of a ragged batch, by `invariant_kernels.extend_attention`; ``query`` and the
-    result are ``[tokens, q_heads, head_dim]``. ``positions`` to ``tables`` are those of a `PagedBatch`; the
+    result are ``[tokens, q_heads, head_dim]``. ``positions`` to ``lines`` are those of a `PagedBatch`; the
     last three are those of `Attention`."""
-    batch = PagedBatch(positions, positions, row_starts, context_lengths, tables, ())
+    batch = PagedBatch(positions, positions, row_starts, context_lengths, tables, lines, ())
     return invariant_kernels.extend_attention(query, arena, layer, batch, Attention(scale, window, soft_cap))
 
 

@@ -13,7 +13,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def lines_of(
+def cells_of(
     table: tl.tensor, tokens: tl.tensor, seen: tl.tensor, stride_block: tl.tensor, stride_slot: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip

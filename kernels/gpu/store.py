@@ -59,8 +59,9 @@ def rotate_heads(
     MOST_Q: tl.constexpr, MOST_KV: tl.constexpr,
 ) -> None:  # fmt: skip
     """Kernel: norm (with ``NORM``) and rotate ``HEADS`` of the heads of one token's queries and keys; values
-    stay as they are. Queries are written to ``out``, keys and values to the token's slot in the arena. Programs
-    are (token, group of heads). Pointers are ``qkv`` to ``out``; the other tensors are single values."""
+    stay as they are. Queries are written to ``out``, keys and values to the token's slot in the arena (a token
+    of slot -1 is not stored). Programs are (token, group of heads). Pointers are ``qkv`` to ``out``; the other
+    tensors are single values."""
     token, dims = tl.program_id(0).to(tl.int64), tl.arange(0, WIDE)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     # A number is rotated with its partner, half the rotary part away; the second read is a cache hit.
@@ -93,6 +94,8 @@ def rotate_heads(
     own = tl.where(turns, turned, own)
     tl.store(out + token * (Q * DIM) + line, own, (heads < Q)[:, None] & there)
     slot = tl.load(slots + token).to(tl.int64)
+    if slot < 0:
+        return
     cell = slot // BLOCK * stride_block + slot % BLOCK * stride_slot + layer.to(tl.int64) * stride_layer
     side, pair = (heads >= Q + KV).to(tl.int64), (heads - Q) % KV
     lines = cell + side * stride_side + pair * stride_head
@@ -116,7 +119,7 @@ def rotate_and_store(
 
     ``qkv``: ``[tokens, q_heads + 2 * kv_heads, head_dim]``. ``angles``: cos and sin, each ``[tokens,
     rotary_dim]``. ``layer``: its index in ``arena``. ``slots``: int64 ``[tokens]``, ``block * block_tokens +
-    offset``. Raises ValueError for other shapes or types.
+    offset``; a token of slot -1 is not stored. Raises ValueError for other shapes or types.
     """
     tokens, heads, dim = qkv.shape
     pairs, block = arena.shape[3:5]

@@ -35,7 +35,8 @@ def extend_attention(
     starts = batch.row_starts.tolist()
     for row, (start, end) in enumerate(pairwise(starts)):
         length = int(batch.context_lengths[row])
-        keys, values = (_row(arena, layer, side, batch.tables[row], length).to(dtype) for side in (0, 1))
+        table = batch.tables[batch.lines[row]]
+        keys, values = (_row(arena, layer, side, table, length).to(dtype) for side in (0, 1))
         result[start:end] = attend(
             query[start:end].to(dtype), keys, values, batch.positions[start:end], how, sinks
         )

@@ -39,7 +39,7 @@ class Batch:
     which on its tokens were generated. The columns of sampling parameters are ``[slots]``, fp64 or int64.
     ``edits``: the slot's sampling has a bias or bad words; ``penalizes``: it has penalties, for the tokens in
     ``tally``; ``special``: it has one of these, reports log probabilities, or samples typically. ``scores``:
-    how many alternatives it reports, -1 for none. """
+    how many alternatives it reports, -1 for none."""
 
     def __init__(self, capacity: Capacity = SOME_CAPACITY) -> None:
         slots, blocks = capacity.slots, capacity.blocks

@@ -266,16 +266,8 @@ class DeviceStep:
             lines, given = of("lines", tokens), of("ids", tokens)
             positions, starts = of("positions", tokens), of("starts", rows + 1)
         ids, places = kernels.look_up(state.tables, state.ids, lines, positions, given, self._block_tokens)
-        layout = PagedBatch(
-            positions,
-            places,
-            starts,
-            contexts,
-            state.tables,
-            (),
-            self._device,
-            lines=of("slots", rows).clamp(min=0),
-        )
+        held = of("slots", rows).clamp(min=0).to(torch.int32)
+        layout = PagedBatch(positions, places, starts, contexts, state.tables, held, (), self._device)
         whole = self._decoder.hidden(ids, layout, self._arenas)
         if self._hidden is None:
             shape = (self._inputs.most.rows, *whole.shape[1:])

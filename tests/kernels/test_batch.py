@@ -27,6 +27,7 @@ def test_a_mix_of_rows() -> None:
     ]  # fmt: skip
     assert batch.row_starts.tolist() == [0, 1, 4, 6]
     assert batch.context_lengths.tolist() == [6, 3, 13]
+    assert batch.lines.tolist() == [0, 1, 2] and batch.tables.dtype == batch.lines.dtype == torch.int32
     assert batch.tables.tolist() == [[9, 7, 0, 0], [2, 0, 0, 0], [5, 1, 6, 8]]
 
 
@@ -78,5 +79,5 @@ def test_the_table_may_change_afterwards() -> None:
 @pytest.mark.parametrize("rows", range(1, 6))
 def test_every_array_of_a_layout_is_aligned(rows: int) -> None:
     batch = lay_out(arena(), [5] * rows, [1] * rows, [table(9, 7)] * rows)
-    parts = (batch.positions, batch.slots, batch.row_starts, batch.context_lengths, batch.tables)
-    assert [part.data_ptr() % 16 for part in parts] == [0] * 5
+    parts = (batch.positions, batch.slots, batch.row_starts, batch.context_lengths, batch.tables, batch.lines)
+    assert [part.data_ptr() % 16 for part in parts] == [0] * 6

@@ -174,10 +174,12 @@ def test_the_library_that_is_loaded_is_found_by_its_name() -> None:
     assert not seam._loaded("libcudart_that_is_not_there")
 
 
-def test_an_upload_keeps_shapes_and_values() -> None:
-    arrays = [np.arange(6).reshape(2, 3), np.zeros(0, dtype=np.int64), np.array([7])]
+def test_an_upload_keeps_shapes_values_and_types() -> None:
+    narrow = np.arange(3, dtype=np.int32)
+    arrays = [np.arange(6).reshape(2, 3), narrow, np.zeros(0, dtype=np.int64), np.array([7])]
     parts = CpuDevice().upload(arrays)
-    assert [part.tolist() for part in parts] == [[[0, 1, 2], [3, 4, 5]], [], [7]]
+    assert [part.tolist() for part in parts] == [[[0, 1, 2], [3, 4, 5]], [0, 1, 2], [], [7]]
+    assert [part.dtype for part in parts] == [torch.int64, torch.int32, torch.int64, torch.int64]
     arrays[0][:] = 9
     assert parts[0][0, 0] == 0
 
@@ -185,7 +187,8 @@ def test_an_upload_keeps_shapes_and_values() -> None:
 @pytest.mark.parametrize("rows", range(1, 6))
 def test_every_uploaded_array_is_aligned_whatever_stands_before_it(rows: int) -> None:
     """To 16 bytes: for a pointer that is not, Triton compiles every kernel that takes it once more."""
-    arrays = [np.arange(rows), np.arange(rows + 1), np.zeros((rows, 3), dtype=np.int64), np.arange(2)]
+    narrow = np.zeros((rows, 3), dtype=np.int32)
+    arrays = [np.arange(rows), narrow, np.arange(rows + 1), np.zeros((rows, 3), dtype=np.int64), np.arange(2)]
     for part, array in zip(CpuDevice().upload(arrays), arrays, strict=True):
         assert part.data_ptr() % 16 == 0 and part.tolist() == array.tolist()
 

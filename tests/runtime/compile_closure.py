@@ -17,7 +17,7 @@ import torch
 import triton
 
 from holdfast.benchmarks.toys import make_toy
-from holdfast.kernels.gpu import configurations, decode
+from holdfast.kernels.gpu import configurations, parts
 from holdfast.kernels.gpu.ahead import compiling_for
 from holdfast.kvstore.arena import DeviceArena
 from holdfast.runtime.execution.runner import TorchRunner
@@ -66,7 +66,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--arch", type=int, default=90, choices=configurations.ARCHITECTURES)
     asked = parser.parse_args()
-    decode.multiprocessors = lambda device: 132  # type: ignore[assignment]
+    parts.multiprocessors = lambda device: 132  # type: ignore[assignment]
     torch.empty = torch.zeros  # nothing is computed: no id may be out of range
     random = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:

@@ -33,7 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.kernels import batch
 from holdfast.kernels.batch import PagedBatch
-from holdfast.kernels.device import Ints, Packing, Ring
+from holdfast.kernels.device import Ints, Packing, Ring, Wholes
 from holdfast.kernels.reference import backend, seeded_sampling
 from holdfast.kvstore.arena import DeviceArena
 from holdfast.kvstore.block_mover import BlockMover
@@ -263,7 +263,7 @@ class FakeDevice:
             stream.queue.clear()
             stream.done = stream.enqueued
 
-    def upload(self, arrays: Sequence[Ints]) -> list[Tensor]:
+    def upload(self, arrays: Sequence[Wholes]) -> list[Tensor]:
         packing = Packing(arrays)
         host, made = self._pinned(packing.size), self.allocate((packing.size,), (1,), torch.int64)
         packing.write(host.numpy())
@@ -546,7 +546,7 @@ class DigestDecoder:
                 tokens = ids[starts[row] : starts[row + 1]].tolist()
                 if not tokens or rows.slots[starts[row]] < 0:
                     continue
-                table = rows.tables[row if rows.lines is None else int(rows.lines[row])]
+                table = rows.tables[int(rows.lines[row])]
                 first = length - len(tokens)
                 kept = cells[table[: -(-first // size)], 0, :, 0, :, 0].transpose(0, 1).reshape(2, -1)
                 context = 0

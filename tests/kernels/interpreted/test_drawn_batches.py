@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.kernels.gpu.decode import decode_attention
-from holdfast.kernels.gpu.extend import extend_attention
+from holdfast.kernels.batch import PagedBatch
+from holdfast.kernels.gpu.attention import paged_attention
 from holdfast.kernels.interface import Attention
 from holdfast.kernels.reference.attention import extend_attention as reference
 from holdfast.tests.kernels.interpreted.paged import paged, queries
@@ -59,16 +59,14 @@ def compare(drawn: Drawn, *, single: bool) -> None:
     )
     query = queries(batch, arena, drawn.group, drawn.seed)
     sinks = torch.linspace(-1, 1, query.shape[1]) if drawn.sunk else None
-    if single:
-        got = decode_attention(query, arena, 1, batch, drawn.how, sinks, stretch=64)
-    else:
-        got = extend_attention(query, arena, 1, batch, drawn.how, sinks)
+    got = paged_attention(query, arena, 1, batch, drawn.how, sinks)
     tolerance = 3e-5 if drawn.dtype == torch.float32 else 5e-3
     expected = reference(query, arena, 1, batch, drawn.how, sinks)
     torch.testing.assert_close(got.double(), expected, atol=tolerance, rtol=tolerance)
 
 
-@settings(max_examples=6)
+@pytest.mark.usefixtures("_large")
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batches(), st.booleans())
 def test_drawn(drawn: Drawn, single: bool) -> None:
     compare(drawn, single=single)
@@ -77,6 +75,7 @@ def test_drawn(drawn: Drawn, single: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("single", [True, False], ids=["decode", "extend"])
+@pytest.mark.usefixtures("_large")
 def test_five_hundred_drawn_batches(single: bool) -> None:
     @settings(max_examples=500)
     @given(batches())
@@ -94,19 +93,18 @@ def test_an_arena_beyond_two_to_the_31_numbers() -> None:
     small, batch = paged([(40, 1), (0, 30)], kv_heads=1, dim=dim, dtype=torch.float16)
     far = blocks - 1 - torch.arange(len(small)) * 1000
     arena[far] = small
-    moved = type(batch)(
-        batch.positions, batch.slots, batch.row_starts, batch.context_lengths, far[batch.tables].int(), ()
-    )
+    moved = replace(batch, tables=far[batch.tables].int())
     query = queries(batch, small, 2)
-    got = extend_attention(query, arena, 1, moved, Attention(0.125))
-    assert torch.equal(got, extend_attention(query, small, 1, batch, Attention(0.125)))
-    single = type(batch)(
+    got = paged_attention(query, arena, 1, moved, Attention(0.125))
+    assert torch.equal(got, paged_attention(query, small, 1, batch, Attention(0.125)))
+    single = PagedBatch(
         batch.positions[:1],
         batch.slots[:1],
         batch.row_starts[:2],
         batch.context_lengths[:1],
-        far[batch.tables[:1]],
+        moved.tables,
+        batch.lines[:1],
         (),
     )
-    alone = decode_attention(query[:1], arena, 1, single, Attention(0.125))
+    alone = paged_attention(query[:1], arena, 1, single, Attention(0.125))
     torch.testing.assert_close(alone, got[:1], atol=2e-3, rtol=2e-3)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 
 from holdfast.kernels.gpu import invariant_kernels
+from holdfast.kernels.gpu.attention import paged_attention
 from holdfast.kernels.gpu.extend import extend_attention
+from holdfast.kernels.gpu.parts import WHOLE
 from holdfast.kernels.interface import Attention
 from holdfast.kernels.reference import backend as torch_kernels
 from holdfast.kernels.reference.attention import extend_attention as reference
@@ -18,7 +21,7 @@ ROWS = [(0, 1), (0, 40), (63, 1), (64, 1), (30, 35), (129, 3), (200, 1)]
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
 
 
-@pytest.mark.parametrize(
+WAYS = pytest.mark.parametrize(
     ("how", "sunk", "dtype"),
     [
         (Attention(0.125), False, torch.float32),
@@ -31,13 +34,50 @@ TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
     ],
     ids=["plain", "plain fp16", "window, sinks", "only itself", "soft cap", "all", "all fp16"],
 )
+
+
+@WAYS
 def test_equals_the_reference(how: Attention, sunk: bool, dtype: torch.dtype) -> None:
     arena, batch = paged(ROWS, dtype=dtype)
     query = queries(batch, arena, 3)
     sinks = torch.linspace(-2, 2, query.shape[1]) if sunk else None
-    got = extend_attention(query, arena, 1, batch, how, sinks)
+    got = paged_attention(query, arena, 1, batch, how, sinks)
     expected = reference(query, arena, 1, batch, how, sinks)
     torch.testing.assert_close(got.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@WAYS
+@pytest.mark.usefixtures("_large")
+def test_in_parts_equals_the_reference(how: Attention, sunk: bool, dtype: torch.dtype) -> None:
+    test_equals_the_reference(how, sunk, dtype)
+
+
+@pytest.mark.usefixtures("_large")
+def test_few_queries_behind_a_long_history_are_cut() -> None:
+    arena, batch = paged([(1000, 9), (0, 20), (500, 1), (3, 2)])
+    query, how = queries(batch, arena, 2), Attention(0.125)
+    got = paged_attention(query, arena, 1, batch, how)
+    chunks = batch.plans[WHOLE, 16, 16, False]
+    assert chunks[:-1, 2].tolist() == [16, 1, 0, 1]
+    assert chunks[-1, 0] == 16 + 2 + 1  # the second row has two tiles of 16 tokens
+    torch.testing.assert_close(got.double(), reference(query, arena, 1, batch, how), atol=2e-5, rtol=2e-5)
+
+
+def test_tiles_that_fill_the_device_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.kernels.gpu.parts.SHORTEST", 16)
+    arena, batch = paged([(300, 40)])  # tokens // 16 tiles, and one multiprocessor
+    extend_attention(queries(batch, arena, 2), arena, 1, batch, Attention(0.125))
+    assert batch.plans[WHOLE, 16, 0, False][0, 2] == 1
+
+
+def test_rows_of_one_token_and_tokens_of_no_row_are_left_as_they_are() -> None:
+    arena, batch = paged([(20, 1), (3, 5), (0, 1), (7, 4)])
+    query, how = queries(batch, arena, 2), Attention(0.125)
+    ends = torch.tensor([0, 1, 6, 7, 7])  # the last row has no token, as those that pad a batch
+    expected, out = reference(query, arena, 1, batch, how), torch.full_like(query, 7.0)
+    extend_attention(query, arena, 1, replace(batch, row_starts=ends), how, None, out)
+    assert (out[0] == 7.0).all() and (out[6:] == 7.0).all()
+    torch.testing.assert_close(out[1:6].double(), expected[1:6], atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +86,7 @@ def test_equals_the_reference(how: Attention, sunk: bool, dtype: torch.dtype) ->
 def test_every_shape(dim: int, block: int, group: int) -> None:
     arena, batch = paged([(0, 1), (5, 30), (70, 1)], dim=dim, block=block)
     query, how = queries(batch, arena, group), Attention(dim**-0.5)
-    got = extend_attention(query, arena, 0, batch, how)
+    got = paged_attention(query, arena, 0, batch, how)
     torch.testing.assert_close(
         got, torch_kernels.paged_attention(query, arena, 0, batch, how), atol=2e-5, rtol=2e-5
     )
@@ -61,7 +101,7 @@ def test_shapes_that_do_not_fit_are_refused_with_both() -> None:
 
 
 @pytest.mark.parametrize(
-    "kernel", [extend_attention, invariant_kernels.extend_attention], ids=["extend", "stretches"]
+    "kernel", [paged_attention, invariant_kernels.extend_attention], ids=["extend", "stretches"]
 )
 def test_blocks_before_the_window_are_not_read(kernel: Callable[..., torch.Tensor]) -> None:
     """Blocks that no query sees may be freed and poisoned: their NaN must not reach the result."""
@@ -71,7 +111,7 @@ def test_blocks_before_the_window_are_not_read(kernel: Callable[..., torch.Tenso
     expected = kernel(query, arena, 1, batch, how)
     freed = {
         int(block)
-        for (first, _), table in zip(rows, batch.tables, strict=True)
+        for (first, _), table in zip(rows, batch.tables[batch.lines], strict=True)
         for block in table[: (first + 1 - 20) // 16]
     }
     arena[sorted(freed)] = float("nan")

@@ -106,4 +106,4 @@ def test_a_token_has_the_same_bits_in_any_chunk_and_company(
 
 def _row(batch: PagedBatch, arena: torch.Tensor, first: int, count: int) -> PagedBatch:
     """Some tokens of the first row, alone."""
-    return lay_out(arena, [first], [count], [batch.tables[0].numpy().astype(np.int32)])
+    return lay_out(arena, [first], [count], [batch.tables[batch.lines[0]].numpy()])

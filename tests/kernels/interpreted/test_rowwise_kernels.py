@@ -78,6 +78,16 @@ def test_rotate_and_store(dim: int, turning: int, norm: bool, whole: bool, dtype
     torch.testing.assert_close(arenas[1], arenas[0], atol=4 * CLOSE[dtype], rtol=4 * CLOSE[dtype])
 
 
+def test_a_token_of_slot_minus_one_is_not_stored() -> None:
+    """Its queries are written all the same, and so are those of the tokens beside it."""
+    qkv, still = random(3, 4, 64), (torch.ones(3, 64), torch.zeros(3, 64))
+    arena = torch.full((3, 1, 2, 1, 16, 64), 9.0)
+    got = store.rotate_and_store(qkv.clone(), None, still, arena, 0, torch.tensor([20, -1, 5]))
+    assert torch.equal(got, qkv[:, :2])
+    written = (arena != 9.0).nonzero()[:, [0, 4]].unique(dim=0)
+    assert written.tolist() == [[0, 5], [1, 4]]
+
+
 def _expected(
     qkv: torch.Tensor,
     norm: HeadNorm | None,
