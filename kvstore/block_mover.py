@@ -202,20 +202,24 @@ class _UnderWay:
         self._copies: deque[tuple[Event, Blocks]] = deque()  # in order, so the first is done first
 
     def __bool__(self) -> bool:
-        while self._copies and self._copies[0][0].done:
-            self._copies.popleft()
+        self._forget()
         return bool(self._copies)
 
     def add(self, event: Event, blocks: Blocks) -> None:
-        """Add copies of ``blocks``, with ``event`` behind them."""
+        """Add copies of ``blocks``, with ``event`` behind them. Those that are done are forgotten."""
+        self._forget()
         self._copies.append((event, blocks))
 
     def behind(self, *blocks: Blocks) -> Iterator[Event]:
         """Yield the events behind which the copies of these blocks are done."""
-        if self:
-            for event, copied in self._copies:
-                if any(np.isin(copied, some).any() for some in blocks):
-                    yield event
+        for event, copied in self._copies if self else ():
+            if any(np.isin(copied, some).any() for some in blocks):
+                yield event
+
+    def _forget(self) -> None:
+        """Forget the first copies, as far as they are done."""
+        while self._copies and self._copies[0][0].done:
+            self._copies.popleft()
 
 
 @dataclass(eq=False, slots=True)

@@ -402,3 +402,25 @@ def test_so_is_one_of_a_step_that_runs_alone_after_a_failure() -> None:
     here.run()
     assert here.scheduler.counters.isolations == 1 and b"k" * 16 in here.scheduler.tier.here
     assert sound(here) > 1
+
+
+def test_moves_of_which_it_is_not_known_whether_they_were_made_are_dropped() -> None:
+    """As where the device refuses to tell: what they were to fill is not found, and computed again."""
+    here = world(slots=16, late=True, make=LATE)
+    here.open(0, ONE + TWO + [7])
+    here.reply(0, 3)
+    here.settle(0)
+    here.step()
+    here.device.refuse(0)
+    here.run()
+    assert 0 < sound(here) < 3, "of several plans the first was lost"
+    here.reply(0, 3)
+    away(here, 0)
+    here.run()
+    assert sound(here) == 4
+    here.generate(0, 3)
+    here.step()
+    here.device.refuse(0)
+    here.run()
+    assert here.ended[0].finish and work_of(here, 0).recomputed > 0
+    assert not here.scheduler.statistics()["host_damaged"]
