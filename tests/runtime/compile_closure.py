@@ -27,8 +27,7 @@ from holdfast.runtime.model.load import load_model
 from holdfast.runtime.plan import BlockCopy, PlanRow, RowAsks, plan_of
 from holdfast.runtime.verbs import Sampling
 
-BLOCK, BLOCKS, CONTEXT = 16, 40, 2048
-STEPS = 150
+BLOCK, BLOCKS, CONTEXT = 16, 40, 65_536
 
 
 def random_row(random: np.random.Generator) -> PlanRow:
@@ -65,9 +64,10 @@ def main() -> int:
     """Rehearse, then step; 1 if a step behind the rehearsal compiled anything."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--arch", type=int, default=90, choices=configurations.ARCHITECTURES)
+    parser.add_argument("--steps", type=int, default=150)
     asked = parser.parse_args()
     parts.multiprocessors = lambda device: 132  # type: ignore[assignment]
-    torch.empty = torch.zeros  # nothing is computed: no id may be out of range
+    torch.empty, torch.empty_like = torch.zeros, torch.zeros_like  # nothing is computed: no id may be out of range
     random = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         heads = {"head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -78,7 +78,7 @@ def main() -> int:
     with compiling_for(asked.arch) as gpu:
         rehearse(runner, BLOCK, CONTEXT, kernels=True)
         ahead = len(gpu.compiled)
-        for step in range(STEPS):
+        for step in range(asked.steps):
             rows = tuple(random_row(random) for _ in range(random.integers(1, 8)))
             if random.random() < 0.3:
                 rows = tuple(row for row in rows if row.count == 1)
