@@ -20,10 +20,11 @@ from ...kvstore.keys import BlockHasher
 from ...kvstore.pool import BlockPool
 from ...runtime import verbs
 from ...runtime.engine import Engine
+from ...runtime.execution.batch import Capacity
 from ...runtime.execution.runner import TorchRunner
 from ...runtime.model.load import LoadedModel, load_model
 from ...runtime.scheduler.scheduler import Scheduler
-from ...runtime.settings import SchedulerSettings
+from ...runtime.settings import EngineSettings, SchedulerSettings, StepSize
 from .measure import Bench, Figure, figure, note
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,11 +112,12 @@ def generate(
     step_tokens: int = 512,
     sampling: verbs.Sampling = GREEDY,
     scored: bool = False,
+    graphs: bool = False,
 ) -> tuple[list[list[Any]], float]:
     """Generate ``new`` tokens after each prompt, all in one batch. Returns the ids for each prompt, and the
     seconds from the first step to the last. ``step_tokens``: the most that one step computes. ``scored``: pairs
-    of id and log probability in place of ids."""
-    made = engine_of(model, step_tokens)
+    of id and log probability in place of ids. ``graphs``: by captured steps."""
+    made = engine_of(model, step_tokens, graphs=graphs)
     said: list[list[Any]] = [[] for _ in prompts]
     for seq, prompt in enumerate(prompts):
         made.apply(verbs.Open(0, seq, b"", prompt))
@@ -140,9 +142,18 @@ class SequenceFailed(Exception):
     """A sequence ended with an error, which is the text."""
 
 
-def engine_of(model: LoadedModel, step_tokens: int, blocks: int = 512, context: int = 2048) -> Engine:
+def engine_of(
+    model: LoadedModel,
+    step_tokens: int,
+    blocks: int = 512,
+    context: int = 2048,
+    rows: int = 64,
+    *,
+    graphs: bool = False,
+) -> Engine:
     """An engine without host and disk tier, with ``blocks`` blocks of 16 tokens. ``context``: the most tokens
-    of a sequence."""
+    of a sequence; ``rows``: the most rows of a step; ``graphs``: its steps are captured, as those of a
+    server."""
     size = 16
     groups = model.kv_groups(size)
     device = model.decoder.device
@@ -151,10 +162,15 @@ def engine_of(model: LoadedModel, step_tokens: int, blocks: int = 512, context: 
         vocab_size=model.config.vocab_size,
         max_context=context,
         max_step_tokens=step_tokens,
-        max_sequences=min(64, step_tokens),
+        max_sequences=min(rows, step_tokens),
         depth=2 if device.type == "cuda" else 1,
     )
     pool, hasher = BlockPool(blocks), BlockHasher(b"0" * 32, size)
     scheduler = Scheduler(settings, pool, hasher, model.namespace(groups))
     arenas = [DeviceArena(group, blocks, device) for group in groups]
-    return Engine(scheduler, TorchRunner(model.decoder, *arenas))
+    most = StepSize(step_tokens, settings.max_sequences)
+    capacity = Capacity(settings.depth * most.rows, -(-context // size), *most)
+    runner = TorchRunner(model.decoder, *arenas, capacity=capacity)
+    if graphs:
+        runner.capture(EngineSettings(model="").captures(most))
+    return Engine(scheduler, runner)

@@ -67,7 +67,10 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=150)
     asked = parser.parse_args()
     parts.multiprocessors = lambda device: 132  # type: ignore[assignment]
-    torch.empty, torch.empty_like = torch.zeros, torch.zeros_like  # nothing is computed: no id may be out of range
+    torch.empty, torch.empty_like = (
+        torch.zeros,
+        torch.zeros_like,
+    )  # nothing is computed: no id may be out of range
     random = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         heads = {"head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2}

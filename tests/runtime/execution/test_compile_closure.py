@@ -23,7 +23,11 @@ def test_random_steps_compile_nothing_after_the_rehearsal(steps: int) -> None:
     environment.pop("TRITON_INTERPRET", None)
     program = str(Path(__file__).parents[1] / "compile_closure.py")
     ran = subprocess.run(
-        [sys.executable, program, "--steps", str(steps)], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, program, "--steps", str(steps)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     said = json.loads(ran.stdout)
