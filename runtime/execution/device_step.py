@@ -7,6 +7,7 @@ drawn for it goes to a line that nobody reads."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +23,10 @@ from ..model.decoder import Decoder
 from ..plan import NO_BLOCKS, NO_INTS, Ints, Plan
 from ..settings import StepSize
 from .batch import Batch, Capacity
+from .device import is_lost
 from .sampler import sound
+
+log = logging.getLogger(__name__)
 
 NOTHING = -1
 """In a step's inputs: the slot of padding; the id of a token that the slot drew last."""
@@ -202,9 +206,23 @@ class DeviceStep:
             graph.replay()
             return None
         done = work()
-        if sizes in self._to_capture and (graph := self._device.capture(work)) is not None:
+        if sizes in self._to_capture and (graph := self._captured(work)) is not None:
             self._graphs[name, sizes] = graph
         return done
+
+    def _captured(self, work: Callable[[], object]) -> Graph | None:
+        """The graph of ``work``. If it cannot be captured, steps are computed without from now on."""
+        try:
+            return self._device.capture(work)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if is_lost(error):
+                raise
+            log.warning("steps are not captured as CUDA graphs: %s", " ".join(str(error).split())[:200])
+            self._to_capture = []
+            self._graphs.clear()
+            return None
 
     def _sizes_for(self, real: StepSize) -> StepSize:
         """The least sizes for a step that are to be captured, or the step's own."""

@@ -8,7 +8,6 @@ Holds no policy and no sequence, and asks the scheduler nothing but the masks of
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeAlias
@@ -20,17 +19,14 @@ from torch import Tensor
 from ...kernels.device import Device, device_of
 from ...kvstore.arena import DeviceArena
 from ...kvstore.block_mover import BlockMover, Moving
-from ..errors import EngineDied
 from ..grammar.llguidance import Matchers
 from ..model.decoder import Decoder
 from ..plan import NO_INTS, Ints, Outcomes, Plan
 from ..settings import StepSize
 from .batch import SOME_CAPACITY, Batch, Capacity
-from .device import device_watched, is_lost
+from .device import device_watched
 from .device_step import Computed, DeviceStep
 from .sampler import DrawnRows, LastRows, draw, outcomes, score, with_prompt_scores
-
-log = logging.getLogger(__name__)
 
 Drawn: TypeAlias = tuple[Tensor, Tensor | None]
 """The lines that `sampler.draw` makes, int64 ``[draws, 2 or more]``, and what `sampler.score` makes."""
@@ -104,19 +100,10 @@ class TorchRunner:
         now: bool = True,
     ) -> None:
         """Have steps of these sizes captured (`DeviceStep.capture`); does nothing where a step is laid out on
-        the host. If a step cannot be captured, none is, with a warning."""
-        if self._step is None:
-            return
-        try:
-            with self._device.active(), torch.inference_mode():
+        the host."""
+        if self._step is not None:
+            with device_watched(self._device), self._device.active(), torch.inference_mode():
                 self._step.capture(sizes, progress, now=now)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            if is_lost(error):
-                raise EngineDied("the device is lost: " + str(error).split("\n", 1)[0][:200]) from error
-            log.warning("steps are not captured as CUDA graphs: %s", " ".join(str(error).split())[:200])
-            self._step.capture(())
 
     @property
     def captured(self) -> int:

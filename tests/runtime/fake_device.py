@@ -718,7 +718,8 @@ def device_engine(
     if device.chance.random() < 0.7:
         rows, tokens = settings.max_sequences, settings.max_step_tokens
         some = [(device.chance.randint(1, tokens), device.chance.randint(1, rows)) for _ in range(4)]
-        runner.capture(StepSize(max(one), min(one)) for one in [*some, (rows, rows), (1, 1)])
+        now = device.chance.random() < 0.6
+        runner.capture((StepSize(max(one), min(one)) for one in [*some, (rows, rows), (1, 1)]), now=now)
     pool = BlockPool(settings.blocks, debug=True)
     hasher = BlockHasher(SECRET, settings.block_tokens)
     tier = None if memory is None else PoisoningTier(memory)

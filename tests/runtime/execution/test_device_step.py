@@ -17,7 +17,7 @@ from holdfast.runtime.plan import Changes, Handle, Outcome, Plan, PlanRow, Slot,
 from holdfast.runtime.settings import StepSize
 from holdfast.runtime.verbs import Sampling
 from holdfast.tests.runtime.fake_device import DigestDecoder, FakeDevice, digest_arena
-from holdfast.tests.runtime.fakes import FakeRunner
+from holdfast.tests.runtime.fakes import FakeRunner, Shadow
 
 BLOCK, SEQS, WIDTH, VOCAB = 4, 6, 8, 259
 CAPACITY = Capacity(slots=SEQS, blocks=WIDTH, tokens=24, rows=SEQS)
@@ -156,3 +156,33 @@ def test_where_a_batch_outgrows_its_memory_steps_are_eager_and_right() -> None:
     far = plan_of(2, rows, slots=[3, 90, 41, 7])
     assert list(side.runner.launch(far).tokens()) == expected
     assert side.replays == before > 0
+
+
+@pytest.mark.parametrize("now", [True, False])
+def test_where_a_step_cannot_be_captured_steps_are_eager(
+    now: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(device: FakeDevice, work: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(FakeDevice, "capture", refused)
+    side = Side(0, captured=False)
+    side.runner.capture(SIZES, now=now)
+    table = np.arange(2, dtype=np.int32)
+    rows = [PlanRow(0, 0, 0, 3, np.array([1, 2, 3]), table, Sampling())]
+    plain = Side(0, captured=False).runner.launch(plan_of(1, rows)).tokens()
+    assert list(side.runner.launch(plan_of(1, rows)).tokens()) == list(plain)
+    assert not side.runner.captured and caplog.text.count("not captured as CUDA graphs") == 1
+
+
+def test_a_step_is_captured_when_it_is_needed() -> None:
+    side = Side(0, captured=False)
+    side.runner.capture(SIZES, now=False)
+    assert not side.runner.captured
+    table = np.arange(2, dtype=np.int32)
+    said = []
+    for step in range(3):
+        rows = [PlanRow(0, 0, step, 1, np.array([step + 4]), table, Sampling())]
+        said += side.runner.launch(plan_of(step, rows)).tokens()
+    assert side.runner.captured == 2 and side.replays == 4
+    assert said == [[Shadow([4, 5, 6][: step + 1], VOCAB).next()] for step in range(3)]
