@@ -173,23 +173,23 @@ class FakeHasher(Executor):
         self._stream = device.stream()
 
     def submit(self, act: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future = _Later(self._stream.device)
+        future = _Later(self._stream)
         self._stream.enqueue(lambda: future.set_result(act(*args, **kwargs)))
         return future
 
 
 class _Later(Future[Any]):
-    def __init__(self, device: FakeDevice) -> None:
+    def __init__(self, stream: FakeStream) -> None:
         super().__init__()
-        self._device = device
+        self._stream = stream
 
     def done(self) -> bool:
-        self._device.stir()
+        self._stream.device.stir()
         return super().done()
 
     def result(self, timeout: float | None = None) -> Any:
         while not super().done():
-            assert self._device.advance(), "a thread that is never done"
+            assert self._stream.advance(), "a thread that is never done"
         return super().result(0)
 
 

@@ -306,7 +306,7 @@ def test_a_step_that_fails_half_way_changes_no_slot_that_is_used_again() -> None
         numbers = {"blocks": 16, "max_context": 48, "block_tokens": 4, "max_step_tokens": 8, "depth": 2}
         settings = SchedulerSettings(vocab_size=259, max_sequences=4, **numbers)
         disk = FakeDisk(Random(3))
-        here = World(settings, memory=fake_memory(5, 4), disk=disk, late=True, make=device_engine)
+        here = World(settings, memory=fake_memory(5, 4), disk=disk, late=True, make=LATE)
         here.open(0, ONE + TWO + [7])
         here.reply(0, 3)
         here.settle(0, disk=True, wait=True)
@@ -322,6 +322,7 @@ def test_a_step_that_fails_half_way_changes_no_slot_that_is_used_again() -> None
         while here.following:
             here.step()
         here.reply(1, 3)
+        here.device.synchronize()  # what is still under way comes now
         away(here, 0)
         here.reply(0, 3)
         assert here.scheduler.statistics()["host_damaged"] == 0, f"call {call}"
