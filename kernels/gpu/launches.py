@@ -152,5 +152,6 @@ def all_launches(device: torch.device) -> Iterator[tuple[str, Launch]]:
         yield from rows(hidden, device)
     for width, outs in ((1024, 4096), (4096, 24_576)):
         yield from linears(width, outs, device)
-    yield from draws(151_936, device)
+    for vocab in (256, 151_936):  # one chunk, and many
+        yield from draws(vocab, device)
     yield from edits(151_936, device)

@@ -283,7 +283,7 @@ def beyond(
     return tl.sum(more, 0), tl.sum(mass, 0), tl.sum(level, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chunks"])  # triton 3.6 does not compile it for a constant 1
 def pick_tokens(
     logits: tl.tensor, peaks: tl.tensor, temperature: tl.tensor, top_k: tl.tensor, top_p: tl.tensor,
     min_p: tl.tensor, seeds: tl.tensor, positions: tl.tensor, sums: tl.tensor, listed: tl.tensor,
