@@ -19,7 +19,10 @@ def cells_of(
 ) -> tl.tensor:  # fmt: skip
     """For each of ``tokens`` (positions) the offset, in elements, of its K or V within its head and layer of
     the arena, found through ``table``, a pointer to the row's block table; a block of values, int64, as arenas
-    exceed 4 GiB. Tokens that are not ``seen`` are looked up in block 0."""
+    exceed 4 GiB. Tokens that are not ``seen`` are looked up in block 0.
+
+    There is a look-up per token, as triton 3.6 does not pipeline the loads of K and V behind one per block that
+    is spread over its tokens; a look-up takes a stage, so K and V have ``(num_stages - 1) // 2`` buffers."""
     blocks = tl.load(table + tokens // BLOCK, mask=seen, other=0).to(tl.int64)
     return blocks * stride_block + (tokens % BLOCK).to(tl.int64) * stride_slot
 

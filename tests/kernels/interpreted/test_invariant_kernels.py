@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -76,6 +77,24 @@ def test_attention(how: Attention, sinks: bool, short: int) -> None:
     got = invariant_kernels.extend_attention(query, arena, 1, batch, how, extra)
     expected = attention.extend_attention(query, arena, 1, batch, how, extra)
     torch.testing.assert_close(got.double(), expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("window", [None, 90])
+def test_a_program_reads_several_stretches_of_a_long_context(
+    window: int | None, short: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(invariant_kernels, "PARTS", 2)
+    arena, batch = paged([(5 * short + 7, 1), (3 * short - 4, 9), (0, 3)])
+    query, how = queries(batch, arena, 2), Attention(0.125, window)
+    got = invariant_kernels.extend_attention(query, arena, 1, batch, how)
+    expected = attention.extend_attention(query, arena, 1, batch, how)
+    torch.testing.assert_close(got.double(), expected, atol=2e-5, rtol=2e-5)
+    alone = replace(
+        _row(batch, arena, 5 * short + 7, 1), tables=torch.nn.functional.pad(batch.tables, (0, 900))
+    )
+    alone = replace(alone, lines=batch.lines[:1])  # of tables as wide as the longest context that may come
+    again = invariant_kernels.extend_attention(query[:1], arena, 1, alone, how)
+    assert torch.equal(again[0], got[0])
 
 
 @pytest.fixture(scope="module")
