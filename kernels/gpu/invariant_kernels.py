@@ -48,7 +48,7 @@ def row_of(starts: tl.tensor, tile: tl.tensor, rows: tl.tensor, EACH: tl.constex
     return low
 
 
-@triton.jit(do_not_specialize=["layer", "rows", "stride_table"])
+@triton.jit(do_not_specialize=["layer", "rows", "stride_table", "stride_part"])
 def extend_stretch(
     query: tl.tensor, arena: tl.tensor, tables: tl.tensor, lines: tl.tensor, lengths: tl.tensor,
     starts: tl.tensor, partial: tl.tensor, lse: tl.tensor,
