@@ -82,7 +82,7 @@ aot-with: .venv/ready
 	PYTHONPATH=build/triton-$(TRITON) TRITON_CACHE_DIR=build/triton $(BIN)/python tests/runtime/compile_closure.py
 
 # One command on a machine with a GPU; there torch is the machine's own, so no environment is made. Called again
-# it goes on with the parts that are not in RESULTS; PART="decode models" runs these, again too.
+# it goes on with the parts that are not in RESULTS; PART="decode steps" runs these, again too.
 gpu:
 	$(if $(wildcard .venv/ready),$(BIN)/python,$(PYTHON)) benchmarks/gpu/run.py $(if $(PART),--again $(addprefix --part ,$(PART))) \
 		$(if $(RESULTS),--results $(RESULTS)) $(if $(BUDGET),--budget $(BUDGET))

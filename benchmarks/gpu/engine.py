@@ -1,5 +1,5 @@
-"""Parts ``engine``, ``tests`` and ``sanitizer``: the pocket model on CUDA against the CPU; the tests marked
-``gpu``; these under compute-sanitizer."""
+"""Engines for the parts, without a link to a gateway; and the parts ``tests`` and ``sanitizer``: the tests
+marked ``gpu``, and these under compute-sanitizer."""
 
 from __future__ import annotations
 
@@ -7,49 +7,36 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ...kernels.backends import Needs, choose
 from ...kvstore.arena import DeviceArena
+from ...kvstore.block_mover import BlockMover
 from ...kvstore.keys import BlockHasher
 from ...kvstore.pool import BlockPool
 from ...runtime import verbs
 from ...runtime.engine import Engine
 from ...runtime.execution.batch import Capacity
 from ...runtime.execution.runner import TorchRunner
-from ...runtime.model.load import LoadedModel, load_model
+from ...runtime.execution.warmup import rehearse
+from ...runtime.grammar.llguidance import Compiler, Matchers
+from ...runtime.model.load import LoadedModel
 from ...runtime.scheduler.scheduler import Scheduler
 from ...runtime.settings import EngineSettings, SchedulerSettings, StepSize
+from ..harness.talker import apply
 from .measure import Bench, Figure, figure, note
 
 ROOT = Path(__file__).resolve().parents[2]
+BLOCK = 16
 GREEDY = verbs.Sampling()
 CUDA_BIN = "/usr/local/cuda/bin"
 PYTEST_S = 240.0
 
-
-def engine(_: Bench) -> list[Figure]:
-    """Compare greedy replies of the pocket model in fp32 on CUDA with those on the CPU, sixteen prompts in one
-    batch, for each backend; and time them."""
-    prompts = [[(7 * seed + 13 * at) % 900 + 20 for at in range(5 + 11 * seed)] for seed in range(16)]
-    on_cpu, _seconds = generate(load_model("pocket", "cpu", "float32"), prompts, 32)
-    torch.backends.cuda.matmul.allow_tf32 = False
-    loaded, lines = load_model("pocket", "cuda", "float32"), []
-    for name in ("reference", "triton", "triton-invariant"):
-        needs = Needs(loaded.decoder.dtype, [(loaded.config.head_dim, 16)])
-        kernels = choose(name, loaded.decoder.device, needs).kernels
-        model = replace(loaded, decoder=loaded.decoder.computing_by(kernels))
-        on_cuda, _compiling = generate(model, prompts, 32)
-        _again, seconds = generate(model, prompts, 32)
-        equal = sum(one == other for one, other in zip(on_cpu, on_cuda, strict=True))
-        lines.append(figure(f"{name}: greedy replies equal to the CPU's, of 16", equal, "replies", goal=16))
-        lines.append(figure(f"{name}: decode, pocket, 16 sequences, fp32", 16 * 32 / seconds, "tok/s"))
-    return lines
+Turn = tuple[list[int], verbs.Sampling, int]
+"""A prompt, how its reply is sampled, and how many tokens it has."""
 
 
 def kernel_tests(_: Bench) -> list[Figure]:
@@ -110,31 +97,40 @@ def generate(
     prompts: list[list[int]],
     new: int,
     step_tokens: int = 512,
-    sampling: verbs.Sampling = GREEDY,
+    sampling: verbs.Sampling | Sequence[verbs.Sampling] = GREEDY,
     scored: bool = False,
+    *,
     graphs: bool = False,
-) -> tuple[list[list[Any]], float]:
-    """Generate ``new`` tokens after each prompt, all in one batch. Returns the ids for each prompt, and the
-    seconds from the first step to the last. ``step_tokens``: the most that one step computes. ``scored``: pairs
-    of id and log probability in place of ids. ``graphs``: by captured steps."""
-    made = engine_of(model, step_tokens, graphs=graphs)
+) -> tuple[list[list[Any]], list[Figure]]:
+    """Generate ``new`` tokens after each prompt, all in one batch. Returns the ids for each prompt, and with
+    ``graphs`` what `captured` tells. ``step_tokens``: the most that one step computes. ``sampling``: of all, or
+    of each in turn. ``scored``: pairs of id and log probability in place of ids."""
+    scheduler, runner = parts_of(model, step_tokens)
+    told = captured(model, runner, scheduler.settings) if graphs else []
+    each = [sampling] if isinstance(sampling, verbs.Sampling) else sampling
     said: list[list[Any]] = [[] for _ in prompts]
-    for seq, prompt in enumerate(prompts):
-        made.apply(verbs.Open(0, seq, b"", prompt))
-        made.apply(verbs.Generate(0, seq, sampling, verbs.TokenLimits(new)))
-    start = time.perf_counter()
-    for row in rows_of(made):
+    work = [(prompt, each[at % len(each)], new) for at, prompt in enumerate(prompts)]
+    for row in rows_of(Engine(scheduler, runner), work):
         scores = [one.logprob for one in row.logprobs or ()]
         said[row.seq] += zip(row.tokens, scores, strict=True) if scored else row.tokens
-    return said, time.perf_counter() - start
+    return said, told
 
 
-def rows_of(engine: Engine) -> Iterator[verbs.Row]:
-    """Run steps until all sequences end, and yield their rows. Raises ``SequenceFailed``."""
-    while (step := engine.step()) is not None:
-        for row in step.rows:
+def rows_of(engine: Engine, work: Sequence[Turn]) -> Iterator[verbs.Row]:
+    """Begin a sequence for each turn, with ids from 0 on, run steps until all have ended, and yield their rows.
+    Raises ``SequenceFailed``."""
+    for seq, (prompt, sampling, new) in enumerate(work):
+        limits = verbs.TokenLimits(new)
+        apply(engine, verbs.Generate(seq, seq, sampling, limits, tokens=prompt, opening=verbs.Opening()))
+    left = len(work)
+    while left:
+        step = engine.step()
+        if step is None:  # a grammar is compiled
+            time.sleep(engine.due() or 0.0)
+        for row in step.rows if step else ():
             if row.finish is verbs.Finish.ERROR:
                 raise SequenceFailed(row.error)
+            left -= row.finish is not None
             yield row
 
 
@@ -142,20 +138,19 @@ class SequenceFailed(Exception):
     """A sequence ended with an error, which is the text."""
 
 
-def engine_of(
+def parts_of(
     model: LoadedModel,
     step_tokens: int,
     blocks: int = 512,
     context: int = 2048,
     rows: int = 64,
-    *,
-    graphs: bool = False,
-) -> Engine:
-    """An engine without host and disk tier, with ``blocks`` blocks of 16 tokens. ``context``: the most tokens
-    of a sequence; ``rows``: the most rows of a step; ``graphs``: its steps are captured, as those of a
-    server."""
-    size = 16
-    groups = model.kv_groups(size)
+    arenas: Sequence[DeviceArena] = (),
+    mover: BlockMover | None = None,
+) -> tuple[Scheduler, TorchRunner]:
+    """The scheduler and the runner of an engine without host and disk tier, with ``blocks`` blocks; on a GPU
+    all kernels are compiled. ``context``: the most tokens of a sequence; ``rows``: the most rows of a step.
+    ``arenas``: made before, with as many blocks, for the runner's ``mover``."""
+    groups = model.kv_groups(BLOCK)
     device = model.decoder.device
     settings = SchedulerSettings(
         blocks=blocks,
@@ -165,12 +160,31 @@ def engine_of(
         max_sequences=min(rows, step_tokens),
         depth=2 if device.type == "cuda" else 1,
     )
-    pool, hasher = BlockPool(blocks), BlockHasher(b"0" * 32, size)
-    scheduler = Scheduler(settings, pool, hasher, model.namespace(groups))
-    arenas = [DeviceArena(group, blocks, device) for group in groups]
+    pool, hasher, matchers = BlockPool(blocks), BlockHasher(b"0" * 32, BLOCK), Matchers()
+    compiler = Compiler(model.folder, model.config.vocab_size, model.config.eos_ids)
+    space = model.namespace(groups)
+    scheduler = Scheduler(settings, pool, hasher, space, compiler=compiler, matchers=matchers)
     most = StepSize(step_tokens, settings.max_sequences)
-    capacity = Capacity(settings.depth * most.rows, -(-context // size), *most)
-    runner = TorchRunner(model.decoder, *arenas, capacity=capacity)
-    if graphs:
-        runner.capture(EngineSettings(model="").captures(most))
-    return Engine(scheduler, runner)
+    capacity = Capacity(settings.depth * most.rows, -(-context // BLOCK), *most)
+    arenas = arenas or [DeviceArena(group, blocks, device) for group in groups]
+    runner = TorchRunner(model.decoder, *arenas, mover=mover, grammars=matchers, capacity=capacity)
+    if device.type == "cuda":
+        rehearse(runner, BLOCK, context, kernels=True)
+    return scheduler, runner
+
+
+def captured(model: LoadedModel, runner: TorchRunner, settings: SchedulerSettings) -> list[Figure]:
+    """Have a server's sizes of steps captured, and tell how many graphs there are, the seconds, and the memory
+    that they take."""
+    sizes = EngineSettings(model="").captures(StepSize(settings.max_step_tokens, settings.max_sequences))
+    cuda = model.decoder.device.type == "cuda"
+    free = torch.cuda.mem_get_info()[0] if cuda else 0
+    began = time.perf_counter()
+    runner.capture(sizes)
+    took, graphs = time.perf_counter() - began, sum(1 + one.single for one in sizes)
+    taken = free - torch.cuda.mem_get_info()[0] if cuda else 0
+    return [
+        figure(f"graphs of {len(sizes)} sizes", runner.captured, "graphs", graphs if cuda else None),
+        figure(f"graphs of {len(sizes)} sizes, captured in", took, "s"),
+        figure(f"graphs of {len(sizes)} sizes, memory", taken / 2**20, "MiB"),
+    ]

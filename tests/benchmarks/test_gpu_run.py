@@ -20,8 +20,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from holdfast.benchmarks.gpu import attention, engine, measure, models, run, wheels
+from holdfast.benchmarks.gpu import attention, engine, measure, run, steps, wheels
 from holdfast.benchmarks.gpu.measure import limited
 from holdfast.benchmarks.harness import servers
 from holdfast.benchmarks.harness.servers import run_seconds
@@ -189,8 +190,28 @@ def test_a_model_with_failing_steps_is_not_measured(tmp_path: Path) -> None:
     model = replace(model, decoder=model.decoder.computing_by(Broken()))  # type: ignore[arg-type]
     with pytest.raises(engine.SequenceFailed, match="no such kernel"):
         engine.generate(model, [[1, 2, 3]], 4)
-    with pytest.raises(engine.SequenceFailed, match="no such kernel"):
-        models._run(model, [[1, 2, 3]], 4)
+
+
+def test_a_device_waits_between_the_end_of_a_step_and_the_begin_of_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of nine seconds, two between three steps; what lies before the first counts for nothing."""
+    clock = iter([10.0, 12.0, 13.0, 14.0, 15.0, 19.0])
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None: ...
+
+        def record(self) -> None:
+            self.at = next(clock)
+
+        def elapsed_time(self, later: Event) -> float:
+            return later.at - self.at
+
+    monkeypatch.setattr(steps.torch.cuda, "Event", Event)
+    monkeypatch.setattr(steps.torch.cuda, "synchronize", lambda: None)
+    timed = steps.Timed(SimpleNamespace(launch=lambda plan: plan), torch.device("cuda"))  # type: ignore[arg-type]
+    assert [timed.launch(plan) for plan in (1, 2, 3)] == [1, 2, 3]  # type: ignore[arg-type]
+    assert timed.waits() == pytest.approx(2 / 9)
 
 
 def test_time_of_a_process_counts_threads_that_ended() -> None:
