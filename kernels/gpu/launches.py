@@ -19,6 +19,7 @@ from ..interface import Attention, HeadNorm
 from . import invariant_kernels, penalties, rowwise, seeded_sampling, store
 from .decode import decode_attention
 from .extend import extend_attention
+from .rows import look_up
 
 ROWS = 4
 LAYERS = 2
@@ -98,6 +99,8 @@ def stores(shape: Shape, device: torch.device) -> Iterator[tuple[str, Launch]]:
         lambda: store.rotate_and_store(qkv, norm, (angle, angle), arena, 1, slots),
     )
     yield f"copy {shape.name}", lambda: store.copy_blocks(arena, [0, 1], [2, 3])
+    tables = empty(ROWS, 600, dtype=torch.int32, device=device)
+    yield f"look up {shape.name}", lambda: look_up(tables, slots, slots, slots, slots, shape.block)
 
 
 def rows(hidden: int, device: torch.device) -> Iterator[tuple[str, Launch]]:

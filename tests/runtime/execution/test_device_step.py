@@ -119,6 +119,20 @@ def test_replayed_steps_give_what_eager_ones_give(seed: int) -> None:
     assert torch.equal(eager.arena.kv.view(torch.uint8), replayed.arena.kv.view(torch.uint8)), "and KV too"
 
 
+def test_what_a_step_drew_stands_when_the_next_one_has_run() -> None:
+    """Both are replays of one graph, and leave their draws in one place."""
+    side = Side(0, captured=True)
+    table = np.arange(2, dtype=np.int32)
+    handles = []
+    for step in range(2):
+        rows = [PlanRow(0, 0, step, 1, np.array([step + 4]), table, Sampling())]
+        handles.append(side.runner.launch(plan_of(step, rows)))
+    side.device.synchronize()
+    said = [list(handle.tokens()) for handle in handles]
+    assert said == [[[Shadow([4, 5][: step + 1], VOCAB).next()]] for step in range(2)]
+    assert said[0] != said[1] and side.replays == 4
+
+
 def test_a_capture_that_uploads_or_fetches_is_refused() -> None:
     device = FakeDevice()
     for work in (

@@ -318,6 +318,8 @@ def test_a_step_that_fails_half_way_changes_no_slot_that_is_used_again() -> None
         here.device.doomed = call
         here.step()  # of saves alone
         failed += here.engine.statistics()["isolations"]
+        if here.engine.statistics()["isolations"]:
+            assert not any(stream.queue for stream in here.device.streams), f"call {call}: copies still run"
         here.stage(0, wait=True)
         while here.following:
             here.step()
