@@ -365,9 +365,13 @@ class CudaDevice:
         memory from one pool, so capture the largest first."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            work()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._index)
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                work()
+        except BaseException:
+            torch.cuda.set_stream(stream)  # a capture that cannot be ended does not leave its own
+            raise
         return graph
 
     def fetch(self, tensor: Tensor) -> Tensor:

@@ -3,7 +3,8 @@ numbers of tokens and rows alone. So it is captured once for sizes that are roun
 
 All that a captured step reads and leaves lies in memory that is made once: tables, sampling parameters and the
 ids drawn last by slot, and the step's inputs. Padding has slot -1: its K and V are not stored, and what is
-drawn for it goes to a line that nobody reads."""
+drawn for it goes to the last line of the ids, which no step reads.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +37,13 @@ class Inputs:
     """What a step sends up, int64: one array on the host, copied to one on the device.
 
     By row: ``slots``; ``contexts``, how many tokens its last one sees; ``given``, the id of its one token, or
-    `NOTHING` for the one that the slot drew last. By draw: ``ends``, the token behind which it is; ``drawn``,
-    the slot whose parameters it follows; ``kept``, the slot that keeps the token; ``places``, the token's
-    position. ``cells``, ``blocks``: changed cells of the tables, `CHANGED` for each row: the index in all
-    cells, the block id.
+    `NOTHING` for the one that the slot drew last. By draw: ``ends``, the number of the token before it;
+    ``drawn``, the slot that has its sampling parameters; ``kept``, the slot that keeps the drawn id;
+    ``places``, the position of the drawn token. ``cells``, ``blocks``: changed cells of the tables, `CHANGED`
+    for each row: the index in all cells, the block id.
 
-    Behind these, if rows have several tokens: ``starts`` ``[rows + 1]``, the first token of each row;
-    by token ``positions``, ``lines`` (the row's slot), ``ids`` (as
-    ``given``).
+    Behind these, if rows have several tokens: ``starts`` ``[rows + 1]``, the number of each row's first token;
+    by token ``positions``, ``lines`` (the row's slot), ``ids`` (as ``given``).
     """
 
     CHANGED = 2
@@ -149,32 +149,34 @@ class DeviceStep:
         room, place = self._inputs.most, self._decoder.device
         if most.tokens <= room.tokens and most.rows <= room.rows:
             return
-        rows = max(most.rows, room.rows)
-        self._inputs = Inputs(StepSize(max(most.tokens, room.tokens), rows), place)
+        self._graphs.clear()
+        self._inputs = Inputs(StepSize(max(most.tokens, room.tokens), max(most.rows, room.rows)), place)
         rows = self._inputs.most.rows
         self._hidden: Tensor | None = None
         self._last = torch.zeros(rows, dtype=torch.int64, device=place)
         self._lines = torch.zeros((rows, 2), dtype=torch.int64, device=place)
         self._counting = torch.arange(rows + 1, device=place)
-        self._graphs.clear()
 
     def _fit(self) -> None:
         """Make room for all slots and columns of the batch, as `reserve` does."""
-        state, batch = self._state, self._batch
+        before, batch = self._state, self._batch
         slots, blocks = len(batch), batch.tables.shape[1]
-        if slots > state.slots or blocks > state.width:
-            self._state = BatchOnDevice(slots, blocks, self._decoder.device)
-            self._state.ids[: state.slots] = state.ids[:-1]
-            self._state.take(np.arange(slots), batch, self._device)
+        if slots > before.slots or blocks > before.width:
             self._graphs.clear()
+            state = BatchOnDevice(slots, blocks, self._decoder.device)
+            state.ids[: before.slots] = before.ids[:-1]
+            state.take(np.arange(slots), batch, self._device)
+            self._state = state
 
     # --- a step -----------------------------------------------------------------------------------------------
 
     def launch(self, plan: Plan, each: Ints, back: Ints) -> Computed:
-        """Compute the rows of ``plan``, whose changes the batch has. ``each``: of each token that is drawn, the
+        """Compute the rows of ``plan``; the batch has its changes. ``each``: of each token that is drawn, the
         number of its row; ``back``: how many of the row's tokens stand behind the one after which it is
         drawn."""
-        real = StepSize(plan.size, max(len(plan), len(each)))
+        rows = max(len(plan), len(each))
+        # With guesses there may be as many draws as tokens, and yet rows of several tokens.
+        real = StepSize(plan.size if plan.size == len(plan) else max(plan.size, rows + 1), rows)
         self.reserve(real)
         self._fit()
         scored = any(ask.scored is not None for ask in plan.asks.values())
@@ -206,23 +208,26 @@ class DeviceStep:
             graph.replay()
             return None
         done = work()
-        if sizes in self._to_capture and (graph := self._captured(work)) is not None:
-            self._graphs[name, sizes] = graph
+        if sizes in self._to_capture:
+            try:
+                self._record(name, sizes, work)
+            except RuntimeError as error:
+                self._go_without(error)
         return done
 
-    def _captured(self, work: Callable[[], object]) -> Graph | None:
-        """The graph of ``work``. If it cannot be captured, steps are computed without from now on."""
-        try:
-            return self._device.capture(work)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            if is_lost(error):
-                raise
-            log.warning("steps are not captured as CUDA graphs: %s", " ".join(str(error).split())[:200])
-            self._to_capture = []
-            self._graphs.clear()
-            return None
+    def _record(self, name: str, sizes: StepSize, work: Callable[[], Tensor | None]) -> None:
+        graph = self._device.capture(work)
+        if graph is not None:
+            self._graphs[name, sizes] = graph
+
+    def _go_without(self, error: RuntimeError) -> None:
+        """Compute steps without graphs from now on, as one could not be captured. Raises ``error`` if it means
+        that the device is lost."""
+        if is_lost(error):
+            raise error
+        log.warning("steps are not captured as CUDA graphs: %s", " ".join(str(error).split())[:200])
+        self._to_capture = []
+        self._graphs.clear()
 
     def _sizes_for(self, real: StepSize) -> StepSize:
         """The least sizes for a step that are to be captured, or the step's own."""
@@ -244,8 +249,8 @@ class DeviceStep:
         if len(cells) > inputs.CHANGED * sizes.rows:
             state.change(*self._device.upload([cells, ids]))
             cells, ids = NO_INTS, NO_INTS
-        trash = state.slots
-        inputs.fill(inputs.CHANGED * sizes.rows, trash * state.width, cells=cells)
+        unread = state.slots  # the last line
+        inputs.fill(inputs.CHANGED * sizes.rows, unread * state.width, cells=cells)
         inputs.fill(inputs.CHANGED * sizes.rows, 0, blocks=ids)
         ends = plan.firsts + plan.counts
         inputs.fill(sizes.rows, NOTHING, slots=plan.slots)
@@ -253,7 +258,7 @@ class DeviceStep:
         slots = plan.slots if len(each) == len(plan) and not plan.drafts else plan.slots[each]
         draws = max(sizes.rows, self._sizes_for(StepSize(len(each), len(each))).rows)
         # What follows a guess is not known here: the row behind it is not fed.
-        inputs.fill(draws, trash, drawn=slots, kept=NO_INTS if plan.drafts else slots)
+        inputs.fill(draws, unread, drawn=slots, kept=NO_INTS if plan.drafts else slots)
         inputs.fill(draws, 0, places=ends[each] - back)
         if sizes.single:
             given = np.full(len(plan), NOTHING, dtype=np.int64)
@@ -300,9 +305,9 @@ class DeviceStep:
         assert self._hidden is not None
         logits = self._decoder.logits(self._hidden[:rows])
         verdict = sound(logits)
-        heat, top_k, top_p, seeds, min_p = self._state.sampling(self._inputs.of("drawn", rows))
+        temperature, top_k, top_p, seeds, min_p = self._state.sampling(self._inputs.of("drawn", rows))
         places = self._inputs.of("places", rows)
-        ids = self._decoder.kernels.sample(logits, heat, top_k, top_p, seeds, places, min_p=min_p)
+        ids = self._decoder.kernels.sample(logits, temperature, top_k, top_p, seeds, places, min_p=min_p)
         torch.stack((ids, verdict), dim=-1, out=self._lines[:rows])
         self.keep(self._lines[:rows, 0])
 
@@ -315,19 +320,30 @@ class DeviceStep:
     ) -> None:
         """Have steps of these ``sizes`` captured, and no others: now, the largest first, each computed once on
         padding, which changes nothing; else when a step first has use for them. ``progress`` is called before
-        each. A device without captures computes them padded."""
+        each. A device without captures computes them padded.
+
+        Raises ``torch.OutOfMemoryError``; what else prevents a capture is a warning, and steps are computed
+        without."""
         self._graphs.clear()
         self._to_capture = sorted(set(sizes))
         for one in self._to_capture:
             self.reserve(one)
         self._fit()
-        for one in reversed(self._to_capture if now else ()):
-            progress(one)
-            self._fill(Plan(0), NO_INTS, NO_INTS, one)
-            self._inputs.send(self._device, single=one.single)
-            self._run("rows", one, partial(self._compute, one))
-            if one.single:
-                self._run("draws", one, partial(self._draw, one.rows))
+        try:
+            for one in reversed(self._to_capture if now else ()):
+                progress(one)
+                self._fill(Plan(0), NO_INTS, NO_INTS, one)
+                self._inputs.send(self._device, single=one.single)
+                parts: dict[str, Callable[[], Tensor | None]] = {"rows": partial(self._compute, one)}
+                if one.single:
+                    parts["draws"] = partial(self._draw, one.rows)
+                for name, work in parts.items():
+                    work()
+                    self._record(name, one, work)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self._go_without(error)
 
     @property
     def captured(self) -> int:

@@ -108,6 +108,28 @@ def cuda(runtime: StubRuntime, index: int = 0) -> CudaDevice:
     return CudaDevice(torch.device("cuda", index), runtime)
 
 
+def test_a_capture_that_cannot_be_ended_does_not_leave_its_own_stream(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch leaves it: what follows would be captured, or refused."""
+    current = ["usual"]
+
+    @contextmanager
+    def graph(*_: object, **__: object) -> Iterator[None]:
+        current.append("capturing")
+        yield
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: current[-1])
+    monkeypatch.setattr(torch.cuda, "set_stream", current.append)
+    with pytest.raises(RuntimeError, match="not permitted"):
+        cuda(StubRuntime()).capture(lambda: None)
+    assert current[-1] == "usual"
+
+
 @pytest.mark.parametrize("code", [1, 2, 801])
 def test_a_refused_registration_is_told_and_leaves_no_error_for_the_next_launch(
     code: int, calls: Calls

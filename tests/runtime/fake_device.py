@@ -49,7 +49,17 @@ from holdfast.runtime.plan import Handle, Outcomes, Plan
 from holdfast.runtime.scheduler.scheduler import Scheduler
 from holdfast.runtime.settings import SchedulerSettings, StepSize
 from holdfast.runtime.verbs import Sampling
-from holdfast.tests.runtime.fakes import MASK, SECRET, SPACE, FakeDisk, draw, mix, take_in, weigh
+from holdfast.tests.runtime.fakes import (
+    MASK,
+    SECRET,
+    SPACE,
+    ChanceDrafter,
+    FakeDisk,
+    draw,
+    mix,
+    take_in,
+    weigh,
+)
 
 GARBAGE, NAN = 0x5A, 0xFF
 """Bytes of memory that holds nothing: of integers, and of numbers that are not any."""
@@ -532,7 +542,8 @@ class DigestDecoder:
             self._device.main.enqueue(lambda source=source, target=target: arena[target].copy_(arena[source]))
 
     def hidden(self, ids: Tensor, rows: PagedBatch, arenas: Sequence[Tensor]) -> Tensor:
-        """Of each row's last token the context behind it, its position, and whether the row is sound."""
+        """Of each token the context behind it, the position behind it, and whether the row is sound to
+        there."""
         assert self._device.is_active, "kernels for whichever device is current"
         out = self._device.allocate((len(ids), CHUNKS + 2), (CHUNKS + 2, 1), torch.float32)
 
@@ -563,9 +574,9 @@ class DigestDecoder:
                     cell = cells[table[position // size], 0, :, 0, position % size, 0]
                     cell[0] = position if sound else SPOILED
                     cell[1] = digest - (digest >> 63 << 64)  # the same bits, signed
-                last = out[starts[row + 1] - 1]
-                last[:CHUNKS] = torch.tensor([context >> 16 * at & 0xFFFF for at in range(CHUNKS)])
-                last[CHUNKS], last[CHUNKS + 1] = length, sound
+                    line = out[starts[row] + position - first]
+                    line[:CHUNKS] = torch.tensor([context >> 16 * at & 0xFFFF for at in range(CHUNKS)])
+                    line[CHUNKS], line[CHUNKS + 1] = position + 1, sound
 
         self._device.main.enqueue(act)
         return out
@@ -727,7 +738,8 @@ def device_engine(
         disk.begin(tier)
     costs = CostBook(None, beside=by_chance[1] if beside is None else beside)
     disk = disk if tier is not None else None
-    scheduler = Scheduler(settings, pool, hasher, SPACE, tier, disk, costs)  # type: ignore[arg-type]
+    guesses = ChanceDrafter(device.chance, vocab_size) if device.chance.random() < 0.3 else None
+    scheduler = Scheduler(settings, pool, hasher, SPACE, tier, disk, costs, drafter=guesses)  # type: ignore[arg-type]
     time = clock if disk is None or tier is None else disk.clock
     bombed = BombedRunner(runner, device, launch_bombs, late_bombs)
     return Engine(scheduler, bombed, debug=True, clock=time), device

@@ -119,6 +119,33 @@ def test_replayed_steps_give_what_eager_ones_give(seed: int) -> None:
     assert torch.equal(eager.arena.kv.view(torch.uint8), replayed.arena.kv.view(torch.uint8)), "and KV too"
 
 
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_row_with_guesses_draws_behind_each_of_its_tokens(captured: bool) -> None:
+    """Though there are as many draws as tokens."""
+    side, table = Side(0, captured=captured), np.arange(2, dtype=np.int32)
+    row = PlanRow(0, 0, 0, 3, np.array([4, 9, 6]), table, Sampling(), drafts=2)
+    expected = [Shadow([4, 9, 6][:end], VOCAB).next() for end in (1, 2, 3)]
+    assert list(side.runner.launch(plan_of(1, [row])).tokens()) == [expected]
+
+
+def test_steps_are_right_where_memory_cannot_be_made_anew() -> None:
+    """As when a step has more rows than there was room for: no graph is left that reads the old memory."""
+    table = np.arange(2 * WIDTH, dtype=np.int32)
+    rows = [
+        PlanRow(seq, 0, 0, 3, np.array([1, 2, seq]), table[seq * 2 : seq * 2 + 2], Sampling())
+        for seq in range(4)
+    ]
+    plain = list(Side(0, captured=False).runner.launch(plan_of(1, rows)).tokens())
+    for call in range(8):
+        side = Side(0, captured=True)
+        side.device.refuse(call)
+        with pytest.raises(torch.OutOfMemoryError):
+            side.runner.launch(plan_of(1, rows, slots=[3, 90, 41, 7]))
+        side.device.refuse(None)
+        assert list(side.runner.launch(plan_of(2, rows)).tokens()) == plain, f"call {call}"
+        assert list(side.runner.launch(plan_of(3, rows, slots=[3, 90, 41, 7])).tokens()) == plain
+
+
 def test_what_a_step_drew_stands_when_the_next_one_has_run() -> None:
     """Both are replays of one graph, and leave their draws in one place."""
     side = Side(0, captured=True)
@@ -172,12 +199,17 @@ def test_where_a_batch_outgrows_its_memory_steps_are_eager_and_right() -> None:
     assert side.replays == before > 0
 
 
-@pytest.mark.parametrize("now", [True, False])
+@pytest.mark.parametrize(
+    ("now", "kind"), [(True, RuntimeError), (False, RuntimeError), (False, torch.OutOfMemoryError)]
+)
 def test_where_a_step_cannot_be_captured_steps_are_eager(
-    now: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    now: bool,
+    kind: type[RuntimeError],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def refused(device: FakeDevice, work: object) -> None:
-        raise RuntimeError("operation not permitted when stream is capturing")
+        raise kind("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(FakeDevice, "capture", refused)
     side = Side(0, captured=False)
