@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..kernels import batch
 from ..kernels.batch import PagedBatch
 from ..kernels.device import CpuDevice, Graph
 from ..kernels.interface import Kernels
@@ -80,7 +79,6 @@ class NoWork:
 
     device = torch.device("cpu")
     by_slot = True
-    lay_out = staticmethod(batch.lay_out_ungrouped)
     count = penalize = staticmethod(lambda *_, **__: None)
 
     def __init__(self, rows: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -98,8 +97,6 @@ def lay_out(
     counts: Numbers,
     tables: Tables,
     device: Device | None = None,
-    *,
-    grouped: bool = True,
 ) -> PagedBatch:
     """Lay out a step's rows for attention. Row r computes ``counts[r]`` tokens from position ``firsts[r]``
     on.
@@ -107,7 +104,7 @@ def lay_out(
     ``arena`` ``[block, layer, k|v, head, slot, dim]`` gives the block size, and the device if that is None:
     the result holds for all arenas of its block size. ``tables[r]`` has the row's block ids, at least
     ``ceil((first + count) / block_tokens)`` of them; as one int64 array it is ``[rows, most blocks of a row]``,
-    0 behind a row's own. ``grouped``: with ``groups``, which the reference backend reads.
+    0 behind a row's own.
     """
     slots_per_block = arena.shape[4]
     first, count = np.asarray(firsts, dtype=np.int64), np.asarray(counts, dtype=np.int64)
@@ -122,7 +119,7 @@ def lay_out(
     block, offset = np.divmod(positions, slots_per_block)
     slots = padded[row_of, block] * slots_per_block + offset
 
-    cut = list(_grouped(count, widths)) if grouped else []
+    cut = list(_grouped(count, widths))
     tokens = [(starts[rows][:, None] + np.arange(count[rows[0]])).reshape(-1) for rows in cut]
     device = device or device_of(arena.device)
     narrow = [padded.astype(np.int32), np.arange(len(count), dtype=np.int32)]
@@ -134,10 +131,6 @@ def lay_out(
         for rows, own, up in zip(cut, tokens, where, strict=True)
     )
     return PagedBatch(at, to, row_starts, lengths, blocks, lines, groups, device)
-
-
-lay_out_ungrouped = partial(lay_out, grouped=False)
-"""As `lay_out`, for kernels that take all rows at once."""
 
 
 def padded_tables(tables: Tables, widths: Ints) -> Ints:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..batch import PagedBatch
-from ..batch import lay_out_ungrouped as lay_out
-from ..interface import Attention, HeadNorm
+from ..batch import lay_out
 from ..reference import backend
 from ..reference import seeded_sampling as reference_sampling
 from ..reference.backend import copy_pieces
 from ..reference.seeded_sampling import Typical
-from . import attention, ops, rowwise, seeded_sampling, store
+from . import rowwise, seeded_sampling
+from .attention import paged_attention
 from .penalties import allow, count, penalize
 from .rows import look_up
+from .rowwise import add_norm, gated
 from .seeded_sampling import log_probabilities
-from .store import copy_blocks
+from .store import copy_blocks, rotate_and_store
 from .support import check_supported
 
 __all__ = [
@@ -52,53 +51,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMSNorm, ``x / sqrt(mean(x ** 2) + eps) * weight``, over the last axis."""
     if weight.shape != x.shape[-1:]:
         return backend.rms_norm(x, weight, eps)
-    return (ops.rms_norm if torch.compiler.is_compiling() else rowwise.rms_norm)(x, weight, eps)
-
-
-def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The sum ``x + residual`` and its RMSNorm, in this order, in new memory."""
-    add = ops.add_norm if torch.compiler.is_compiling() else rowwise.add_norm
-    return add(x, residual, weight, eps)
-
-
-def gated(gate_up: Tensor, activation: str = "silu") -> Tensor:
-    """``activation(gate) * up`` of ``[tokens, 2 * width]``, gate first: ``[tokens, width]``. ``activation``:
-    ``silu`` or ``gelu_tanh``."""
-    return (ops.gated if torch.compiler.is_compiling() else rowwise.gated)(gate_up, activation)
-
-
-def rotate_and_store(
-    qkv: Tensor,
-    norm: HeadNorm | None,
-    angles: tuple[Tensor, Tensor],
-    arena: Tensor,
-    layer: int,
-    slots: Tensor,
-) -> Tensor:
-    """Norm (if ``norm``) and rotate queries and keys, and store K and V in ``arena``; returns the queries,
-    ``[tokens, q_heads, head_dim]``.
-
-    ``qkv``: ``[tokens, q_heads + 2 * kv_heads, head_dim]``. ``angles``: cos and sin, each ``[tokens,
-    rotary_dim]``. ``layer``: its index in ``arena``. ``slots``: int64 ``[tokens]``, ``block * block_tokens +
-    offset``.
-    """
-    if not torch.compiler.is_compiling():
-        return store.rotate_and_store(qkv, norm, angles, arena, layer, slots)
-    weight, eps, whole = (None, 0.0, False) if norm is None else (norm.weight, norm.eps, norm.whole)
-    queries: Tensor = ops.rotate_and_store(qkv, weight, eps, whole, *angles, arena, layer, slots)
-    return queries
-
-
-def paged_attention(query: Tensor, arena: Tensor, layer: int, batch: PagedBatch, how: Attention) -> Tensor:
-    """Causal attention of each row's tokens over its own blocks: ``[tokens, q_heads, head_dim]``.
-
-    Rows of one token go to the decode kernel, rows of several to the extend kernel; see
-    `attention.paged_attention`.
-    """
-    if not torch.compiler.is_compiling():
-        return attention.paged_attention(query, arena, layer, batch, how)
-    result: Tensor = ops.paged_attention(query, arena, layer, *ops.flat(batch, how))
-    return result
+    return rowwise.rms_norm(x, weight, eps)
 
 
 def sample(

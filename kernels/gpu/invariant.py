@@ -7,14 +7,8 @@ its row-wise operations: norms, rotation, activation, sampling.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
-from ..batch import PagedBatch
-from ..batch import lay_out_ungrouped as lay_out
-from ..interface import Attention
+from ..batch import lay_out
 from ..reference.backend import copy_pieces
-from . import invariant_kernels, ops
 from .backend import (
     add_norm,
     allow,
@@ -28,7 +22,8 @@ from .backend import (
     rotate_and_store,
     sample,
 )
-from .invariant_kernels import extend_attention
+from .invariant_kernels import extend_attention as paged_attention
+from .invariant_kernels import linear
 from .store import copy_blocks
 
 __all__ = [
@@ -49,19 +44,3 @@ __all__ = [
     "rotate_and_store",
     "sample",
 ]
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias``, with each row's sums in one order, whatever the number of rows."""
-    return (ops.invariant_linear if torch.compiler.is_compiling() else invariant_kernels.linear)(
-        x, weight, bias
-    )
-
-
-def paged_attention(query: Tensor, arena: Tensor, layer: int, batch: PagedBatch, how: Attention) -> Tensor:
-    """Causal attention of each row's tokens over its own blocks, with the same bits in any batch: ``[tokens,
-    q_heads, head_dim]``."""
-    if not torch.compiler.is_compiling():
-        return extend_attention(query, arena, layer, batch, how)
-    result: Tensor = ops.invariant_attention(query, arena, layer, *ops.flat(batch, how))
-    return result

@@ -1,4 +1,4 @@
-"""Seeded sampling in four launches, whose shapes depend on rows and vocabulary alone; log probabilities.
+"""Seeded sampling in four launches that depend on the numbers of rows and tokens alone; log probabilities.
 
 It samples the same tokens as `reference.seeded_sampling`: masses are whole numbers
 (`reference.truncation.masses`), so that their sums are exact whichever program makes them. Nothing of a row

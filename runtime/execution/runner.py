@@ -32,7 +32,7 @@ Drawn: TypeAlias = tuple[Tensor, Tensor | None]
 """The lines that `sampler.draw` makes, int64 ``[draws, 2 or more]``, and what `sampler.score` makes."""
 
 Drawing: TypeAlias = Callable[[], Drawn]
-"""Draws for a step whose rows are computed."""
+"""Draws for the rows of a step, once these are computed."""
 
 
 class TorchRunner:

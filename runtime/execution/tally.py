@@ -86,7 +86,7 @@ class Tally:
         return [each, self._line[stale], *known, *last, *copies, *guessed]
 
     def count(self, plan: Sequence[Tensor], last: Tensor, vocab: int, kernels: Kernels) -> Tensor:
-        """Count what `plan` says, whose arrays these are on the device. ``last``: of each draw the token before
+        """Count as `plan` says. ``plan``: its arrays, on the device; ``last``: of each draw the token before
         it, int64 ``[draws]``. Returns the counts, int32 ``[lines, vocab]``, valid until the next call."""
         _, fresh, *late = plan[:5]
         lines, draws, output, source, target, *guesses = plan[5:]

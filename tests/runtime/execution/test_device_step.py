@@ -32,7 +32,7 @@ SIZES = [
 
 
 class Side:
-    """A runner on a device of its own, whose memory is garbage where nothing is written."""
+    """A runner on a device of its own; memory where nothing is written is garbage."""
 
     def __init__(self, seed: int, *, captured: bool) -> None:
         self.device = FakeDevice(Random(seed), late=seed % 2 == 0)
