@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from ..kernels.batch import PagedBatch
@@ -32,10 +33,22 @@ from ..kvstore.pool import BlockPool
 from ..runtime.engine import Engine
 from ..runtime.execution.batch import Capacity
 from ..runtime.execution.runner import TorchRunner
+from ..runtime.grammar.llguidance import Compiler, Matchers
 from ..runtime.link.messages import frame
+from ..runtime.model.config import read_config
+from ..runtime.model.folder import find_model
 from ..runtime.scheduler.scheduler import Scheduler
 from ..runtime.settings import SchedulerSettings, StepSize
-from ..runtime.verbs import Generate, Open, Opening, Sampling, Step, TokenLimits
+from ..runtime.verbs import (
+    Generate,
+    Grammar,
+    GrammarKind,
+    Open,
+    Opening,
+    Sampling,
+    Step,
+    TokenLimits,
+)
 from .harness.options import CannotMeasure
 from .report import Goal, show, table
 
@@ -56,6 +69,12 @@ CASES: dict[str, tuple[int, int, int, Sampling]] = {
         CONTEXT,
         0,
         Sampling(temperature=0.7, top_p=0.9, frequency_penalty=0.5, repetition_penalty=1.1),
+    ),
+    "64 rows with a grammar": (
+        64,
+        CONTEXT,
+        0,
+        Sampling(temperature=0.7, top_p=0.9, grammar=Grammar(GrammarKind.REGEX, "[a-z ]*")),
     ),
 }
 """Each case: rows, tokens of context, idle sequences beside, and the rows' sampling."""
@@ -79,12 +98,13 @@ class NoWork:
 
     device = torch.device("cpu")
     by_slot = True
-    count = penalize = staticmethod(lambda *_, **__: None)
+    allow = count = penalize = staticmethod(lambda *_, **__: None)
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, ids: Tensor, vocab: int) -> None:
+        """``ids``: what each row draws, int64 ``[rows]``."""
         self._hidden = torch.zeros(1 << 16, 1)
-        self._logits = torch.zeros(rows, VOCAB)
-        self._ids = torch.arange(rows, dtype=torch.int64)
+        self._logits = torch.zeros(len(ids), vocab)
+        self._ids = ids
 
     @property
     def kernels(self) -> Kernels:
@@ -99,11 +119,11 @@ class NoWork:
         return self._hidden[: len(ids)]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """``[rows, VOCAB]``."""
+        """``[rows, vocab]``."""
         return self._logits[: len(hidden)]
 
     def sample(self, logits: Tensor, *_: Tensor, **__: object) -> Tensor:
-        """The row's number, for each row."""
+        """What each row draws."""
         return self._ids[: len(logits)]
 
     def copy_blocks(
@@ -112,33 +132,48 @@ class NoWork:
         """Nothing is copied."""
 
 
-def engine_of(rows: int, context: int, idle: int) -> Engine:
-    """An engine with room for ``rows`` rows of ``context`` tokens, and for ``idle`` short sequences."""
+def engine_of(rows: int, context: int, idle: int, *, grammar: bool = False) -> Engine:
+    """An engine with room for ``rows`` rows of ``context`` tokens, and for ``idle`` short sequences. Rows draw
+    their numbers; with ``grammar`` a letter, of the pocket model's vocabulary."""
+    vocab, ids, compiler = VOCAB, torch.arange(max(ROWS), dtype=torch.int64), None
+    if grammar:
+        folder = find_model("pocket")
+        config, tokenizer = read_config(folder), Tokenizer.from_file(str(folder / "tokenizer.json"))
+        vocab, compiler = config.vocab_size, Compiler(folder, config.vocab_size, config.eos_ids)
+        ids = torch.full_like(ids, tokenizer.encode("a", add_special_tokens=False).ids[0])
+    matchers = Matchers()
     each = -(-(context + STEPS * 2) // BLOCK_TOKENS)
     blocks = rows * each + idle + 64
     settings = SchedulerSettings(
         blocks=blocks,
-        vocab_size=VOCAB,
+        vocab_size=vocab,
         max_context=each * BLOCK_TOKENS,
         block_tokens=BLOCK_TOKENS,
         max_step_tokens=8192,
         max_sequences=max(ROWS),
         depth=2,
     )
-    work = NoWork(max(ROWS))
+    work = NoWork(ids, vocab)
     arena = DeviceArena(KVGroup(0, (0,), 1, 1, "float32", BLOCK_TOKENS), blocks)
     capacity = Capacity(
         settings.depth * settings.max_sequences, each, settings.max_step_tokens, settings.max_sequences
     )
-    runner = TorchRunner(work, arena, device=RecordingDevice(), capacity=capacity)  # type: ignore[arg-type]
+    runner = TorchRunner(
+        work,  # type: ignore[arg-type]
+        arena,
+        device=RecordingDevice(),
+        grammars=matchers,
+        capacity=capacity,
+    )
     runner.capture(StepSize(one, one) for one in ROWS)
-    scheduler = Scheduler(settings, BlockPool(blocks), BlockHasher(bytes(16), BLOCK_TOKENS))
+    hasher = BlockHasher(bytes(16), BLOCK_TOKENS)
+    scheduler = Scheduler(settings, BlockPool(blocks), hasher, compiler=compiler, matchers=matchers)
     return Engine(scheduler, runner)
 
 
 def microseconds(rows: int, context: int, idle: int, sampling: Sampling) -> float:
     """The median time of a step in which ``rows`` rows decode."""
-    engine = engine_of(rows, context, idle)
+    engine = engine_of(rows, context, idle, grammar=sampling.grammar is not None)
     random = np.random.default_rng(0)
     for seq in range(idle):
         engine.apply(Open(seq, rows + seq, b"", random.integers(0, VOCAB, 8).tolist()))
