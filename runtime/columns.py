@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 FRESH = 64
 """So many sampled tokens of a sequence are gathered here before they go to its list of tokens."""
 STOPS = 4
-NO_STOP = -1
+NO_STOP = NO_GRAMMAR = -1
 
 
 class Columns:
@@ -33,9 +33,10 @@ class Columns:
     long as it has blocks. Valid where it is plain: ``epochs``; ``lengths``, its number of tokens;
     ``prompts``, where its prompt ends; ``ends``, how many tokens it may have; ``rooms``, how many its
     blocks hold; ``last``, ``before``, its last token and the one before that; ``gather``, as in
-    `TokenLimits`; ``reads``, bool: drawing reads the past, of which the batch has ``heard`` tokens;
-    ``rewired``, bool: its table has blocks that the batch lacks; ``stops``, ``[slots, stop ids]``, padded
-    with -1. ``version``: another number whenever ``plain`` changes."""
+    `TokenLimits`; ``grammars``, the number of its grammar, -1 for none; ``reads``, bool: drawing reads the
+    past, of which the batch has ``heard`` tokens; ``rewired``, bool: its table has blocks that the batch
+    lacks; ``stops``, ``[slots, stop ids]``, padded with -1. ``version``: another number whenever ``plain``
+    changes."""
 
     def __init__(self, slots: int) -> None:
         def numbers() -> NDArray[np.int64]:
@@ -48,7 +49,7 @@ class Columns:
         self.fresh = np.zeros((slots, FRESH), dtype=np.int32)
         self.plain: NDArray[np.bool_] = np.zeros(slots, dtype=bool)
         self.epochs, self.lengths, self.prompts, self.ends, self.rooms = (numbers() for _ in range(5))
-        self.last, self.before, self.gather, self.heard = (numbers() for _ in range(4))
+        self.last, self.before, self.gather, self.heard, self.grammars = (numbers() for _ in range(5))
         self.reads: NDArray[np.bool_] = np.zeros(slots, dtype=bool)
         self.rewired: NDArray[np.bool_] = np.zeros(slots, dtype=bool)
         self.stops = np.full((slots, STOPS), NO_STOP, dtype=np.int64)

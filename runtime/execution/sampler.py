@@ -39,8 +39,9 @@ SCORED_AT_ONCE = 128
 
 
 class _Row(NamedTuple):
-    """A row that asks for edits of its logits: its number ``at`` among the rows that draw; ``past``, ids of all
-    tokens before its last one, int32; empty where it has no bad words."""
+    """A row that asks for edits of its logits beside penalties and a grammar: its number ``at`` among the
+    rows that draw; ``past``, ids of all tokens before its last one, int32; empty where it has no bad
+    words."""
 
     at: int
     sampling: Sampling
@@ -148,8 +149,14 @@ def draw(
     verdict = sound(logits)
     places = chosen.scored
     model = logits[places] if places is not None else None
-    asked, penalized = _asked(plan, batch, rows, slots), _penalties(plan, batch, rows, slots, kernels)
-    if _edit(asked, penalized, logits, last, grammars, device, kernels):
+    asked = _asked(plan, batch, rows, slots)
+    made = (
+        _bias(asked),
+        _penalties(plan, batch, rows, slots, kernels),
+        _bad_words(asked),
+        _grammars(plan, rows, logits.shape[-1], grammars, kernels),
+    )
+    if _edit([edit for edit in made if edit is not None], logits, last, device):
         left = logits.amax(-1) > float("-inf")
         verdict = torch.where(left, verdict, torch.where(verdict == _SOUND, _FORBIDDEN, verdict))
     ids = _choose(chosen, positions, logits, kernels)
@@ -170,8 +177,8 @@ def sound(logits: Tensor) -> Tensor:
 
 def _asked(plan: Plan, batch: Batch, rows: Ints, slots: Ints) -> _Asked:
     edited = batch.edits[slots]
-    if plan.asks:
-        edited = edited | np.isin(rows, list(plan.asks))
+    if forbidding := [row for row, ask in plan.asks.items() if ask.forbidden]:
+        edited = edited | np.isin(rows, forbidding)
     found = list[_Row]()
     for at in np.flatnonzero(edited).tolist():
         row, slot = int(rows[at]), int(slots[at])
@@ -281,20 +288,9 @@ def _scores(model: Tensor, ids: Tensor, most: int, kernels: Kernels) -> Tensor:
 # --- before temperature: bias, penalties, forbidden tokens -----------------------------------------------
 
 
-def _edit(
-    asked: _Asked,
-    penalized: _Edit | None,
-    logits: Tensor,
-    last: Tensor,
-    masks: Matchers,
-    device: Device,
-    kernels: Kernels,
-) -> bool:
-    """Apply to the logits, in place, what rows ask for: bias, penalties, forbidden tokens, bad words and
-    grammars. Returns whether any row asks for one of them. ``last``: the rows' last tokens; ``masks``: makes
-    the masks of grammars."""
-    made = (_bias(asked), penalized, _bad_words(asked), _grammars(logits.shape[-1], masks, asked, kernels))
-    edits = [edit for edit in made if edit is not None]
+def _edit(edits: list[_Edit], logits: Tensor, last: Tensor, device: Device) -> bool:
+    """Apply these edits to the logits, in their order, in place. Returns whether there are any. ``last``: the
+    rows' last tokens."""
     if not edits:
         return False
     sizes = [len(arrays) for arrays, _ in edits]
@@ -369,10 +365,11 @@ def _bad_words(asked: _Asked) -> _Edit | None:
     ], act
 
 
-def _grammars(vocab: int, owner: Matchers, asked: _Asked, kernels: Kernels) -> _Edit | None:
-    some = [(row.at, row.asks.grammar) for row in asked if row.asks.grammar is not None]
-    if not some:
+def _grammars(plan: Plan, rows: Ints, vocab: int, owner: Matchers, kernels: Kernels) -> _Edit | None:
+    bound = {row: ask.grammar for row, ask in plan.asks.items() if ask.grammar is not None}
+    if not bound:
         return None
+    some = [(at, bound[row]) for at, row in enumerate(rows.tolist()) if row in bound]
     masks = np.zeros((len(some), -(-vocab // 64)), dtype=np.int64)
     for mask, (_, grammar) in zip(masks, some, strict=True):
         owner.fill(grammar, mask)

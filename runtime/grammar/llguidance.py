@@ -265,8 +265,7 @@ class Matcher:
     ) -> None:
         self._strings = strings
         self._matcher = matcher
-        self._ends = ends
-        self._others = others
+        self._special = [(token // 8, 1 << token % 8, token in ends) for token in ends | others]
         self._halts = ends | others | stops
         self._size = size
 
@@ -309,22 +308,19 @@ class Matcher:
 
         ``mask``: contiguous int64 ``[words]``, little-endian: token t is bit ``t % 8`` of byte ``t // 8``.
         """
-        mask[:] = 0
         if self._matcher.is_error():
+            mask[:] = 0
             return
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         octets = mask.view(np.uint8)
-        octets[: len(bits)] = bits[: len(octets)]
+        octets[: len(bits)], octets[len(bits) :] = bits[: len(octets)], 0
         if self._matcher.is_error():
             mask[:] = 0
             return
         accepts = self._matcher.is_accepting()
-        for token in self._ends | self._others:
-            bit = np.uint8(1 << token % 8)
-            if accepts and token in self._ends:
-                octets[token // 8] |= bit
-            else:
-                octets[token // 8] &= ~bit
+        for octet, bit, ends in self._special:
+            others = int(octets[octet]) & ~bit
+            octets[octet] = others | bit if accepts and ends else others
         if self._strings is not None:
             self._strings.bound(mask)
 

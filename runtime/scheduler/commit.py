@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..columns import FRESH
+from ..columns import FRESH, NO_GRAMMAR
 from ..errors import GrammarFault, GrammarInvalid, GrammarStuck
 from ..grammar.llguidance import Matcher, Matchers
 from ..kv_placement.block_manager import BlockManager
@@ -51,8 +51,10 @@ class Committer:
             self.distrust(plan, now)
         self._counters.discarded += len(plan) - int(valid.sum())
         plain = self._land_plain(plan, outcomes, valid) if len(plan) else NO_INTS
-        rows, decoded = self._tell_plain(plan, outcomes, plain) if plain.size else ([], None)
         valid[plain] = False
+        rows, plain = self._follow_plain(plan, outcomes, plain, now)
+        told, decoded = self._tell_plain(plan, outcomes, plain) if plain.size else ([], None)
+        rows += told
         for at in np.flatnonzero(valid).tolist():
             row = self._land(self._queues.sequences[int(plan.seqs[at])], plan, at, outcomes[at], now)
             if row is not None:
@@ -70,6 +72,7 @@ class Committer:
         columns, slots = self._slots.columns, plan.slots
         plain = valid & columns.plain[slots] & plan.draws & (plan.counts == 1)
         plain &= (plan.firsts >= columns.prompts[slots]) & (columns.computed[slots] == plan.firsts)
+        plain &= columns.lengths[slots] == plan.firsts + 1  # else a grammar has forced what the row drew
         for at in outcomes.others:
             plain[at] = False
         rows = np.flatnonzero(plain)
@@ -100,6 +103,25 @@ class Committer:
         for tenant in dict.fromkeys(tenants.tolist()):
             self._policy.charge(tenant, int((tenants == tenant).sum()))
         return rows
+
+    def _follow_plain(
+        self, plan: Plan, outcomes: Outcomes, plain: Ints, now: float
+    ) -> tuple[list[Row], Ints]:
+        """Advance the grammars of rows that `_land_plain` has taken over. Returns rows for the gateway of turns
+        that this ends, or that got tokens by force; and the numbers of the other rows."""
+        grammars, rows, done = self._slots.columns.grammars[plan.slots[plain]], list[Row](), list[int]()
+        bound = np.flatnonzero(grammars != NO_GRAMMAR)
+        if not bound.size:
+            return rows, plain
+        seqs, ids = plan.seqs[plain[bound]].tolist(), outcomes.ids[plain[bound], 0].tolist()
+        for number, seq, token in zip(bound.tolist(), seqs, ids, strict=True):
+            sequence = self._queues.sequences[seq]
+            tokens = [token, *self._go_on(sequence, (token,))]
+            if len(tokens) > 1 or self._matchers[int(grammars[number])].complete:
+                done.append(number)
+                row = self._said(sequence, tokens, now)
+                rows += [] if row is None else [row]
+        return rows, np.delete(plain, done) if done else plain
 
     def _tell_plain(self, plan: Plan, outcomes: Outcomes, plain: Ints) -> tuple[list[Row], Decoded | None]:
         """Rows for the gateway of those that `_land_plain` has taken over."""

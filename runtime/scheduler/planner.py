@@ -17,6 +17,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from ...kvstore.pool import BlockPool
+from ..columns import NO_GRAMMAR
 from ..kv_placement.block_manager import BlockManager
 from ..plan import NO_BOOLS, NO_INTS, BlockCopy, Bools, Ints, Plan, RowAsks
 from ..sequence import Sequence, Status
@@ -187,6 +188,9 @@ class Planner:
         fed, firsts, one = columns.pending_samples[slots] > 0, columns.planned[slots], np.ones_like(slots)
         draft.plain = columns.seqs[slots], slots, columns.mark[slots], firsts, one, one > 0, fed
         draft.tokens.append(columns.last[slots[~fed]])
+        grammars = columns.grammars[slots]
+        for at in np.flatnonzero(grammars != NO_GRAMMAR).tolist():
+            draft.asks[at] = RowAsks(grammar=int(grammars[at]))
         columns.planned[slots] = firsts + 1
         columns.pending_samples[slots] += 1
         return True
@@ -371,7 +375,12 @@ class Planner:
         columns, turn, slot = self._slots.columns, sequence.turn, sequence.slot
         if self._drafter is None or turn is None or slot is None or not columns.plain[slot]:
             return []
-        if columns.reads[slot] or end != sequence.length or end - sequence.planned != 1:
+        if (
+            columns.reads[slot]
+            or turn.grammar is not None
+            or end != sequence.length
+            or end - sequence.planned != 1
+        ):
             return []
         most = min(draft.chunk, turn.allowed - sequence.sampled - 1)
         reach = self._block_manager.reach(sequence, self._pool.available) - end

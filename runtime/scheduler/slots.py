@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ..columns import NO_STOP, Columns
+from ..columns import NO_GRAMMAR, NO_STOP, Columns
 from ..plan import NO_BLOCKS, NO_PAST, Changes, Ints, Slot
 from ..sequence import Sequence
 
@@ -102,7 +102,8 @@ class Slots:
         if turn is None or slot is None or sequence.isolated or sequence.needs_lookup or sequence.shared_tail:
             return
         how, limits, total = turn.sampling, turn.limits, sequence.total
-        asks = how.grammar is not None or how.logprobs is not None or how.prompt_logprobs is not None
+        asks = how.logprobs is not None or how.prompt_logprobs is not None
+        asks = asks or (how.grammar is not None and turn.grammar is None)
         again = sequence.from_tiers.compute_until is not None or sequence.high_water > sequence.planned
         early = turn.generated_from + total - turn.prompt < limits.min_tokens
         if asks or again or early or total - sequence.planned != 1 or sequence.length < 2:
@@ -115,6 +116,7 @@ class Slots:
         before, last = sequence.tokens.view(sequence.length)[-2:].tolist()
         columns.before[slot], columns.last[slot] = before, last
         columns.gather[slot], columns.reads[slot] = limits.gather, how.reads_past
+        columns.grammars[slot] = NO_GRAMMAR if turn.grammar is None else turn.grammar
         columns.stops[slot] = NO_STOP
         columns.stops[slot, : len(limits.stop_ids)] = limits.stop_ids
         columns.plain[slot] = columns.rewired[slot] = True

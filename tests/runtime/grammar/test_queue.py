@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from random import Random
 
 import pytest
 from msgspec.structs import replace
@@ -130,6 +131,22 @@ def test_steps_in_flight_change_no_reply(text: str) -> None:
         told.append([(here.said(seq), here.end(seq).finish, here.end(seq).length) for seq in range(3)])
         assert not here.engine.statistics()["leaks"]
     assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_company_and_steps_in_flight_change_no_reply(seed: int) -> None:
+    """Turns with and without grammars, in blocks that are too few for all of them at once."""
+    random, told = Random(seed), []
+    texts = [random.choice((None, "5 12", "3 9 4 1", "5 20 3", "4 30 7 2", "2", "6 11 2")) for _ in range(6)]
+    asks = [(random.randint(3, 30), random.choice((0, 0, 4)), random.choice((1, 1, 5))) for _ in texts]
+    for depth, blocks in ((1, 128), (2, 128), (1, 22), (2, 22)):
+        here = Stage(depth, blocks)
+        for seq, (text, (most, least, gather)) in enumerate(zip(texts, asks, strict=True)):
+            here.begin(seq, text, most=most, least=least, gather=gather)
+        here.run(2000)
+        told.append([(here.said(seq), here.end(seq).finish, here.end(seq).length) for seq in range(6)])
+        assert not here.engine.statistics()["leaks"]
+    assert told[0] == told[1] == told[2] == told[3]
 
 
 @DEPTHS
