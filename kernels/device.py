@@ -155,7 +155,7 @@ kernels in the middle of a step."""
 REMEMBERED = 128
 """How many copies a ring remembers; those before them are of steps that are over."""
 
-TYPES = {"int64": torch.int64, "int32": torch.int32}
+TYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32}
 
 
 class Packing:
@@ -176,7 +176,7 @@ class Packing:
     def views(self, packed: Tensor) -> list[Tensor]:
         """Of the same memory elsewhere, a tensor for each array, of its shape and type."""
         return [
-            packed[first:end].view(TYPES[array.dtype.name])[: array.size].view(array.shape)
+            packed[first:end].view(TYPES[array.dtype])[: array.size].view(array.shape)
             for array, (first, end) in zip(self._arrays, pairwise(self._at), strict=True)
         ]
 
@@ -238,10 +238,7 @@ class CpuDevice:
 
     def upload(self, arrays: Sequence[Wholes]) -> list[Tensor]:
         """Copies of the arrays, in host memory like all else."""
-        packing = Packing(arrays)
-        packed = torch.empty(packing.size, dtype=torch.int64)
-        packing.write(packed.numpy())
-        return packing.views(packed)
+        return [torch.from_numpy(array.copy()) for array in arrays]
 
     def write(self, target: Tensor, array: Ints) -> None:
         """Copy the array at once."""

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from holdfast.kernels import device as seam
-from holdfast.kernels.device import CpuDevice, CudaDevice, device_of
+from holdfast.kernels.device import CpuDevice, CudaDevice, Packing, device_of
 
 
 @dataclass
@@ -211,8 +211,14 @@ def test_every_uploaded_array_is_aligned_whatever_stands_before_it(rows: int) ->
     """To 16 bytes: for a pointer that is not, Triton compiles every kernel that takes it once more."""
     narrow = np.zeros((rows, 3), dtype=np.int32)
     arrays = [np.arange(rows), narrow, np.arange(rows + 1), np.zeros((rows, 3), dtype=np.int64), np.arange(2)]
-    for part, array in zip(CpuDevice().upload(arrays), arrays, strict=True):
-        assert part.data_ptr() % 16 == 0 and part.tolist() == array.tolist()
+    packing = Packing(arrays)
+    packed = torch.zeros(packing.size, dtype=torch.int64)
+    packing.write(packed.numpy())
+    for part, array in zip(packing.views(packed), arrays, strict=True):
+        offset = part.data_ptr() - packed.data_ptr()
+        assert offset % 16 == 0 and part.tolist() == array.tolist()
+    for part in CpuDevice().upload(arrays):
+        assert part.data_ptr() % 16 == 0
 
 
 @pytest.mark.parametrize("lost", [False, True])
