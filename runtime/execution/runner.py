@@ -176,6 +176,8 @@ class TorchRunner:
         )
 
     def _scored(self, plan: Plan, hidden: Tensor) -> Tensor | None:
+        if not plan.asks:
+            return None
         starts = np.cumsum(plan.counts) - plan.counts
         return score(plan, starts, hidden, self._decoder.logits, self._device, self._decoder.kernels)
 

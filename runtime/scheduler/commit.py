@@ -109,10 +109,10 @@ class Committer:
     ) -> tuple[list[Row], Ints]:
         """Advance the grammars of rows that `_land_plain` has taken over. Returns rows for the gateway of turns
         that this ends, or that got tokens by force; and the numbers of the other rows."""
+        if not (plain.size and plan.asks):  # a row with a grammar asks for its mask
+            return [], plain
         grammars, rows, done = self._slots.columns.grammars[plan.slots[plain]], list[Row](), list[int]()
         bound = np.flatnonzero(grammars != NO_GRAMMAR)
-        if not bound.size:
-            return rows, plain
         seqs, ids = plan.seqs[plain[bound]].tolist(), outcomes.ids[plain[bound], 0].tolist()
         for number, seq, token in zip(bound.tolist(), seqs, ids, strict=True):
             sequence = self._queues.sequences[seq]
