@@ -166,6 +166,12 @@ class Plan:
         """Tokens computed by this step."""
         return int(self.counts.sum())
 
+    @property
+    def draws_one_each(self) -> bool:
+        """Whether each row draws one token: then the draws are numbered as the rows are. Their number does not
+        tell that: a row with guesses draws several, beside rows that draw none."""
+        return not self.drafts and bool(self.draws.all())
+
     def guesses(self, row: int) -> list[int]:
         """The guessed tokens at the end of a row."""
         drafts = self.drafts.get(row, 0)

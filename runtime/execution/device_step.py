@@ -255,7 +255,7 @@ class DeviceStep:
         ends = plan.firsts + plan.counts
         inputs.fill(sizes.rows, NOTHING, slots=plan.slots)
         inputs.fill(sizes.rows, 1, contexts=ends)
-        slots = plan.slots if len(each) == len(plan) and not plan.drafts else plan.slots[each]
+        slots = plan.slots if plan.draws_one_each else plan.slots[each]
         draws = max(sizes.rows, self._sizes_for(StepSize(len(each), len(each))).rows)
         # What follows a guess is not known here: the row behind it is not fed.
         inputs.fill(draws, unread, drawn=slots, kept=NO_INTS if plan.drafts else slots)

@@ -150,7 +150,7 @@ class TorchRunner:
         each, back = _draws(plan)
         if not each.size:
             return torch.zeros((0, 2), dtype=torch.int64, device=hidden.device), scored
-        alone = len(each) == len(plan)  # one draw for each row
+        alone = plan.draws_one_each
         chosen = self._rows.of(plan.slots if alone else plan.slots[each], self._batch, self._device)
         last, positions = tokens, ends
         if not alone or plan.size > len(plan):

@@ -193,7 +193,7 @@ def outcomes(plan: Plan, each: Ints, wanted: Ints, lines: Ints, grammars: Matche
     """The outcomes of the rows of ``plan``, from the lines of `draw`, int64 ``[draws, 2 + scores]``.
     ``each``: the number of each line's row, ascending. ``wanted``: of each row, how many alternatives to
     report, -1 for no log probabilities. ``grammars``: tell why a grammar allowed no token."""
-    if len(each) == len(plan):
+    if plan.draws_one_each:
         ids = lines[:, :1]
     else:
         place = np.arange(len(each)) - np.searchsorted(each, each)

@@ -34,10 +34,11 @@ SIZES = [
 class Side:
     """A runner on a device of its own; memory where nothing is written is garbage."""
 
-    def __init__(self, seed: int, *, captured: bool) -> None:
+    def __init__(self, seed: int, *, captured: bool, by_slot: bool = True) -> None:
         self.device = FakeDevice(Random(seed), late=seed % 2 == 0)
         self.arena: DeviceArena = digest_arena(SEQS * WIDTH, BLOCK)
         decoder = DigestDecoder(self.device, VOCAB, frozenset())
+        decoder.by_slot = by_slot
         self.runner = TorchRunner(decoder, self.arena, device=self.device, capacity=CAPACITY)  # type: ignore[arg-type]
         if captured:
             self.runner.capture(SIZES)
@@ -126,6 +127,26 @@ def test_a_row_with_guesses_draws_behind_each_of_its_tokens(captured: bool) -> N
     row = PlanRow(0, 0, 0, 3, np.array([4, 9, 6]), table, Sampling(), drafts=2)
     expected = [Shadow([4, 9, 6][:end], VOCAB).next() for end in (1, 2, 3)]
     assert list(side.runner.launch(plan_of(1, [row])).tokens()) == [expected]
+
+
+@pytest.mark.parametrize("by_slot", [False, True])
+@pytest.mark.parametrize("captured", [False, True])
+def test_each_draw_goes_to_its_row_where_some_draw_several_and_others_none(
+    captured: bool, by_slot: bool
+) -> None:
+    """Any rows: also such that there are as many draws as rows. On a device, and laid out on the host."""
+    for seed in range(60):
+        random, side = Random(seed), Side(0, captured=captured, by_slot=by_slot)
+        rows, expected = [], []
+        for seq in range(random.randint(1, 5)):
+            count = random.randint(1, 4)
+            guesses = random.choice((None, 0, random.randrange(count)))  # None: it draws nothing
+            tokens, table = [random.randrange(200) for _ in range(count)], np.array([seq], dtype=np.int32)
+            how = None if guesses is None else Sampling()
+            rows.append(PlanRow(seq, 0, 0, count, np.array(tokens), table, how, drafts=guesses or 0))
+            behind = [] if guesses is None else range(count - guesses, count + 1)
+            expected.append([Shadow(tokens[:end], VOCAB).next() for end in behind])
+        assert list(side.runner.launch(plan_of(1, rows)).tokens()) == expected, f"seed {seed}"
 
 
 def test_steps_are_right_where_memory_cannot_be_made_anew() -> None:
