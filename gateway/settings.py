@@ -65,6 +65,7 @@ class ClientLimits:
     idle_seconds: float = 5.0
     """A connection is closed if so long after an answer no other request has come on it."""
     ping_seconds: float = 20.0
+    quiet_seconds: float = 10.0
     """The time between two keepalive pings, and the time that the client has to answer each."""
     resume_seconds: float = 120.0
     """How long a session without a connection stays in memory for a client that can come back. Its replies

@@ -8,9 +8,7 @@ No session keeps a prompt or its replies; cached KV of a prompt is still found b
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Annotated, Any
 
@@ -21,20 +19,14 @@ from ...sdk.errors import FieldInvalid, FieldUnsupported
 from ...sdk.frames.sampling import TokenId
 from ...sessions.conversation.items import Preamble
 from ...sessions.errors import PromptTooLong
-from ...sessions.turn.events import (
-    ReplyDone,
-    ReplyEvent,
-    ReplyPromptScores,
-    ReplyStarted,
-    ReplyTextDelta,
-    TokenScore,
-)
+from ...sessions.turn.events import TokenScore
 from ...sessions.turn.request import TurnRequest
 from ...sessions.workers import Stopped
+from ..live.reply import ReplyFold, ReplyPart
 from ..live.sessions import Transcript
 from ..live.transcripts import Ask, Transcripts
-from .frames import ChatMessage, ChatTool, CompletionUsage, FinishReason, PromptTokensDetails, SamplingBody
-from .reply import finish_reason
+from .frames import ChatMessage, ChatTool, CompletionUsage, FinishReason, SamplingBody
+from .reply import OpenAIAnswer, finish_reason, usage_of
 from .translate import sampling_of, structured_of
 
 MAX_PROMPTS = 256
@@ -214,102 +206,72 @@ class Completion(msgspec.Struct, kw_only=True, frozen=True):
     system_fingerprint: str | None = None
 
 
-@dataclass(slots=True)
-class _CompletionSoFar:
-    text: list[str] = field(default_factory=list)
-    prompt: ReplyPromptScores | None = None
-    scores: list[TokenScore] = field(default_factory=list)
-    length: int = 0  # characters so far
-    done: ReplyDone | None = None
+class CompletionAnswer(OpenAIAnswer[Completion]):
+    """The answer of Completions. The ``index`` of a choice is the number of its reply. ``prompts``: the text of
+    each prompt if it is to be echoed; else empty."""
 
-
-class CompletionReply:
-    """Makes the answer, or the events of a stream, for all replies to one request. ``reply_id``: the answer's
-    id. ``prompts``: the text of each prompt if it is to be echoed; else empty."""
-
-    def __init__(
-        self, reply_id: str, model: str, body: CompletionRequest, prompts: Sequence[str] = ()
-    ) -> None:
-        self.id = reply_id
-        self._model = model
+    def __init__(self, model: str, body: CompletionRequest, prompts: Sequence[str] = ()) -> None:
+        super().__init__("cmpl", model, body)
         self._choices = body.n or 1
         self._logprobs = body.logprobs is not None
         self._prompts = prompts
-        self._created = int(time.time())
-        self._replies: dict[int, _CompletionSoFar] = {}
+        self._lengths: dict[int, int] = {}  # characters so far, by the reply's number
 
-    def chunks(self, number: int, event: ReplyEvent) -> Iterator[Completion]:
-        """The stream's chunks for one event of the reply with this number, which is the ``index`` of its
-        choice. Raises ``TurnFailed`` for a turn that failed, ``Draining`` for one that the server's end cut
-        off."""
-        reply = self._reply(number)
-        if self._logprobs and isinstance(event, ReplyStarted):
-            return  # the prompt's text comes with its scores
-        echoed = "".join(reply.text)  # only before the first chunk
-        reply.text.clear()
-        match event:
-            case ReplyPromptScores():
-                logprobs = self._scored((), 0, event)
-                yield self._part(CompletionChoice(index=number, text=echoed, logprobs=logprobs))
-            case ReplyTextDelta(text=text, scores=scores):
-                logprobs = self._scored(scores, reply.length)
-                reply.length += len(text)
-                yield self._part(CompletionChoice(index=number, text=echoed + text, logprobs=logprobs))
-            case ReplyDone():
-                reply.done = event
-                reason = finish_reason(event, called=False)
-                yield self._part(CompletionChoice(index=number, text=echoed, finish_reason=reason))
-            case _ if echoed:
-                yield self._part(CompletionChoice(index=number, text=echoed))
+    # --- a stream -------------------------------------------------------------------------------------------
 
-    def usage_chunk(self) -> Completion:
-        """The last chunk of a stream, if the client asked for the usage."""
-        return self._part(usage=self._usage())
+    def started(self, reply: ReplyFold) -> Iterator[Completion]:
+        if not self._logprobs and (echoed := self._echoed(reply)):  # else it comes with its scores
+            yield self._part(CompletionChoice(index=reply.number, text=echoed))
 
-    def add(self, number: int, event: ReplyEvent) -> None:
-        """Collect one event of the reply with this number, for `whole`."""
-        reply = self._reply(number)
-        match event:
-            case ReplyPromptScores():
-                reply.prompt = event
-            case ReplyTextDelta(text=text, scores=scores):
-                reply.text.append(text)
-                reply.scores += scores
-            case ReplyDone():
-                reply.done = event
+    def scored(self, reply: ReplyFold) -> Iterator[Completion]:
+        logprobs = self._scored(reply, 0, ())
+        yield self._part(CompletionChoice(index=reply.number, text=self._echoed(reply), logprobs=logprobs))
 
-    def whole(self) -> Completion:
-        """The answer, after all replies have ended. Raises ``TurnFailed`` if one failed, ``Draining`` if the
-        server's end cut one off."""
-        choices = []
-        for number, reply in sorted(self._replies.items()):
-            assert reply.done is not None, "all replies have ended"
-            choices.append(
-                CompletionChoice(
-                    index=number,
-                    text="".join(reply.text),
-                    finish_reason=finish_reason(reply.done, called=False),
-                    logprobs=self._scored(reply.scores, reply.length, reply.prompt),
-                )
-            )
-        return self._part(*choices, usage=self._usage())
+    def grew(
+        self, reply: ReplyFold, part: ReplyPart, text: str, scores: tuple[TokenScore, ...]
+    ) -> Iterator[Completion]:
+        offset = self._lengths.setdefault(reply.number, len(self._echoed(reply)))
+        self._lengths[reply.number] += len(text)
+        logprobs = self._scored(None, offset, scores)
+        yield self._part(CompletionChoice(index=reply.number, text=text, logprobs=logprobs))
 
-    def _reply(self, number: int) -> _CompletionSoFar:
-        if number not in self._replies:
-            echoed = [self._prompts[number // self._choices]] if self._prompts else []
-            self._replies[number] = _CompletionSoFar(text=echoed, length=sum(map(len, echoed)))
-        return self._replies[number]
+    def finished(self, reply: ReplyFold) -> Iterator[Completion]:
+        yield self._part(CompletionChoice(index=reply.number, text="", finish_reason=finish_reason(reply)))
+
+    def usage_chunk(self, replies: Sequence[ReplyFold]) -> Completion:
+        return self._part(usage=usage_of(replies, self._choices))
+
+    # --- a whole answer -------------------------------------------------------------------------------------
+
+    def whole(self, replies: Sequence[ReplyFold]) -> Completion:
+        return self._part(*map(self._choice, replies), usage=usage_of(replies, self._choices))
+
+    def _choice(self, reply: ReplyFold) -> CompletionChoice:
+        echoed = self._echoed(reply)
+        scores = [score for part in reply.parts for score in part.scores]
+        return CompletionChoice(
+            index=reply.number,
+            text=echoed + "".join(part.text for part in reply.parts),
+            finish_reason=finish_reason(reply),
+            logprobs=self._scored(reply, len(echoed), scores),
+        )
+
+    def _echoed(self, reply: ReplyFold) -> str:
+        return self._prompts[reply.number // self._choices] if self._prompts else ""
 
     def _part(self, *choices: CompletionChoice, usage: CompletionUsage | UnsetType = UNSET) -> Completion:
         return Completion(
-            id=self.id, created=self._created, model=self._model, choices=list(choices), usage=usage
+            id=self.id, created=self.created, model=self.model, choices=list(choices), usage=usage
         )
 
     def _scored(
-        self, scores: Sequence[TokenScore], offset: int, prompt: ReplyPromptScores | None = None
+        self, echoed: ReplyFold | None, offset: int, scores: Sequence[TokenScore]
     ) -> CompletionLogprobs | None:
+        """The log probabilities of tokens that begin at ``offset`` of the text, behind those of the prompt of
+        ``echoed``."""
         if not self._logprobs:
             return None
+        prompt = None if echoed is None else echoed.prompt
         first = [] if prompt is None else [prompt.first]
         before = () if prompt is None else prompt.scores
         known = [*before, *scores]
@@ -324,20 +286,6 @@ class CompletionReply:
                 *_offsets([*first, *(score.text for score in before)], 0),
                 *_offsets([score.text for score in scores], offset),
             ],
-        )
-
-    def _usage(self) -> CompletionUsage:
-        """The token counts of the request: each prompt counts once, however many replies it has."""
-        done = {number: reply.done.usage for number, reply in self._replies.items() if reply.done is not None}
-        firsts = [usage for number, usage in done.items() if number % self._choices == 0]
-        read = sum(usage.input_tokens for usage in firsts)
-        written = sum(usage.output_tokens for usage in done.values())
-        cached = sum(usage.cached_tokens for usage in firsts)
-        return CompletionUsage(
-            prompt_tokens=read,
-            completion_tokens=written,
-            total_tokens=read + written,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
         )
 
 

@@ -16,6 +16,7 @@ from msgspec import UNSET, Meta, UnsetType
 from ...sdk.frames.formats import MAX_TOOLS, ResponseFormat, too_deep, too_wide
 from ...sdk.frames.response import KVReceipt
 from ...sdk.frames.sampling import MAX_STOPS, BadWords, LogitBias, Penalty, StopTokenIds
+from ..live.reply import ScoredToken
 
 MAX_CHOICES = 16
 """The most replies to one request (``n``)."""
@@ -324,21 +325,6 @@ class Delta(_Told, kw_only=True, frozen=True):
     content: str | UnsetType | None = UNSET
     tool_calls: list[CallDelta] | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
-
-
-class AlternativeToken(msgspec.Struct, kw_only=True, frozen=True):
-    """A token that is likely at one place of the reply, with its bytes in UTF-8; they are null for a token that
-    is not whole characters."""
-
-    token: str
-    logprob: float
-    bytes: list[int] | None
-
-
-class ScoredToken(AlternativeToken, frozen=True, kw_only=True):
-    """A token of the reply, and the most likely tokens at its place."""
-
-    top_logprobs: list[AlternativeToken]
 
 
 class ChoiceLogprobs(msgspec.Struct, kw_only=True, frozen=True):

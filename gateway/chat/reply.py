@@ -1,33 +1,21 @@
-"""The replies to one request of Chat Completions: `ReplyEvent`s in, a stream's chunks or a whole answer out.
-Pure."""
+"""The replies to one request of Chat Completions, as its answer or as the chunks of a stream."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
-from ...sdk.frames.response import KVReceipt
-from ...sessions.errors import TurnFailed
-from ...sessions.turn.events import (
-    EndReason,
-    ReplyArgumentsDelta,
-    ReplyCallDone,
-    ReplyCallStarted,
-    ReplyDone,
-    ReplyEvent,
-    ReplyReasoningDelta,
-    ReplyStatus,
-    ReplyTextDelta,
-    TokenScore,
-    TurnUsage,
-)
-from ..errors import Draining
-from ..live.usage import receipt_of
+from ...sessions.conversation.items import new_id
+from ...sessions.turn.events import TokenScore
+from ..answers import Answer
+from ..errors import http_answer
+from ..live.reply import PartKind, ReplyEnding, ReplyFold, ReplyPart, ScoredToken
+from ..net.bodies import DONE, sent_event
 from .frames import (
-    AlternativeToken,
     CallDelta,
     ChatChunk,
     ChatCompletion,
@@ -38,184 +26,139 @@ from .frames import (
     Delta,
     FinishReason,
     PromptTokensDetails,
-    ScoredToken,
+    SamplingBody,
     ToldCall,
     ToldFunction,
     ToldMessage,
 )
 
-
-@dataclass(slots=True)
-class _Reply:
-    """What was collected of one choice so far. ``scores``: its tokens' log probabilities. ``messages``: ids of
-    its message items. ``begun``: its first chunk was made. ``done``: its last event."""
-
-    text: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    calls: list[ToldCall] = field(default_factory=list)
-    scores: list[ScoredToken] = field(default_factory=list)
-    messages: set[str] = field(default_factory=set)
-    begun: bool = False
-    done: ReplyDone | None = None
+T = TypeVar("T")
+FINISH: dict[ReplyEnding, FinishReason] = {
+    ReplyEnding.CALLS: "tool_calls",
+    ReplyEnding.LENGTH: "length",
+    ReplyEnding.CONTEXT: "length",
+    ReplyEnding.REPETITION: "length",
+}
+"""Why a reply ended, in the standard's words; for all other endings it is ``stop``."""
 
 
-class ChatReply:
-    """Makes the answer, or the chunks of a stream, for all replies to one request. ``reply_id``: the answer's
-    id. ``choices``: the number of replies. ``logprobs``: the client asked for log probabilities."""
+class OpenAIAnswer(Answer[T]):
+    """What the answers of Chat Completions and of Completions share. ``prefix``: of its id. ``model``: its
+    name."""
 
-    def __init__(self, reply_id: str, model: str, *, choices: int = 1, logprobs: bool = False) -> None:
-        self.id = reply_id
-        self._model = model
-        self._created = int(time.time())
+    def __init__(self, prefix: str, model: str, body: SamplingBody) -> None:
+        super().__init__(new_id(prefix).replace("_", "-"), streamed=bool(body.stream))
+        self.model = model
+        self.created = int(time.time())
+        self._told_usage = bool(body.stream_options and body.stream_options.include_usage)
+
+    def encode(self, event: T) -> bytes:
+        return sent_event(event)
+
+    def last(self, replies: Sequence[ReplyFold]) -> bytes:
+        return (sent_event(self.usage_chunk(replies)) if self._told_usage else b"") + DONE
+
+    def failed(self, error: Exception) -> bytes:
+        return sent_event(http_answer(error)[0])
+
+    @abstractmethod
+    def usage_chunk(self, replies: Sequence[ReplyFold]) -> T:
+        """The last chunk of a stream, if the client asked for the usage."""
+
+
+class ChatAnswer(OpenAIAnswer[ChatChunk]):
+    """The answer of Chat Completions. ``logprobs``: the client asked for log probabilities."""
+
+    def __init__(self, model: str, body: SamplingBody, *, logprobs: bool) -> None:
+        super().__init__("chatcmpl", model, body)
         self._logprobs = logprobs
-        self._replies = [_Reply() for _ in range(choices)]
 
     # --- a stream -------------------------------------------------------------------------------------------
 
-    def chunks(self, number: int, event: ReplyEvent) -> Iterator[ChatChunk]:
-        """The stream's chunks for one event of the choice with this number. Raises ``TurnFailed`` for a turn
-        that failed, ``Draining`` for one that the server's end cut off."""
-        reply = self._replies[number]
-        if not reply.begun:
-            reply.begun = True
-            yield self._chunk(ChunkChoice(index=number, delta=Delta(role="assistant", content="")))
-        match event:
-            case ReplyTextDelta(item_id=item_id, text=text, scores=scores):
-                delta = Delta(content=_gap(reply, item_id) + text)
-                yield self._chunk(ChunkChoice(index=number, delta=delta, logprobs=self._scored(scores)))
-            case ReplyReasoningDelta(text=text):
-                yield self._chunk(ChunkChoice(index=number, delta=Delta(reasoning_content=text)))
-            case ReplyCallStarted(call_id=call_id, name=name):
-                place = len(reply.calls)
-                reply.calls.append(ToldCall(id=call_id, function=ToldFunction(name=name)))
-                called = ToldFunction(name=name, arguments="")
-                yield self._call(number, CallDelta(index=place, id=call_id, type="function", function=called))
-            case ReplyArgumentsDelta(delta=arguments):
-                place = len(reply.calls) - 1
-                function = ToldFunction(arguments=arguments)
-                yield self._call(number, CallDelta(index=place, function=function))
-            case ReplyDone():
-                reply.done = event
-                reason = self._reason(reply)
-                yield self._chunk(ChunkChoice(index=number, delta=Delta(), finish_reason=reason))
+    def started(self, reply: ReplyFold) -> Iterator[ChatChunk]:
+        yield self._chunk(ChunkChoice(index=reply.number, delta=Delta(role="assistant", content="")))
 
-    def usage_chunk(self) -> ChatChunk:
-        """The last chunk of a stream, if the client asked for the usage."""
-        return ChatChunk(
-            id=self.id,
-            created=self._created,
-            model=self._model,
-            choices=[],
-            usage=self._usage(),
-            kv=self._receipt(),
-        )
+    def begun(self, reply: ReplyFold, part: ReplyPart) -> Iterator[ChatChunk]:
+        if part.kind is PartKind.CALL:
+            called = ToldFunction(name=part.name, arguments="")
+            yield self._call(reply, id=part.call_id, type="function", function=called)
 
-    def _call(self, number: int, call: CallDelta) -> ChatChunk:
-        return self._chunk(ChunkChoice(index=number, delta=Delta(tool_calls=[call])))
+    def grew(
+        self, reply: ReplyFold, part: ReplyPart, text: str, scores: tuple[TokenScore, ...]
+    ) -> Iterator[ChatChunk]:
+        match part.kind:
+            case PartKind.TEXT:
+                first = len(part.pieces) == 1 and reply.of(PartKind.TEXT)[0] is not part
+                delta = Delta(content="\n" + text if first else text)
+                yield self._chunk(ChunkChoice(index=reply.number, delta=delta, logprobs=self._scored(scores)))
+            case PartKind.REASONING:
+                yield self._chunk(ChunkChoice(index=reply.number, delta=Delta(reasoning_content=text)))
+            case PartKind.CALL:
+                yield self._call(reply, function=ToldFunction(arguments=text))
 
-    def _chunk(self, choice: ChunkChoice) -> ChatChunk:
-        return ChatChunk(id=self.id, created=self._created, model=self._model, choices=[choice])
+    def finished(self, reply: ReplyFold) -> Iterator[ChatChunk]:
+        yield self._chunk(ChunkChoice(index=reply.number, delta=Delta(), finish_reason=finish_reason(reply)))
+
+    def usage_chunk(self, replies: Sequence[ReplyFold]) -> ChatChunk:
+        return self._chunk(usage=usage_of(replies), kv=replies[0].receipt)
+
+    def _call(self, reply: ReplyFold, **fields: Any) -> ChatChunk:
+        delta = Delta(tool_calls=[CallDelta(index=len(reply.of(PartKind.CALL)) - 1, **fields)])
+        return self._chunk(ChunkChoice(index=reply.number, delta=delta))
+
+    def _chunk(self, *choices: ChunkChoice, **more: Any) -> ChatChunk:
+        return ChatChunk(id=self.id, created=self.created, model=self.model, choices=list(choices), **more)
 
     # --- a whole answer -------------------------------------------------------------------------------------
 
-    def add(self, number: int, event: ReplyEvent) -> None:
-        """Collect one event of the choice with this number, for `whole`."""
-        reply = self._replies[number]
-        match event:
-            case ReplyTextDelta(item_id=item_id, text=text, scores=scores):
-                reply.text.append(_gap(reply, item_id) + text)
-                if (scored := self._scored(scores)) is not None:
-                    reply.scores += scored.content or ()
-            case ReplyReasoningDelta(text=text):
-                reply.reasoning.append(text)
-            case ReplyCallDone(call_id=call_id, name=name, arguments=arguments):
-                called = ToldFunction(name=name, arguments=arguments)
-                reply.calls.append(ToldCall(id=call_id, function=called))
-            case ReplyDone():
-                reply.done = event
-
-    def whole(self) -> ChatCompletion:
-        """The answer, after all choices have ended. Raises ``TurnFailed`` if one failed, ``Draining`` if the
-        server's end cut one off."""
+    def whole(self, replies: Sequence[ReplyFold]) -> ChatCompletion:
         return ChatCompletion(
             id=self.id,
-            created=self._created,
-            model=self._model,
-            choices=[self._choice(number, reply) for number, reply in enumerate(self._replies)],
-            usage=self._usage(),
-            kv=self._receipt(),
+            created=self.created,
+            model=self.model,
+            choices=list(map(self._choice, replies)),
+            usage=usage_of(replies),
+            kv=replies[0].receipt,
         )
 
-    def _choice(self, number: int, reply: _Reply) -> Choice:
-        text = "".join(reply.text)
+    def _choice(self, reply: ReplyFold) -> Choice:
+        texts, calls = reply.of(PartKind.TEXT), reply.of(PartKind.CALL)
         message = ToldMessage(
-            content=text if text or not reply.calls else None,
-            tool_calls=reply.calls or UNSET,
-            reasoning_content="".join(reply.reasoning) or UNSET,
+            content="\n".join(part.text for part in texts) if texts or not calls else None,
+            tool_calls=[
+                ToldCall(id=call.call_id, function=ToldFunction(name=call.name, arguments=call.text))
+                for call in calls
+            ]
+            or UNSET,
+            reasoning_content="".join(part.text for part in reply.of(PartKind.REASONING)) or UNSET,
         )
-        logprobs = ChoiceLogprobs(content=reply.scores) if self._logprobs else None
-        return Choice(index=number, message=message, finish_reason=self._reason(reply), logprobs=logprobs)
-
-    # --- both -----------------------------------------------------------------------------------------------
+        return Choice(
+            index=reply.number,
+            message=message,
+            finish_reason=finish_reason(reply),
+            logprobs=self._scored(score for part in texts for score in part.scores),
+        )
 
     def _scored(self, scores: Iterable[TokenScore]) -> ChoiceLogprobs | None:
-        return ChoiceLogprobs(content=[scored_token(score) for score in scores]) if self._logprobs else None
-
-    def _reason(self, reply: _Reply) -> FinishReason:
-        done = reply.done
-        assert done is not None, "the reply has ended"
-        return finish_reason(done, called=bool(reply.calls))
-
-    def _usage(self) -> CompletionUsage:
-        return usage_of(reply.done.usage for reply in self._replies if reply.done is not None)
-
-    def _receipt(self) -> KVReceipt | UnsetType:
-        done = self._replies[0].done
-        return UNSET if done is None else receipt_of(done.usage)
+        return ChoiceLogprobs(content=list(map(ScoredToken.of, scores))) if self._logprobs else None
 
 
-def _gap(reply: _Reply, item_id: str) -> str:
-    """The text to put before more text of the message ``item_id``: a line break where a further message of the
-    reply begins, else nothing. A reply with a tool call in its middle has several messages, and Chat
-    Completions has one text. It also notes that the message has begun."""
-    first = item_id not in reply.messages
-    reply.messages.add(item_id)
-    return "\n" if first and len(reply.messages) > 1 else ""
+def finish_reason(reply: ReplyFold) -> FinishReason:
+    """Why a reply ended, in the standard's words."""
+    return FINISH.get(reply.ending, "stop")
 
 
-def finish_reason(done: ReplyDone, *, called: bool) -> FinishReason:
-    """Why a reply ended, in the standard's words. ``done``: its last event; ``called``: it has a tool call.
-    Raises the error of a turn that failed, or ``Draining`` if the server's end cut it off."""
-    if done.status is ReplyStatus.FAILED:
-        raise done.error or TurnFailed("The turn failed")
-    if done.reason is EndReason.SERVER_LEAVING:
-        raise Draining("The server is going away")
-    if done.reason in (EndReason.MAX_OUTPUT_TOKENS, EndReason.REPETITION):
-        return "length"
-    return "tool_calls" if called else "stop"
-
-
-def usage_of(parts: Iterable[TurnUsage]) -> CompletionUsage:
-    """The usage of a request from that of its turns, one for each choice. The prompt counts once."""
-    usages = list(parts)
-    first = usages[0] if usages else TurnUsage()
-    output = sum(usage.output_tokens for usage in usages)
+def usage_of(replies: Sequence[ReplyFold], choices: int = 0) -> CompletionUsage:
+    """The usage of a request from that of its replies. Each prompt counts once; ``choices``: replies of each,
+    0 for all."""
+    prompts = [reply.usage for reply in replies[:: choices or len(replies)]]
+    read = sum(usage.input_tokens for usage in prompts)
+    written = sum(reply.usage.output_tokens for reply in replies)
     return CompletionUsage(
-        prompt_tokens=first.input_tokens,
-        completion_tokens=output,
-        total_tokens=first.input_tokens + output,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=first.cached_tokens),
+        prompt_tokens=read,
+        completion_tokens=written,
+        total_tokens=read + written,
+        prompt_tokens_details=PromptTokensDetails(
+            cached_tokens=sum(usage.cached_tokens for usage in prompts)
+        ),
     )
-
-
-def scored_token(score: TokenScore) -> ScoredToken:
-    """A token's log probability and those of the likeliest tokens at its place, as the answer has them."""
-    top = [_alternative(other) for other in score.top]
-    own = _alternative(score)
-    return ScoredToken(token=own.token, logprob=own.logprob, bytes=own.bytes, top_logprobs=top)
-
-
-def _alternative(score: TokenScore) -> AlternativeToken:
-    whole = "�" not in score.text
-    spelled = list(score.text.encode()) if whole else None
-    return AlternativeToken(token=score.text, logprob=score.logprob, bytes=spelled)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -45,9 +45,11 @@ from ...sessions.turn.response import TurnResponse
 from ...sessions.workers import Stopped
 from ..access.auth import TurnCaller
 from ..errors import GatewayError
+from .reply import SILENT, ReplyFold, Telling
 from .session import LiveSession
 from .sessions import LiveSessions, Transcript
 
+T = TypeVar("T")
 QUEUED = 256
 """The most events of a turn that wait to be taken for its client. With so many, the turn itself waits."""
 
@@ -321,13 +323,6 @@ class EventQueue:
         self._ended, self._error = True, error
         self._news.set()
 
-    async def comes_within(self, seconds: float) -> bool:
-        """Wait at most ``seconds`` for the next event or the end. Returns whether `take` would return now."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._news.wait()
-        return self._news.is_set()
-
     async def take(self) -> list[ReplyEvent]:
         """Remove and return all events in the queue; waits for the first. Returns an empty list when no event
         follows, or raises the error that ended the turn."""
@@ -353,14 +348,14 @@ class EventQueue:
 
 
 class AskedTurn:
-    """The replies to one `Ask`, on the live session ``live``. Call `begin`, then read `events`. ``reply_id``:
-    of the client's answer, for log lines. ``done``: the last event of each reply that has ended, by the reply's
-    number. ``input_tokens``: tokens of the prompt, known after `begin`; 0 for prompts of token ids."""
+    """The replies to one `Ask`, on the live session ``live``. Call `begin`, then read `told` to its end.
+    ``reply_id``: of the client's answer, for log lines. ``replies``: by their numbers: 0 for the first choice;
+    with ``prompts``, all choices of the first prompt come first."""
 
     def __init__(self, live: LiveSession, ask: Ask, reply_id: str) -> None:
         self.live = live
-        self.done: dict[int, ReplyDone] = {}
-        self.input_tokens = 0
+        most = ask.request.max_output_tokens
+        self.replies = [ReplyFold(number, most) for number in range(max(1, len(ask.prompts)) * ask.choices)]
         self._ask = ask
         self._reply_id = reply_id
         self._responses: list[TurnResponse] = []
@@ -368,14 +363,9 @@ class AskedTurn:
         self._first: list[ReplyEvent] = []
 
     @property
-    def id(self) -> str:
-        """The id of the first reply's response."""
-        return self._responses[0].id
-
-    @property
     def prefilled(self) -> bool:
         """Whether the request only wanted its prompt computed, and that has been done."""
-        done = self.done.get(0)
+        done = self.replies[0].done
         computed = done is not None and done.status in (ReplyStatus.COMPLETED, ReplyStatus.INCOMPLETE)
         return computed and self._ask.request.prefill_only
 
@@ -384,7 +374,7 @@ class AskedTurn:
         refused. For an `Ask` with ``prompts``, begin all replies and wait for none."""
         ask = self._ask
         if ask.prompts:
-            for number in range(len(ask.prompts) * ask.choices):
+            for number in range(len(self.replies)):
                 prompt = ask.prompts[number // ask.choices]
                 self._run(self._place(replace(_choice(ask.request, number), prompt=prompt)))
                 await asyncio.sleep(0)  # there may be thousands: others have their turn
@@ -393,9 +383,6 @@ class AskedTurn:
         for number in range(1, ask.choices):  # now, as the first reply may join the conversation soon
             self._place(_choice(ask.request, number))
         self._first = await self._queues[0].take()
-        for event in self._first:
-            if isinstance(event, ReplyStarted):
-                self.input_tokens = event.input_tokens
 
     def _place(self, request: TurnRequest) -> TurnResponse:
         """Make the response to a request on the conversation as it is now. It does not run yet."""
@@ -412,37 +399,46 @@ class AskedTurn:
         with logging_with(reply=self._reply_id):
             self.live.run(response)
 
-    async def events(self, quiet: float | None = None) -> AsyncIterator[list[tuple[int, ReplyEvent]]]:
-        """The events of all replies in batches, each event with its reply's number: 0 for the first choice;
-        with ``prompts``, all choices of the first prompt come first. A reply's last event is its `ReplyDone`.
-        Further choices of a conversation begin with the first output of choice 0, because they share its
-        prompt.
+    async def told(self, by: Telling[T]) -> AsyncIterator[list[T]]:
+        """What ``by`` says of the replies, as their events come, in batches. A reply is over once the journal
+        has it on disk. Further choices of a conversation begin with the first output of choice 0, because they
+        share its prompt.
 
-        ``quiet``: while the prompt is computed, an empty batch comes every so many seconds, so that the caller
-        can send a sign of life; None: no batch is empty. Raises the error that ended a reply without its
-        `ReplyDone`.
+        Raises the error that ended a reply without its `ReplyDone`.
         """
-        taken = self._first
+        async for batch in self._events():
+            made: list[T] = []
+            for number, event in batch:
+                reply = self.replies[number]
+                if isinstance(event, ReplyDone) and self._ask.kept:
+                    made += reply.close_at(event, by)
+                    yield made
+                    made = []
+                    await self._durable()
+                made += reply.told(event, by)
+            yield made
+
+    async def whole(self) -> None:
+        """Read all events to the end. Raises the error that ended a reply without its `ReplyDone`."""
+        async for _ in self.told(SILENT):
+            pass
+
+    async def _events(self) -> AsyncIterator[list[tuple[int, ReplyEvent]]]:
+        """The events of all replies in batches, each event with its reply's number."""
+        taken, over = self._first, False
         while taken:
-            if _has_output(taken):
-                quiet = None
+            if not all(isinstance(event, ReplyStarted) for event in taken):
                 for response in self._responses[len(self._queues) :]:
                     self._run(response)
-            yield self._noted([(0, event) for event in taken])
-            if 0 in self.done or len(self._queues) > 1:
+            over = isinstance(taken[-1], ReplyDone)
+            yield [(0, event) for event in taken]
+            if over or len(self._queues) > 1:
                 break
-            while quiet is not None and not await self._queues[0].comes_within(quiet):
-                yield []
             taken = await self._queues[0].take()
-        if len(self._queues) > 1 or self._ask.prompts:
-            async for batch in self._merged():
-                yield self._noted(batch)
-
-    async def _merged(self) -> AsyncIterator[list[tuple[int, ReplyEvent]]]:
         waiting: dict[asyncio.Task[list[ReplyEvent]], int] = {
             asyncio.ensure_future(queue.take()): number
             for number, queue in enumerate(self._queues)
-            if number not in self.done
+            if number or not over
         }
         try:
             while waiting:
@@ -450,25 +446,13 @@ class AskedTurn:
                 for task in ready:
                     number, taken = waiting.pop(task), task.result()
                     yield [(number, event) for event in taken]
-                    if taken and number not in self.done:
+                    if taken and not isinstance(taken[-1], ReplyDone):
                         waiting[asyncio.ensure_future(self._queues[number].take())] = number
         finally:
             for task in waiting:
                 task.cancel()
 
-    def _noted(self, batch: list[tuple[int, ReplyEvent]]) -> list[tuple[int, ReplyEvent]]:
-        """Return ``batch``, after its `ReplyDone` events were put into ``done``."""
-        self.done.update((number, event) for number, event in batch if isinstance(event, ReplyDone))
-        return batch
-
-    async def whole(self, each: Callable[[int, ReplyEvent], None]) -> None:
-        """Read all events to the end, and call ``each`` with every reply's number and event. Raises the error
-        that ended a reply without its `ReplyDone`."""
-        async for batch in self.events():
-            for number, event in batch:
-                each(number, event)
-
-    async def durable(self) -> None:
+    async def _durable(self) -> None:
         """Wait until the journal has written the turn to disk. Without a journal it does not wait."""
         ticket = self.live.session.log.sync()
         if ticket is not None:
@@ -490,10 +474,6 @@ class AskedTurn:
         for response in self._responses:
             await self.live.wait_ended(response.id)
             await response.aclose()  # it may not have run
-
-
-def _has_output(events: list[ReplyEvent]) -> bool:
-    return any(not isinstance(event, ReplyStarted) for event in events)
 
 
 def _choice(request: TurnRequest, number: int) -> TurnRequest:

@@ -427,11 +427,14 @@ class BlockInput(_Answered, tag_field="type", tag="input_json_delta", kw_only=Tr
     partial_json: str
 
 
+AnyDelta: TypeAlias = BlockText | BlockThinking | BlockSignature | BlockInput
+
+
 class BlockDelta(MessageStreamEvent, tag="content_block_delta", kw_only=True, frozen=True):
     """More of the content block with this ``index``."""
 
     index: int
-    delta: BlockText | BlockThinking | BlockSignature | BlockInput
+    delta: AnyDelta
 
 
 class BlockStop(MessageStreamEvent, tag="content_block_stop", kw_only=True, frozen=True):

@@ -1,151 +1,118 @@
-"""The reply to one request of Messages: `ReplyEvent`s in, events of a stream or a whole answer out. Pure."""
+"""The reply to one request of Messages, as its answer or as the events of a stream. A content block is one part
+of the reply."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from msgspec import UNSET
 
 from ...sessions.conversation.items import new_id
-from ...sessions.errors import TurnFailed
-from ...sessions.turn.events import (
-    EndReason,
-    ReplyArgumentsDelta,
-    ReplyCallDone,
-    ReplyCallStarted,
-    ReplyDone,
-    ReplyEvent,
-    ReplyReasoningDelta,
-    ReplyStarted,
-    ReplyStatus,
-    ReplyTextDelta,
-)
-from ..errors import Draining
-from ..live.usage import receipt_of
+from ...sessions.turn.events import TokenScore
+from ..answers import Answer
+from ..errors import messages_answer
+from ..live.reply import PartKind, ReplyEnding, ReplyFold, ReplyPart
+from ..net.bodies import sent_event
 from . import frames
 
 NO_INPUT = msgspec.Raw(b"{}")
+STOP_REASONS: dict[ReplyEnding, frames.StopReason] = {
+    ReplyEnding.STOP_STRING: "stop_sequence",
+    ReplyEnding.CALLS: "tool_use",
+    ReplyEnding.LENGTH: "max_tokens",
+    ReplyEnding.REPETITION: "max_tokens",
+    ReplyEnding.CONTEXT: "model_context_window_exceeded",
+}
+"""Why a reply ended, in Anthropic's words; for all other endings it is ``end_turn``."""
 
 
-class MessageReply:
-    """Makes the answer, or the events of a stream, for the reply to one request. A content block of the answer
-    is one message of the reply, a stretch of its reasoning, or one tool call."""
+class MessageReply(Answer[frames.MessageStreamEvent]):
+    """The answer of Messages. ``request_id``: of the HTTP request."""
 
-    def __init__(self, model: str, body: frames.MessagesRequest) -> None:
-        self.id = new_id("msg")
-        self._model = model
-        self._max_tokens = body.max_tokens
+    PING = sent_event(frames.Ping(), "ping")
+
+    def __init__(self, body: frames.MessagesRequest, request_id: str) -> None:
+        super().__init__(new_id("msg"), streamed=bool(body.stream), headers={"request-id": request_id})
+        self._request_id = request_id
+        self._model = body.model
         thinking = body.thinking
         self._thinks = not isinstance(thinking, frames.ThinkingDisabled)
         self._omitted = getattr(thinking, "display", None) == "omitted"
         self._edits = UNSET if body.context_management is None else frames.EditsApplied()
-        self._blocks: list[frames.ToldBlock] = []
-        self._open: str | None = None  # the item of the open block; "" for reasoning
-        self._said: list[str] = []  # the open block's deltas
-        self._called = False
-        self._done: ReplyDone | None = None
+
+    def encode(self, event: frames.MessageStreamEvent) -> bytes:
+        return sent_event(event, event.name)
+
+    def failed(self, error: Exception) -> bytes:
+        return sent_event(messages_answer(error, self._request_id)[0], "error")
 
     # --- a stream -------------------------------------------------------------------------------------------
 
-    def events(self, event: ReplyEvent) -> Iterator[frames.MessageStreamEvent]:
-        """The events of a stream for one event of the reply. Raises ``TurnFailed`` for a turn that failed,
-        ``Draining`` for one that the server's end cut off."""
-        match event:
-            case ReplyStarted(input_tokens=tokens):
-                yield frames.MessageStart(
-                    message=self._told([], frames.MessageUsage(input_tokens=tokens, output_tokens=0))
-                )
-                yield frames.Ping()
-            case ReplyTextDelta(item_id=item_id, text=text):
-                if self._open != item_id:
-                    yield from self._begin(item_id, frames.ToldTextBlock(text=""))
-                yield self._delta(text, frames.BlockText(text=text))
-            case ReplyReasoningDelta(text=text) if self._thinks:
-                if self._open != "":
-                    yield from self._begin("", frames.ToldThinking(thinking="", signature=""))
-                if self._omitted:
-                    self._said.append(text)
-                else:
-                    yield self._delta(text, frames.BlockThinking(thinking=text))
-            case ReplyCallStarted(item_id=item_id, call_id=call_id, name=name):
-                yield from self._begin(item_id, frames.ToldToolUse(id=call_id, name=name, input=NO_INPUT))
-            case ReplyArgumentsDelta(delta=delta):
-                yield self._delta(delta, frames.BlockInput(partial_json=delta))
-            case ReplyCallDone(complete=complete):
-                self._called |= complete
-            case ReplyDone():
-                self._done = event
-                ending = self._ending()
-                yield from self._end()
-                yield frames.MessageDelta(delta=ending, usage=self._usage(), context_management=self._edits)
-                yield frames.MessageStop()
+    def started(self, reply: ReplyFold) -> Iterator[frames.MessageStreamEvent]:
+        usage = frames.MessageUsage(input_tokens=reply.input_tokens, output_tokens=0)
+        yield frames.MessageStart(message=self._told([], usage))
+        yield frames.Ping()
 
-    def _begin(self, item_id: str, block: frames.ToldBlock) -> Iterator[frames.MessageStreamEvent]:
-        yield from self._end()
-        self._open = item_id
-        self._blocks.append(block)
-        yield frames.BlockStart(index=len(self._blocks) - 1, content_block=block)
+    def begun(self, reply: ReplyFold, part: ReplyPart) -> Iterator[frames.MessageStreamEvent]:
+        if self._shown(part):
+            yield frames.BlockStart(index=self._at(reply), content_block=self._block(part))
 
-    def _delta(
-        self, text: str, delta: frames.BlockText | frames.BlockThinking | frames.BlockInput
-    ) -> frames.MessageStreamEvent:
-        self._said.append(text)
-        return frames.BlockDelta(index=len(self._blocks) - 1, delta=delta)
+    def grew(
+        self, reply: ReplyFold, part: ReplyPart, text: str, scores: tuple[TokenScore, ...]
+    ) -> Iterator[frames.MessageStreamEvent]:
+        delta: frames.AnyDelta
+        match part.kind:
+            case PartKind.TEXT:
+                delta = frames.BlockText(text=text)
+            case PartKind.CALL:
+                delta = frames.BlockInput(partial_json=text)
+            case PartKind.REASONING:
+                if not self._thinks or self._omitted:
+                    return
+                delta = frames.BlockThinking(thinking=text)
+        yield frames.BlockDelta(index=self._at(reply), delta=delta)
 
-    def _end(self) -> Iterator[frames.MessageStreamEvent]:
-        if self._open is None:
+    def ended(self, reply: ReplyFold, part: ReplyPart) -> Iterator[frames.MessageStreamEvent]:
+        if not self._shown(part):
             return
-        index = len(self._blocks) - 1
-        if isinstance(self._blocks[-1], frames.ToldThinking):
-            signature = signature_of("".join(self._said))
-            yield frames.BlockDelta(index=index, delta=frames.BlockSignature(signature=signature))
-        yield frames.BlockStop(index=index)
-        self._open = None
-        self._said.clear()
+        if part.kind is PartKind.REASONING:
+            signature = frames.BlockSignature(signature=signature_of(part.text))
+            yield frames.BlockDelta(index=self._at(reply), delta=signature)
+        yield frames.BlockStop(index=self._at(reply))
 
-    # --- a whole answer -------------------------------------------------------------------------------------
+    def finished(self, reply: ReplyFold) -> Iterator[frames.MessageStreamEvent]:
+        yield frames.MessageDelta(
+            delta=ending_of(reply), usage=usage_of(reply), context_management=self._edits
+        )
+        yield frames.MessageStop()
 
-    def add(self, number: int, event: ReplyEvent) -> None:
-        """Collect one event of the reply, for `whole`. ``number``: of the choice; there is one."""
-        match event:
-            case ReplyTextDelta(item_id=item_id, text=text):
-                self._collect(item_id, text)
-            case ReplyReasoningDelta(text=text) if self._thinks:
-                self._collect("", text)
-            case ReplyCallDone(call_id=call_id, name=name, arguments=arguments, complete=complete):
-                self._close()
-                self._called |= complete
-                given = msgspec.Raw(arguments.encode()) if complete and arguments else NO_INPUT
-                self._blocks.append(frames.ToldToolUse(id=call_id, name=name, input=given))
-            case ReplyDone():
-                self._close()
-                self._done = event
-
-    def _collect(self, item_id: str, text: str) -> None:
-        if self._open != item_id:
-            self._close()
-            self._open = item_id
-        self._said.append(text)
-
-    def _close(self) -> None:
-        """Add the open content block to the answer, with all of its text, if one is open."""
-        text = "".join(self._said)
-        if self._open == "":
-            told = "" if self._omitted else text
-            self._blocks.append(frames.ToldThinking(thinking=told, signature=signature_of(text)))
-        elif self._open is not None:
-            self._blocks.append(frames.ToldTextBlock(text=text))
-        self._open = None
-        self._said.clear()
-
-    def whole(self) -> frames.MessageAnswer:
-        """The answer, after the reply has ended. Raises ``TurnFailed`` if it failed, ``Draining`` if the
-        server's end cut it off."""
-        return self._told(self._blocks, self._usage(), self._ending())
+    def _at(self, reply: ReplyFold) -> int:
+        return sum(map(self._shown, reply.parts)) - 1
 
     # --- both -----------------------------------------------------------------------------------------------
+
+    def whole(self, replies: Sequence[ReplyFold]) -> frames.MessageAnswer:
+        (reply,) = replies
+        blocks = [self._block(part) for part in reply.parts if self._shown(part)]
+        return self._told(blocks, usage_of(reply), ending_of(reply))
+
+    def _shown(self, part: ReplyPart) -> bool:
+        return self._thinks or part.kind is not PartKind.REASONING
+
+    def _block(self, part: ReplyPart) -> frames.ToldBlock:
+        """A part as a content block; one that has only begun is empty."""
+        text, begun = part.text, not part.pieces
+        match part.kind:
+            case PartKind.TEXT:
+                return frames.ToldTextBlock(text=text)
+            case PartKind.REASONING:
+                signature = "" if begun else signature_of(text)
+                return frames.ToldThinking(thinking="" if self._omitted else text, signature=signature)
+            case PartKind.CALL:
+                given = msgspec.Raw(text.encode()) if part.complete and text else NO_INPUT
+                return frames.ToldToolUse(id=part.call_id, name=part.name, input=given)
 
     def _told(
         self, content: list[frames.ToldBlock], usage: frames.MessageUsage, ending: frames.Ending | None = None
@@ -160,37 +127,24 @@ class MessageReply:
             context_management=UNSET if ending is None else self._edits,
         )
 
-    def _ending(self) -> frames.Ending:
-        done = self._done
-        assert done is not None, "the reply has ended"
-        if done.status is ReplyStatus.FAILED:
-            raise done.error or TurnFailed("The turn failed")
-        if done.reason is EndReason.SERVER_LEAVING:
-            raise Draining("The server is going away")
-        return frames.Ending(stop_reason=self._reason(done), stop_sequence=done.stopped_by)
 
-    def _reason(self, done: ReplyDone) -> frames.StopReason:
-        if done.reason is EndReason.REPETITION:
-            return "max_tokens"
-        if done.reason is EndReason.MAX_OUTPUT_TOKENS:
-            full = done.usage.output_tokens < self._max_tokens
-            return "model_context_window_exceeded" if full else "max_tokens"
-        if done.stopped_by is not None:
-            return "stop_sequence"
-        return "tool_use" if self._called else "end_turn"
+def ending_of(reply: ReplyFold) -> frames.Ending:
+    """Why a reply ended."""
+    stopped_by = None if reply.done is None else reply.done.stopped_by
+    return frames.Ending(stop_reason=STOP_REASONS.get(reply.ending, "end_turn"), stop_sequence=stopped_by)
 
-    def _usage(self) -> frames.MessageUsage:
-        done = self._done
-        assert done is not None, "the reply has ended"
-        usage = done.usage
-        return frames.MessageUsage(
-            input_tokens=usage.input_tokens - usage.cached_tokens,
-            output_tokens=usage.output_tokens,
-            cache_read_input_tokens=usage.cached_tokens,
-            cache_creation_input_tokens=0,
-            service_tier="standard",
-            kv=receipt_of(usage),
-        )
+
+def usage_of(reply: ReplyFold) -> frames.MessageUsage:
+    """What a reply cost."""
+    usage = reply.usage
+    return frames.MessageUsage(
+        input_tokens=usage.input_tokens - usage.cached_tokens,
+        output_tokens=usage.output_tokens,
+        cache_read_input_tokens=usage.cached_tokens,
+        cache_creation_input_tokens=0,
+        service_tier="standard",
+        kv=reply.receipt,
+    )
 
 
 def signature_of(thinking: str) -> str:

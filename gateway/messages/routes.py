@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
-from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -14,20 +11,18 @@ from starlette.routing import Route
 
 from ...sdk.errors import FieldUnsupported
 from ...sdk.frames.codec import decode_body
-from ...sessions.turn.events import ReplyDone
 from ..access.auth import MESSAGES, REQUEST, TurnCaller, caller_of, refusing
+from ..answers import answered
 from ..documents.rows import RouteRow
-from ..errors import ThreadsNotServed, messages_answer
-from ..live.session import log_refusal
-from ..live.transcripts import AskedTurn, Transcripts
-from ..net.bodies import EventStream, json_answer, sent_event, while_connected
+from ..errors import ThreadsNotServed
+from ..live.transcripts import Transcripts
+from ..net.bodies import json_answer
 from ..service import Service
 from . import frames
 from .reply import MessageReply
 from .translate import ask_of, begun, transcript_of
 
 _T = TypeVar("_T", bound=frames.MessagesConversation)
-PING = sent_event(frames.Ping(), "ping")
 
 
 COUNT = f"{MESSAGES}/count_tokens"
@@ -65,7 +60,6 @@ def messages_routes(service: Service) -> list[Route]:
 class _MessagesFace:
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._limits = service.settings.limits
 
     async def create(self, request: Request) -> Response:
         """Serve ``POST /v1/messages``: run the turn and answer with the reply, or with a stream."""
@@ -77,19 +71,8 @@ class _MessagesFace:
             prompt = tuple(await self._begun_prompt(transcripts, client, body, size))
         bounds, sampling = transcripts.bounds, transcripts.sampling
         ask = await self._service.aside(client.salt, size, lambda _: ask_of(body, bounds, sampling, prompt))
-        reply, request_id = MessageReply(body.model, body), request.scope[REQUEST]
-        headers = {"request-id": request_id}
-        async with AsyncExitStack() as stack:
-            turn = await stack.enter_async_context(transcripts.turn(client, ask, reply.id))
-            if body.stream:
-                kept = stack.pop_all()
-                events = _streamed(kept, turn, reply, request_id, self._limits.ping_seconds)
-                ended = partial(self._service.spawn_end, kept)
-                return EventStream(events, headers, ended)
-            await while_connected(request, turn.whole(reply.add))
-            await turn.durable()
-            return json_answer(reply.whole(), headers=headers)
-        raise AssertionError("the block above returns")
+        answer = MessageReply(body, request.scope[REQUEST])
+        return await answered(self._service, request, client, transcripts, ask, answer)
 
     async def count(self, request: Request) -> Response:
         """Serve ``POST /v1/messages/count_tokens``: answer with the number of tokens of a conversation's
@@ -128,25 +111,3 @@ class _MessagesFace:
             if error.param == "thread":
                 raise ThreadsNotServed("`thread` is not served: send the whole conversation") from None
             raise
-
-
-async def _streamed(
-    stack: AsyncExitStack, turn: AskedTurn, reply: MessageReply, request_id: str, quiet: float
-) -> AsyncIterator[bytes]:
-    """The server-sent events of a streamed answer, encoded, some at a time. ``stack``: closing it, at the end,
-    ends the turn. ``quiet``: seconds between pings while the prompt is computed. An error ends the stream with
-    an ``error`` event, which has the ``request_id``."""
-    async with stack:
-        try:
-            async for batch in turn.events(quiet):
-                told = [] if batch else [PING]
-                for _, event in batch:
-                    if isinstance(event, ReplyDone):
-                        await turn.durable()
-                    told += [sent_event(one, one.name) for one in reply.events(event)]
-                if told:
-                    yield b"".join(told)
-        except Exception as error:
-            log_refusal(turn.live.id, error)
-            body, _, _ = messages_answer(error, request_id)
-            yield sent_event(body, "error")

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ...sdk.errors import FrameTooLarge
 from ...sdk.frames.codec import has_more_values
@@ -28,6 +28,8 @@ T = TypeVar("T")
 _ENCODER = msgspec.json.Encoder()
 DONE = b"data: [DONE]\n\n"
 """The last event of a stream of Chat Completions or Completions."""
+PING = b": ping\n\n"
+"""A comment of a stream, which clients leave out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,18 +186,22 @@ class EventStream(StreamingResponse):
     encoded.
 
     If the client leaves, or is dropped because it reads too slowly, ``events`` is cancelled where it waits.
-    ``ended`` is called when nothing more is sent, also if nothing ever was.
+    ``ended`` is called when nothing more is sent, also if nothing ever was. ``ping`` is sent whenever nothing
+    else was for ``quiet`` seconds, so that neither the client nor a proxy takes the connection for dead.
     """
 
     def __init__(
         self,
         events: AsyncIterator[bytes],
+        quiet: float,
         headers: dict[str, str] | None = None,
         ended: Callable[[], object] = lambda: None,
+        ping: bytes = PING,
     ) -> None:
         unbuffered = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         super().__init__(events, 200, {**unbuffered, **(headers or {})}, "text/event-stream")
         self._ended = ended
+        self._quiet, self._ping = quiet, ping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer to its end, or until the client leaves."""
@@ -204,3 +210,27 @@ class EventStream(StreamingResponse):
                 await while_connected(Request(scope, receive), self.stream_response(send))
         finally:
             self._ended()
+
+    async def stream_response(self, send: Send) -> None:
+        """Send the answer, and pings where it is quiet."""
+        clock = asyncio.get_running_loop().time
+        last: float | None = None  # when the last part was sent; None: one is on its way
+
+        async def noted(message: Message) -> None:
+            nonlocal last
+            last = None
+            await send(message)
+            last = clock()
+
+        async def ping() -> None:
+            while True:
+                since = 0.0 if last is None else clock() - last
+                await asyncio.sleep(self._quiet - since)
+                if last is not None and clock() - last >= self._quiet:
+                    await noted({"type": "http.response.body", "body": self._ping, "more_body": True})
+
+        pinging = asyncio.ensure_future(ping())
+        try:
+            await super().stream_response(noted)
+        finally:
+            pinging.cancel()

@@ -42,7 +42,7 @@ from ...sessions.turn.events import (
     TurnUsage,
 )
 from ..errors import Draining, error_details
-from ..live.usage import receipt_of
+from ..live.reply import receipt_of
 from .delta_frames import DeltaFrames
 from .translate import frame_of, logprobs_of, truncated_of, usage_of
 

@@ -10,8 +10,9 @@ from msgspec import UNSET, UnsetType
 
 from ...sdk.frames.formats import AnyText, JsonObject, JsonSchema, ToolChoice
 from ...sdk.frames.response import KVReceipt
+from ..live.reply import ScoredToken
 from .frames import OfferedFunction
-from .items import KeptItem, KeptPart, ScoredOutput
+from .items import KeptItem, KeptPart
 
 ResponseState: TypeAlias = Literal["queued", "in_progress", "completed", "cancelled", "incomplete", "failed"]
 
@@ -149,7 +150,7 @@ class OutputTextDelta(_OfItem, kw_only=True, frozen=True):
     """``response.output_text.delta``: more text of a message."""
 
     delta: str
-    logprobs: list[ScoredOutput] = []
+    logprobs: list[ScoredToken] = []
     content_index: int = 0
 
 
@@ -157,7 +158,7 @@ class OutputTextDone(_OfItem, kw_only=True, frozen=True):
     """``response.output_text.done``: the whole text of a message, at its end."""
 
     text: str
-    logprobs: list[ScoredOutput] = []
+    logprobs: list[ScoredToken] = []
     content_index: int = 0
 
 

@@ -21,14 +21,16 @@ from ...sessions.errors import ConversationBusy, ItemUnknown
 from ...sessions.stored import StoredObject
 from ...sessions.workers import Stopped
 from ..access.auth import TurnCaller
+from ..answers import check
 from ..errors import ConversationUnknown, PreviousResponseUnknown, ResponseUnknown
+from ..live.reply import PartKind
 from ..live.transcripts import Ask
 from ..service import Service
 from . import frames, notes
 from .events import CompactionResult, CountedInput, ResponseFault, ResponseObject, ToldConversation
 from .items import GivenItem, GivenReference, KeptCompaction, KeptItem
 from .notes import ConversationNote, ItemsNote, KeptResponse
-from .reply import ResponseReply, item_id, outcome, response_named, usage_of
+from .reply import ResponseReply, item_id, response_named, usage_of
 from .running import LoggedEvent, RunningResponse
 from .translate import (
     ask_of,
@@ -350,22 +352,19 @@ class ResponsesFace:
                 transcript_of(body.instructions, (), items, len(past.items)), bounds, sampling
             ),
         )
-        reply = ResponseReply(ResponseObject(id=result_id, created_at=int(time.time()), model=body.model), 0)
         async with transcripts.turn(client, ask, result_id) as turn:
-            await turn.whole(lambda _, event: reply.take(event))
-        done = turn.done[0]
-        if (failed := outcome(done)[2]) is not None:
-            raise failed
-        reply.end(done)
-        summary = "".join(getattr(item, "text", "") for item in reply.response.output)
+            await turn.whole()
+        check(turn.replies)
+        (reply,) = turn.replies
+        summary = "".join(part.text for part in reply.of(PartKind.TEXT))
         compaction = KeptCompaction(
             id=item_id("cmp", result_id, len(given)), encrypted_content=compaction_of(summary)
         )
         return CompactionResult(
             id=result_id,
-            created_at=reply.response.created_at,
+            created_at=int(time.time()),
             output=[compaction],
-            usage=usage_of(done.usage),
+            usage=usage_of(reply.usage),
         )
 
     # --- conversations --------------------------------------------------------------------------------------

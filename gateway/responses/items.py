@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from ..live.reply import ScoredToken
+
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 Phase: TypeAlias = Literal["commentary", "final_answer"]
 Id: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)]
@@ -170,21 +172,6 @@ def tag_items(items: Any) -> None:
 # --- told and stored ----------------------------------------------------------------------------------------
 
 
-class ScoredAlternative(msgspec.Struct, kw_only=True, frozen=True):
-    """A token that is likely at one place of the reply, with its bytes in UTF-8; these are empty for a token
-    that is not whole characters."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class ScoredOutput(ScoredAlternative, kw_only=True, frozen=True):
-    """A token of the reply, and the most likely tokens at its place."""
-
-    top_logprobs: list[ScoredAlternative]
-
-
 class KeptInputText(msgspec.Struct, tag_field="type", tag="input_text", kw_only=True, frozen=True):
     """The text of a message that is not the model's."""
 
@@ -196,7 +183,7 @@ class KeptOutputText(msgspec.Struct, tag_field="type", tag="output_text", kw_onl
 
     text: str
     annotations: list[Any] = []
-    logprobs: list[ScoredOutput] = []
+    logprobs: list[ScoredToken] = []
 
 
 class KeptReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text", kw_only=True, frozen=True):

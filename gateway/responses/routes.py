@@ -212,7 +212,7 @@ class _Responses:
         if streamed:
             events = _sent(running.events(asker=True))
             left = partial(self._left, running, background=bool(body.background))
-            return EventStream(events, headers, left)
+            return EventStream(events, face.limits.quiet_seconds, headers, left)
         if body.background:
             return json_answer(running.response, headers=headers)
         try:
@@ -256,8 +256,10 @@ class _Responses:
         begin = 1 + _number(request.query_params, "starting_after", -1, -1, LATEST)
         running = face.running(client, response_id)
         if running is not None and running.response.store:
-            return EventStream(_sent(running.events(begin)))
-        return EventStream(_sent(_slices(await face.retold(client, response_id, begin))))
+            events = _sent(running.events(begin))
+        else:
+            events = _sent(_slices(await face.retold(client, response_id, begin)))
+        return EventStream(events, face.limits.quiet_seconds)
 
     async def delete(self, request: Request) -> Response:
         """Serve ``DELETE /v1/responses/{id}``: forget the response."""

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ...sessions.turn.events import EndReason, ReplyDone
+from ...sessions.turn.events import EndReason
 from ..errors import INTERNAL, wire_error
+from ..live.reply import ReplyFold
 from ..live.session import report
 from ..live.transcripts import QUEUED, AskedTurn
 from .events import ResponseObject, ResponseStreamEvent
@@ -82,51 +83,47 @@ class RunningResponse:
         """Read the turn's events to the end and make the stream's events of them. However the turn ends, the
         stream gets a last event."""
         self._append(self.reply.begin())
-        done: ReplyDone | None = None
         try:
             try:
-                async for batch in self.turn.events():
-                    for _, event in batch:
-                        self._append(self.reply.events(event))
+                async for events in self.turn.told(self.reply):
+                    self._append(events)
                     await self._wait_for_reader()
-                done = self.turn.done.get(0)
             except Exception as error:
                 self.error = error
                 if wire_error(error) is INTERNAL:  # a turn's own errors were logged
                     report(self.turn.live.id, self.response.id, error)
-            await self._close(done)
+            await self._close()
         except BaseException:  # the server ends
-            self._abort(done)
+            self._abort()
             await self._stack.aclose()
             raise
 
-    async def _close(self, done: ReplyDone | None) -> None:
-        """Called when the turn is over: waits until the journal has it, releases its session, stores the
-        response by ``finish``, then makes the last event. ``done``: the turn's last event; None if it broke
-        off."""
+    async def _close(self) -> None:
+        """Called when the turn is over: releases its session, stores the response by ``finish``, then makes the
+        last event."""
+        (told,) = self.turn.replies
         try:
-            if self.response.store:
-                await self.turn.durable()
             await self._stack.aclose()  # the next request may go on in this session as soon as it is told
         except Exception as error:
             self.error = self.error or error
         if self.error is None:
-            self.error = outcome(done)[2]
-        self._append(self.reply.close())
-        last = self.reply.end(done, self.error if done is None else None)
+            self.error = outcome(told)[2]
+        self._append(told.close(self.reply, complete=False))
+        last = self.reply.end(told, self.error)
         try:
             await self._finish(self)
         except Exception as error:
             self.error = error
             report(self.turn.live.id, self.response.id, error)
-            last = self.reply.end(None, error)
+            last = self.reply.end(ReplyFold(), error)
         self._append([last])
         self._end()
 
-    def _abort(self, done: ReplyDone | None) -> None:
+    def _abort(self) -> None:
         if not self.over:
-            self._append([*self.reply.close(), self.reply.end(done)])
-            self.error = self.error or outcome(done)[2]
+            (told,) = self.turn.replies
+            self._append([*told.close(self.reply, complete=False), self.reply.end(told)])
+            self.error = self.error or outcome(told)[2]
             self._end()
 
     def _end(self) -> None:
@@ -135,12 +132,8 @@ class RunningResponse:
         self._news.set()
 
     def _append(self, events: Iterable[ResponseStreamEvent]) -> None:
-        if not self._streamed:
-            for _ in events:  # what is told is what the reply knows
-                pass
-            return
-        before = len(self._log)
-        self._log += map(LoggedEvent.of, events)
+        before, made = len(self._log), list(events)
+        self._log += map(LoggedEvent.of, made if self._streamed else ())
         if len(self._log) > before:
             self._news.set()
 

@@ -109,12 +109,19 @@ class ReplyStarted:
 @dataclass(frozen=True, slots=True)
 class TokenScore:
     """A token of the reply, or of the prompt, and its log probability. ``text``: what the token decodes to
-    alone; a part of a character is U+FFFD. ``top``: the most likely tokens at its position, best first."""
+    alone; a part of a character is U+FFFD. ``top``: the most likely tokens at its position, best first.
+    ``split``: of a token that is no whole characters, its bytes, if the vocabulary tells them."""
 
     token: int
     text: str
     logprob: float
     top: tuple[TokenScore, ...] = ()
+    split: bytes = b""
+
+    @property
+    def spelled(self) -> bytes:
+        """The bytes that the token stands for, in UTF-8; none if they are not known."""
+        return self.split or (b"" if "\ufffd" in self.text else self.text.encode())
 
 
 @dataclass(frozen=True, slots=True)

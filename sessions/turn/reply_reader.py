@@ -214,9 +214,13 @@ class ReplyReader:
 
     def score(self, token: int, logprob: TokenLogprob) -> TokenScore:
         """The score of ``token``, with the texts of all its tokens."""
-        text = self._tokenizer.text_of
-        top = tuple(TokenScore(one, text(one), value) for one, value in logprob.top)
-        return TokenScore(token, text(token), logprob.logprob, top)
+        top = tuple(self._score(one, value) for one, value in logprob.top)
+        return self._score(token, logprob.logprob, top)
+
+    def _score(self, token: int, logprob: float, top: tuple[TokenScore, ...] = ()) -> TokenScore:
+        text, texts = self._tokenizer.text_of(token), self._tokenizer.texts
+        split = texts.bytes_of(token) if "\ufffd" in text and texts.independent else b""
+        return TokenScore(token, text, logprob, top, split)
 
     def _deliver(self, text: str) -> list[ReplyEvent]:
         if not text:

@@ -24,7 +24,7 @@ from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.settings import JournalSettings, SessionSettings
 from holdfast.sessions.text.language import Language
-from holdfast.sessions.turn.events import ReplyDone, ReplyStatus, ReplyTextDelta
+from holdfast.sessions.turn.events import ReplyDone, ReplyStatus
 from holdfast.sessions.turn.request import TurnRequest
 from holdfast.tests.gateway.scripted_service import END, Scripted, spoken
 from holdfast.tests.sessions.conversation.test_continuation import hashed
@@ -73,19 +73,17 @@ async def stage(
 
 
 async def text_of(turn: AskedTurn) -> dict[int, str]:
-    texts: dict[int, str] = {}
-    async for batch in turn.events():
-        for number, event in batch:
-            if isinstance(event, ReplyTextDelta):
-                texts[number] = texts.get(number, "") + event.text
-    return texts
+    await turn.whole()
+    return {reply.number: "".join(part.text for part in reply.parts) for reply in turn.replies}
 
 
 async def told(transcripts: Transcripts, ask: Ask, client: TurnCaller = ALICE) -> tuple[str, ReplyDone, str]:
     """The reply, its last event, and the session that it came from."""
     async with transcripts.turn(client, ask, "reply") as turn:
         texts = await text_of(turn)
-        return texts.get(0, ""), turn.done[0], turn.live.id
+        done = turn.replies[0].done
+        assert done is not None
+        return texts.get(0, ""), done, turn.live.id
 
 
 async def test_a_conversation_goes_on_in_its_session_and_prefills_what_is_new() -> None:
@@ -357,7 +355,7 @@ async def test_further_choices_are_out_of_band() -> None:
     async with stage() as (transcripts, sessions):
         async with transcripts.turn(ALICE, asked(message("user", "Hello!"), choices=3), "reply") as turn:
             texts = await text_of(turn)
-        assert set(texts) == set(turn.done) == {0, 1, 2} and len(sessions) == 1
+        assert set(texts) == {0, 1, 2} and all(reply.done for reply in turn.replies) and len(sessions) == 1
         assert len(turn.live.session.history) == 2
 
 
@@ -435,7 +433,7 @@ async def test_prompts_of_tokens_are_replies_of_their_own_and_are_not_kept(tmp_p
         ask = Ask(Transcript(Preamble(), ()), request, choices=2, prompts=((5, 6), (7,)))
         async with transcripts.turn(ALICE, ask, "reply") as turn:
             await text_of(turn)
-        assert [turn.done[number].usage.input_tokens for number in range(4)] == [2, 2, 1, 1]
+        assert [reply.usage.input_tokens for reply in turn.replies] == [2, 2, 1, 1]
         assert len(sessions) == 0
         assert (await sessions.registry.journal.statistics())["journal_sessions"] == 0  # type: ignore[union-attr]
 

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.gateway.errors import Draining
+from holdfast.gateway.live.reply import SILENT, ReplyFold
 from holdfast.gateway.messages import frames
 from holdfast.gateway.messages.reply import MessageReply, signature_of
-from holdfast.sessions.errors import TurnFailed
 from holdfast.sessions.turn.events import (
     EndReason,
     ReplyArgumentsDelta,
@@ -37,19 +36,19 @@ def done(reason: EndReason = EndReason.STOP, stopped_by: str | None = None, **us
 
 def reply_to(**fields: Any) -> MessageReply:
     body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "x"}], **fields}
-    return MessageReply("m", frames.REQUEST.decode(msgspec.json.encode(body)))
+    return MessageReply(frames.REQUEST.decode(msgspec.json.encode(body)), "req_1")
 
 
 def told(events: list[ReplyEvent], **fields: Any) -> list[Any]:
-    reply = reply_to(**fields)
-    return [json.loads(msgspec.json.encode(one)) for event in events for one in reply.events(event)]
+    by, reply = reply_to(**fields), ReplyFold(limit=5)
+    return [json.loads(msgspec.json.encode(one)) for event in events for one in reply.told(event, by)]
 
 
 def whole(events: list[ReplyEvent], **fields: Any) -> Any:
-    reply = reply_to(**fields)
+    by, reply = reply_to(**fields), ReplyFold(limit=5)
     for event in events:
-        reply.add(0, event)
-    return json.loads(msgspec.json.encode(reply.whole()))
+        assert not list(reply.told(event, SILENT))
+    return json.loads(msgspec.json.encode(by.whole([reply])))
 
 
 def gathered(events: list[Any]) -> list[Any]:
@@ -149,13 +148,3 @@ def test_a_call_that_was_cut_is_not_one_to_run() -> None:
 def test_usage_tells_cached_tokens_apart() -> None:
     usage = whole([ReplyStarted(30), *TEXT, done()])["usage"]
     assert (usage["input_tokens"], usage["cache_read_input_tokens"], usage["output_tokens"]) == (10, 20, 5)
-
-
-@pytest.mark.parametrize("streams", [False, True])
-def test_failures_are_raised(streams: bool) -> None:
-    tell = told if streams else whole
-    error = TurnFailed("broken")
-    with pytest.raises(TurnFailed, match="broken"):
-        tell([ReplyStarted(3), ReplyDone(ReplyStatus.FAILED, EndReason.ERROR, (), TurnUsage(), error)])
-    with pytest.raises(Draining):
-        tell([ReplyStarted(3), done(EndReason.SERVER_LEAVING)])

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from hypothesis import given
 
+from holdfast.gateway.live.reply import ReplyFold
 from holdfast.gateway.responses import notes
 from holdfast.gateway.responses.events import ResponseObject, ResponseStreamEvent
 from holdfast.gateway.responses.notes import KeptResponse
@@ -95,13 +96,13 @@ def replies(draw: st.DrawFn) -> Told:
         done = ReplyDone(*end, (), TurnUsage(3, 2), fault)
         events.append(done)
     begun = ResponseObject(id="resp_1", created_at=1, model="m", store=True)
-    reply = ResponseReply(begun, inputs)
-    made = list(reply.begin())
+    by, reply = ResponseReply(begun, inputs), ReplyFold()
+    made = list(by.begin())
     for event in events:
-        made += reply.events(event)
-    made += reply.close()
-    made.append(reply.end(done, None if done else end))  # type: ignore[arg-type]
-    return Told(made, KeptResponse(response=reply.response, input=[], cuts=reply.cuts), inputs)
+        made += reply.told(event, by)
+    made += reply.close(by, complete=False)
+    made.append(by.end(reply, None if done else end))  # type: ignore[arg-type]
+    return Told(made, KeptResponse(response=by.response, input=[], cuts=by.cuts), inputs)
 
 
 @given(replies())
