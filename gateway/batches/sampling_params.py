@@ -8,21 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from ...runtime.link.messages import SamplingDefaults
-from ...runtime.verbs import MAX_LOGPROBS, Grammar, GrammarKind
+from ...runtime.verbs import Grammar
 from ...sessions.conversation.items import Tool
 from ...sessions.errors import GrammarInvalid, SamplingInvalid
-from ...sessions.tools.grammar import checked_grammar, json_format
-from ...sessions.turn.request import MAX_INTEGER, UNBOUNDED, RequestBounds, TurnRequest, integer
+from ...sessions.turn.request import UNBOUNDED, RequestBounds, TurnRequest, integer
+from ..live.requests import renaming, sampling_of, structured_grammar
 
 DEFAULT_MAX_TOKENS = 16
 MAX_N = 16_384
 STRUCTURED = "structured_outputs"
-_Value = TypeVar("_Value")
+NAMES = {"max_output_tokens": "max_tokens", "min_output_tokens": "min_tokens", "top_logprobs": "logprobs"}
+"""Names of fields, where they are not those of all protocols."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,15 +50,7 @@ class StructuredOutputsParams:
         if len(given) != 1:
             told = f"{' and '.join(given)} are set" if given else "nothing is set"
             raise GrammarInvalid(f"One field of `{STRUCTURED}` says what to write; {told}", param=STRUCTURED)
-        param = f"{STRUCTURED}.{given[0]}"
-        if self.regex is not None:
-            return checked_grammar(Grammar(GrammarKind.REGEX, _text(self.regex, param)), param)
-        if self.grammar is not None:
-            return checked_grammar(Grammar(GrammarKind.LARK, _text(self.grammar, param)), param)
-        if self.choice is not None:
-            return checked_grammar(Grammar(GrammarKind.CHOICE, _choices(self.choice, param)), param)
-        schema = {"type": "object"} if self.json is None else _schema(self.json, param)
-        return json_format(schema, strict=True, param=param)
+        return structured_grammar(given[0], getattr(self, given[0]), f"{STRUCTURED}.{given[0]}")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -128,69 +121,25 @@ class SamplingParams:
         reply may call; ``tool_choice``: ``auto``, ``none`` or ``required``; ``tool``: the only one that it may
         call, None for any. Raises ``SamplingInvalid``, ``GrammarInvalid`` or ``ToolInvalid``."""
         integer("n", self.n, 1, MAX_N)
-        integer("min_tokens", self.min_tokens, 0, MAX_INTEGER)
-        if self.max_tokens is not None:
-            integer("max_tokens", self.max_tokens, 1, MAX_INTEGER)
-            if self.min_tokens > self.max_tokens:
-                raise SamplingInvalid(
-                    f"`min_tokens` {self.min_tokens} is above `max_tokens` {self.max_tokens}",
-                    param="min_tokens",
-                )
-        if self.logprobs is not None:
-            integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         structured = self.structured_outputs
         if structured is not None and not isinstance(structured, StructuredOutputsParams):
             raise GrammarInvalid(f"`{STRUCTURED}` must be a StructuredOutputsParams", param=STRUCTURED)
-        return TurnRequest.checked(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=0 if self.top_k == -1 else self.top_k,
-            min_p=self.min_p,
-            typical_p=self.typical_p,
-            seed=self.seed,
-            stop=(self.stop,) if isinstance(self.stop, str) else _listed("stop", self.stop),
-            stop_token_ids=_listed("stop_token_ids", self.stop_token_ids),
-            max_output_tokens=self.max_tokens,
-            min_output_tokens=self.min_tokens,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
-            top_logprobs=self.logprobs,
-            prompt_logprobs=self.prompt_logprobs,
-            logit_bias=self.logit_bias,
-            bad_words=_listed("bad_words", self.bad_words),
-            format=None if structured is None else structured.compiled(),
-            bounds=bounds,
-            tools=tools or None,
-            tool_choice=tool_choice,
-            tool=tool,
-        )
+        _check_list("stop_token_ids", self.stop_token_ids)
+        _check_list("bad_words", self.bad_words)
+        if not isinstance(self.stop, str):
+            _check_list("stop", self.stop)
+        with renaming(NAMES):
+            return TurnRequest.checked(
+                **sampling_of(self, NAMES),
+                prompt_logprobs=self.prompt_logprobs,
+                format=None if structured is None else structured.compiled(),
+                bounds=bounds,
+                tools=tools or None,
+                tool_choice=tool_choice,
+                tool=tool,
+            )
 
 
-def _listed(name: str, values: Sequence[_Value] | None) -> Sequence[_Value]:
+def _check_list(name: str, values: object) -> None:
     if values is not None and (isinstance(values, str) or not isinstance(values, Sequence)):
         raise SamplingInvalid(f"`{name}` must be a list", param=name)
-    return values or ()
-
-
-def _text(value: object, param: str) -> str:
-    if not isinstance(value, str):
-        raise GrammarInvalid(f"`{param}` must be text", param=param)
-    return value
-
-
-def _choices(choice: Sequence[str], param: str) -> str:
-    if isinstance(choice, str) or not choice or not all(isinstance(one, str) and one for one in choice):
-        raise GrammarInvalid(f"`{param}` must be a list of texts, none of them empty", param=param)
-    return msgspec.json.encode(list(choice)).decode()
-
-
-def _schema(schema: object, param: str) -> dict[str, Any]:
-    if isinstance(schema, str):
-        try:
-            schema = msgspec.json.decode(schema)
-        except msgspec.DecodeError as fault:
-            raise GrammarInvalid(f"`{param}` is no JSON: {fault}", param=param) from None
-    if not isinstance(schema, Mapping):
-        raise GrammarInvalid(f"`{param}` must be a JSON Schema that is an object", param=param)
-    return dict(schema)

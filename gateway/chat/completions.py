@@ -23,11 +23,12 @@ from ...sessions.turn.events import TokenScore
 from ...sessions.turn.request import TurnRequest
 from ...sessions.workers import Stopped
 from ..live.reply import ReplyFold, ReplyPart
+from ..live.requests import grammar_of, names_in, renaming
 from ..live.sessions import Transcript
 from ..live.transcripts import Ask, Transcripts
 from .frames import ChatMessage, ChatTool, CompletionUsage, FinishReason, SamplingBody
 from .reply import OpenAIAnswer, finish_reason, usage_of
-from .translate import sampling_of, structured_of
+from .translate import sampling_in, structured_of
 
 MAX_PROMPTS = 256
 MOST_CONTEXTS = 16
@@ -37,7 +38,7 @@ DEFAULT_TOKENS = 16
 """The most tokens of a reply if its request sets no limit, as the standard has it."""
 
 
-class CompletionRequest(SamplingBody, kw_only=True, frozen=True):
+class CompletionRequest(SamplingBody, kw_only=True, frozen=True, rename={"max_output_tokens": "max_tokens"}):
     """The body of ``POST /v1/completions``.
 
     ``echo``: the prompt's text comes before the reply's. ``logprobs``: each token's log probability, and those
@@ -46,6 +47,7 @@ class CompletionRequest(SamplingBody, kw_only=True, frozen=True):
     """
 
     prompt: str | list[Any]
+    max_output_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: Annotated[int, Meta(ge=1)] | None = None
@@ -115,21 +117,23 @@ def ask_of(
         raise FieldUnsupported("`best_of` is served only as the same number as `n`", "best_of")
     bounds, backend = transcripts.bounds, transcripts.tokenizer.backend
     prompts = prompts_of(body, transcripts, stopped)
-    most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
-    request = TurnRequest.checked(
-        bounds=bounds,
-        out_of_band=True,
-        prompt=prompts[0],
-        format=structured_of(body),
-        max_output_tokens=most,
-        top_logprobs=body.logprobs,
-        prompt_logprobs=body.logprobs if body.echo else None,
-        **sampling_of(body, transcripts.sampling),
-    )
+    given = {**transcripts.sampling, "max_output_tokens": DEFAULT_TOKENS, **sampling_in(body)}
+    given["max_output_tokens"] = given["max_output_tokens"] or 1
+    with renaming({**names_in(type(body)), "top_logprobs": "logprobs"}):
+        request = TurnRequest.checked(
+            **{**given, "top_logprobs": body.logprobs},
+            bounds=bounds,
+            out_of_band=True,
+            prompt=prompts[0],
+            format=grammar_of(structured_of(body)),
+            prompt_logprobs=body.logprobs if body.echo else None,
+            ignore_eos=bool(body.ignore_eos),
+        )
     for prompt in prompts[1:]:
         TurnRequest.checked(bounds=bounds, out_of_band=True, prompt=prompt)
     texts = [backend.decode(list(prompt)) for prompt in prompts] if body.echo else []
-    return Ask(Transcript(Preamble(), ()), request, body.n or 1, prompts=tuple(prompts)), texts
+    ask = Ask(Transcript(Preamble(), ()), request, body.n or 1, prompts=tuple(prompts))
+    return ask if body.max_output_tokens != 0 else ask.prefilling(), texts
 
 
 def prompts_of(

@@ -8,19 +8,18 @@ they are refused by name. Unknown fields are refused.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from ...sdk.frames.formats import MAX_TOOLS, ResponseFormat, too_deep, too_wide
+from ...sdk.frames.formats import MAX_TOOLS, ResponseFormat, ToolDefinition
 from ...sdk.frames.response import KVReceipt
-from ...sdk.frames.sampling import MAX_STOPS, BadWords, LogitBias, Penalty, StopTokenIds
+from ...sdk.frames.sampling import MaxOutputTokens, SamplingFields, Stop, sampling_fields
 from ..live.reply import ScoredToken
 
 MAX_CHOICES = 16
 """The most replies to one request (``n``)."""
-MAX_TOP_LOGPROBS = 20
 
 REFUSED = frozenset(
     {
@@ -139,26 +138,10 @@ ChatMessage: TypeAlias = SystemMessage | DeveloperMessage | UserMessage | Assist
 # --- tools and formats --------------------------------------------------------------------------------------
 
 
-class FunctionDefinition(_Body, kw_only=True, frozen=True):
-    """A function that the model may call. ``parameters``: a JSON Schema. ``strict``: the arguments of a call
-    are made to match it."""
-
-    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}\Z")]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-    def __post_init__(self) -> None:
-        if too_deep(self.parameters):
-            raise ValueError("Parameters nest too deep")
-        if too_wide(self.parameters):
-            raise ValueError("Parameters hold an integer of more than 64 bits")
-
-
 class ChatTool(_Body, tag_field="type", tag="function", kw_only=True, frozen=True):
     """A tool that is offered to the model."""
 
-    function: FunctionDefinition
+    function: ToolDefinition
 
 
 class FunctionName(_Body, kw_only=True, frozen=True):
@@ -211,7 +194,20 @@ class StructuredOutputs(_Body, kw_only=True, frozen=True):
 # --- requests -----------------------------------------------------------------------------------------------
 
 
-class SamplingBody(_Body, kw_only=True, frozen=True):
+if TYPE_CHECKING:
+    _Sampling = SamplingFields
+else:
+    _Sampling = sampling_fields(
+        {"max_output_tokens": "max_tokens", "min_output_tokens": "min_tokens"},
+        {
+            "seed": Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | UnsetType | None,
+            "stop": str | Stop | UnsetType | None,
+            "top_k": Annotated[int, Meta(ge=-1, le=2**31 - 1)] | UnsetType | None,
+        },
+    )
+
+
+class SamplingBody(_Sampling, kw_only=True, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The fields that the bodies of Chat Completions and Completions share: the model, sampling, limits and
     streaming.
 
@@ -219,21 +215,6 @@ class SamplingBody(_Body, kw_only=True, frozen=True):
     """
 
     model: str | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    typical_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    logit_bias: LogitBias | None = None
-    bad_words: BadWords | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: str | Annotated[list[str], Meta(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: StopTokenIds | None = None
-    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
-    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     ignore_eos: bool | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
@@ -259,9 +240,8 @@ class ChatRequest(SamplingBody, kw_only=True, frozen=True):
     tool_choice: ChatToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
-    max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    max_completion_tokens: MaxOutputTokens | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     modalities: list[Literal["text"]] | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None

@@ -11,11 +11,12 @@ from ...sessions.errors import PromptTooLong
 from ..access.auth import caller_of, refusing
 from ..answers import answered
 from ..documents.rows import RouteRow
+from ..live.requests import tools_of
 from ..net.bodies import IDS, PROMPTS, TEXT, json_answer
 from ..service import Service
 from . import completions, frames
 from .reply import ChatAnswer
-from .translate import ask_of, tools_of, transcript_of
+from .translate import ask_of, transcript_of
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -122,7 +123,7 @@ class _ChatFace:
                 size,
                 lambda stopped: answer(transcripts.raw_tokens(text, special=special, stopped=stopped)),
             )
-        transcript = transcript_of(body.messages or (), tools_of(body.tools or ()))
+        transcript = transcript_of(body.messages or (), tools_of(tool.function for tool in body.tools or ()))
         return answer(await transcripts.prompt_tokens(client, transcript))
 
     async def detokenize(self, request: Request) -> Response:

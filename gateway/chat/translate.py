@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...runtime.verbs import Grammar, GrammarKind
+from ...runtime.verbs import Grammar
 from ...sdk.errors import FieldInvalid, FieldMissing
-from ...sdk.frames.formats import ChatJsonSchema, JsonObject
 from ...sessions.conversation.items import (
     FunctionCall,
     FunctionCallOutput,
@@ -20,14 +18,19 @@ from ...sessions.conversation.items import (
     Tool,
     new_id,
 )
-from ...sessions.errors import GrammarInvalid
-from ...sessions.tools.grammar import checked_grammar, json_format
 from ...sessions.turn.request import RequestBounds, TurnRequest
+from ..live.requests import (
+    CallChoice,
+    grammar_of,
+    names_in,
+    renaming,
+    sampling_of,
+    structured_grammar,
+    tools_of,
+)
 from ..live.sessions import Transcript, cache_key
 from ..live.transcripts import Ask
 from . import frames
-
-MAX_SEED = 2**63
 
 
 def ask_of(
@@ -39,66 +42,47 @@ def ask_of(
 
     Raises ``FieldInvalid``, ``FieldMissing``, and what `TurnRequest.checked` raises.
     """
-    tools = tools_of(body.tools or ())
+    tools = tools_of(tool.function for tool in body.tools or ())
     transcript = replace(transcript_of(body.messages, tools), keys=cache_key(body.prompt_cache_key))
-    choice = body.tool_choice
-    if choice is not None and not tools and choice != "none":
+    if body.tool_choice is not None and not tools and body.tool_choice != "none":
         raise FieldInvalid("`tool_choice` is only allowed with `tools`", "tool_choice")
-    required, named, allowed = choice if isinstance(choice, str) else "auto", None, list[str]()
-    if isinstance(choice, frames.ChosenFunction):
-        required, named = "required", choice.function.name
-    elif isinstance(choice, frames.ChatAllowedTools):
-        required = choice.allowed_tools.mode
-        allowed = [tool.function.name for tool in choice.allowed_tools.tools]
-    logprobs = None
-    if body.top_logprobs is not None and not body.logprobs:
+    given = sampling_in(body)
+    top = given.pop("top_logprobs", None)
+    if top is not None and not body.logprobs:
         raise FieldInvalid("`top_logprobs` needs `logprobs: true`", "top_logprobs")
-    if body.logprobs:
-        logprobs = body.top_logprobs or 0
-    most = body.max_completion_tokens or body.max_tokens or default_tokens
-    request = TurnRequest.checked(
-        bounds=bounds,
-        offered=tools,
-        tool_choice=required,
-        tool=named,
-        allowed=allowed,
-        format=format_of(body),
-        max_output_tokens=most,
-        top_logprobs=logprobs,
-        parallel_calls=body.parallel_tool_calls is not False,
-        **sampling_of(body, sampling),
-    )
+    names = dict(names_in(type(body)))
+    if body.max_completion_tokens is not None:
+        names["max_output_tokens"] = "max_completion_tokens"
+        most = body.max_completion_tokens
+        given["max_output_tokens"] = None if most == "inf" else most
+    with renaming(names):
+        request = TurnRequest.checked(
+            **{**sampling, "max_output_tokens": default_tokens, **given},
+            **choice_of(body.tool_choice).fields(),
+            bounds=bounds,
+            offered=tools,
+            format=grammar_of({"response_format": body.response_format, **structured_of(body)}),
+            top_logprobs=(top or 0) if body.logprobs else None,
+            ignore_eos=bool(body.ignore_eos),
+            parallel_calls=body.parallel_tool_calls is not False,
+        )
     return Ask(transcript, request, body.n or 1, whole_calls=not body.stream)
 
 
-def sampling_of(body: frames.SamplingBody, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling parameters of a body, by their names as arguments of `TurnRequest.checked`. ``defaults``:
-    the model's, for those that the body leaves out."""
-    names = (
-        "temperature",
-        "top_p",
-        "min_p",
-        "typical_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "logit_bias",
-        "stop_token_ids",
-    )
-    given = {name: value for name in names if (value := getattr(body, name)) is not None}
-    if body.top_k is not None:
-        given["top_k"] = max(0, body.top_k)  # -1 means all, as 0
-    if body.seed is not None:
-        given["seed"] = body.seed % MAX_SEED
-    if body.stop is not None:
-        given["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
-    if body.min_tokens is not None:
-        given["min_output_tokens"] = body.min_tokens
-    if body.ignore_eos:
-        given["ignore_eos"] = True
-    if body.bad_words is not None:
-        given["bad_words"] = body.bad_words
-    return {**defaults, **given}
+def sampling_in(body: frames.SamplingBody) -> dict[str, Any]:
+    """The sampling parameters that a body sets. Clients of vLLM send negative seeds, too."""
+    given = sampling_of(body)
+    return {**given, "seed": given["seed"] % 2**63} if "seed" in given else given
+
+
+def choice_of(choice: frames.ChatToolChoice | None) -> CallChoice:
+    """Which tools may be called."""
+    match choice:
+        case frames.ChosenFunction(function=function):
+            return CallChoice("required", function.name)
+        case frames.ChatAllowedTools(allowed_tools=allowed):
+            return CallChoice(allowed.mode, None, tuple(tool.function.name for tool in allowed.tools))
+    return CallChoice(choice or "auto")
 
 
 def transcript_of(messages: Sequence[frames.ChatMessage], tools: tuple[Tool, ...] = ()) -> Transcript:
@@ -159,73 +143,15 @@ def text_of(content: frames.Parts) -> str:
     return "\n".join(part.text if isinstance(part, frames.ChatTextPart) else part.refusal for part in content)
 
 
-def tools_of(tools: Sequence[frames.ChatTool]) -> tuple[Tool, ...]:
-    """The tools of a body as tools of `sessions`."""
-    return tuple(
-        Tool(
-            name=tool.function.name,
-            description=tool.function.description or "",
-            parameters=tool.function.parameters or {},
-            strict=bool(tool.function.strict),
-        )
-        for tool in tools
-    )
-
-
-def format_of(body: frames.ChatRequest) -> Grammar | None:
-    """The grammar that the reply's text must follow, from ``response_format`` or vLLM's fields; None: any text.
-    Raises ``GrammarInvalid`` if it is not valid, or if there are several."""
-    grammars: list[Grammar] = []
-    match body.response_format:
-        case JsonObject():
-            grammars.append(json_format({"type": "object"}, strict=True, param="response_format"))
-        case ChatJsonSchema(json_schema=named):
-            param = "response_format.json_schema.schema"
-            grammars.append(json_format(named.schema, strict=named.strict is not False, param=param))
-    if (other := structured_of(body)) is not None:
-        grammars.append(other)
-    if len(grammars) > 1:
-        raise GrammarInvalid("Only one format of the reply can be followed", param="response_format")
-    return grammars[0] if grammars else None
-
-
-def structured_of(body: frames.SamplingBody) -> Grammar | None:
-    """The grammar that vLLM's fields (``structured_outputs``, ``guided_json`` and so on) give; None: none of
-    them is set. Raises ``GrammarInvalid`` if it is not valid, or if there are several."""
+def structured_of(body: frames.SamplingBody) -> dict[str, Grammar]:
+    """The grammars that vLLM's fields (``structured_outputs``, ``guided_json`` and so on) give, by the name of
+    the field. Raises ``GrammarInvalid`` if one is not valid."""
     asked = body.structured_outputs or frames.StructuredOutputs()
-    found: list[Grammar] = []
-    for param, schema in (("structured_outputs.json", asked.json), ("guided_json", body.guided_json)):
-        if schema is not None:
-            found.append(json_format(_schema(schema, param), strict=True, param=param))
-    if asked.json_object:
-        found.append(json_format({"type": "object"}, strict=True, param="structured_outputs.json_object"))
-    for param, pattern in (("structured_outputs.regex", asked.regex), ("guided_regex", body.guided_regex)):
-        if pattern is not None:
-            found.append(checked_grammar(Grammar(GrammarKind.REGEX, pattern), param))
-    for param, choices in (
-        ("structured_outputs.choice", asked.choice),
-        ("guided_choice", body.guided_choice),
-    ):
-        if choices is not None:
-            found.append(checked_grammar(Grammar(GrammarKind.CHOICE, json.dumps(choices)), param))
-    for param, lark in (
-        ("structured_outputs.grammar", asked.grammar),
-        ("guided_grammar", body.guided_grammar),
-    ):
-        if lark is not None:
-            found.append(checked_grammar(Grammar(GrammarKind.LARK, lark), param))
-    if len(found) > 1:
-        raise GrammarInvalid("Only one format of the reply can be followed", param="structured_outputs")
-    return found[0] if found else None
-
-
-def _schema(schema: dict[str, Any] | str, param: str) -> dict[str, Any]:
-    if isinstance(schema, str):
-        checked_grammar(Grammar(GrammarKind.JSON, schema), param)  # one that is too long is not read
-    try:
-        found = json.loads(schema) if isinstance(schema, str) else schema
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise GrammarInvalid("The schema is not a JSON object", param=param)
-    return found
+    kinds = asked.__struct_fields__
+    given = {f"structured_outputs.{kind}": (kind, getattr(asked, kind)) for kind in kinds}
+    given |= {f"guided_{kind}": (kind, getattr(body, f"guided_{kind}", None)) for kind in kinds}
+    return {
+        param: structured_grammar(kind, value, param)
+        for param, (kind, value) in given.items()
+        if value is not None and value is not False
+    }

@@ -114,10 +114,12 @@ class ReplyFold:
     """One reply. ``number``: its number among the replies to one request. ``limit``: the most tokens that the
     request allows; None: as many as the context holds. ``input_tokens``: of the prompt, known once it was
     accepted. ``parts``: those that have begun. ``prompt``: scores of the prompt's tokens, if they were
-    requested. ``done``: its last event."""
+    requested. ``done``: its last event. ``silent``: only the prompt is wanted, so the reply has no parts and no
+    output tokens."""
 
-    def __init__(self, number: int = 0, limit: int | None = None) -> None:
+    def __init__(self, number: int = 0, limit: int | None = None, *, silent: bool = False) -> None:
         self.number = number
+        self.silent = silent
         self.input_tokens = 0
         self.parts: list[ReplyPart] = []
         self.prompt: ReplyPromptScores | None = None
@@ -127,6 +129,8 @@ class ReplyFold:
 
     def told(self, event: ReplyEvent, by: Telling[T]) -> Iterator[T]:
         """Take in the next event of the turn, and yield what ``by`` says of it."""
+        if self.silent and isinstance(event, _OUTPUT):
+            return
         match event:
             case ReplyTextDelta(item_id=item_id, text=text, scores=scores):
                 yield from self._write(PartKind.TEXT, item_id, text, scores, by)
@@ -191,6 +195,8 @@ class ReplyFold:
         assert done is not None, "the reply has ended"
         if done.status is ReplyStatus.FAILED:
             return ReplyEnding.FAILED
+        if self.silent and done.reason in (EndReason.STOP, EndReason.MAX_OUTPUT_TOKENS):
+            return ReplyEnding.LENGTH
         if done.reason is EndReason.MAX_OUTPUT_TOKENS:
             full = self._limit is None or done.usage.output_tokens < self._limit
             return ReplyEnding.CONTEXT if full else ReplyEnding.LENGTH
@@ -213,7 +219,8 @@ class ReplyFold:
     @property
     def usage(self) -> TurnUsage:
         """What its turn cost; nothing until it has ended."""
-        return TurnUsage() if self.done is None else self.done.usage
+        usage = TurnUsage() if self.done is None else self.done.usage
+        return msgspec.structs.replace(usage, output_tokens=0) if self.silent else usage
 
     @property
     def receipt(self) -> KVReceipt:
@@ -259,6 +266,7 @@ class Telling(Generic[T]):
 SILENT: Telling[bytes] = Telling()
 """Says nothing: for replies of which only the whole is told."""
 
+_OUTPUT = (ReplyTextDelta, ReplyReasoningDelta, ReplyCallStarted, ReplyArgumentsDelta, ReplyCallDone)
 _ENDINGS = {
     EndReason.CLIENT_CANCELLED: ReplyEnding.CANCELLED,
     EndReason.REPETITION: ReplyEnding.REPETITION,

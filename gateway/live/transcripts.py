@@ -9,6 +9,7 @@ a protocol makes an `Ask` of each request, passes it to `Transcripts.turn`, and 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -63,6 +64,7 @@ class Ask:
     arguments in one delta. ``prompts``: if there are any, each of these lists of token ids is a prompt of its
     own in place of the transcript, with ``choices`` replies, and nothing is kept of them. ``kept``: whether the
     journal keeps the conversation's session; otherwise it is found again as long as it stays in memory.
+    ``silent``: what the reply says is not told (`prefilling`).
     """
 
     transcript: Transcript
@@ -71,6 +73,22 @@ class Ask:
     whole_calls: bool = False
     prompts: tuple[tuple[int, ...], ...] = ()
     kept: bool = True
+    silent: bool = False
+
+    def prefilling(self) -> Ask:
+        """The same, but it only prefills the prompt: it writes one token, which is not told and does not join
+        the conversation. The KV of the whole prompt stays with its session."""
+        request = replace(
+            self.request,
+            prefill_only=not self.prompts,
+            max_output_tokens=1,
+            min_output_tokens=0,
+            format=None,
+            tool=None,
+            tool_choice="none",
+            parse_calls=False,
+        )
+        return dataclasses.replace(self, request=request, whole_calls=True, silent=True)
 
 
 class Transcripts:
@@ -355,7 +373,10 @@ class AskedTurn:
     def __init__(self, live: LiveSession, ask: Ask, reply_id: str) -> None:
         self.live = live
         most = ask.request.max_output_tokens
-        self.replies = [ReplyFold(number, most) for number in range(max(1, len(ask.prompts)) * ask.choices)]
+        self.replies = [
+            ReplyFold(number, most, silent=ask.silent)
+            for number in range(max(1, len(ask.prompts)) * ask.choices)
+        ]
         self._ask = ask
         self._reply_id = reply_id
         self._responses: list[TurnResponse] = []
@@ -367,7 +388,7 @@ class AskedTurn:
         """Whether the request only wanted its prompt computed, and that has been done."""
         done = self.replies[0].done
         computed = done is not None and done.status in (ReplyStatus.COMPLETED, ReplyStatus.INCOMPLETE)
-        return computed and self._ask.request.prefill_only
+        return computed and self._ask.silent
 
     async def begin(self) -> None:
         """Begin the first reply, and wait until its prompt was accepted; raises the error by which it was

@@ -8,13 +8,14 @@ or writes, so they are refused by name. Unknown fields are refused.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from ...sdk.frames.formats import MAX_DEPTH, too_deep, too_wide
 from ...sdk.frames.response import KVReceipt
+from ...sdk.frames.sampling import SamplingFields, sampling_fields
 
 MAX_MESSAGES = 100_000
 MAX_TOOLS = 1_000
@@ -66,6 +67,7 @@ class _MessagesBody(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fi
     """Base of the parts of a request. Unknown fields are refused."""
 
 
+ToolName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)]
 CacheControl: TypeAlias = dict[str, Any] | None
 """The field ``cache_control``. It has no effect: KV is cached without it."""
 
@@ -101,7 +103,7 @@ class ToolUseBlock(_MessagesBody, tag_field="type", tag="tool_use", kw_only=True
     client wrote it."""
 
     id: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
-    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    name: ToolName
     input: msgspec.Raw
     caller: Any = None
     toolset_name: None = None
@@ -146,7 +148,7 @@ AnyMessage: TypeAlias = FromSystem | FromUser | FromAssistant
 # --- tools, thinking and formats ----------------------------------------------------------------------------
 
 
-class CustomTool(_MessagesBody, kw_only=True, frozen=True):
+class CustomTool(_MessagesBody, kw_only=True, frozen=True, rename={"parameters": "input_schema"}):
     """A tool that the client runs. ``input_schema``: a JSON Schema. ``strict``: the input of a call is made to
     match it.
 
@@ -154,8 +156,8 @@ class CustomTool(_MessagesBody, kw_only=True, frozen=True):
     streamed as it comes), ``input_examples``.
     """
 
-    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}\Z")]
-    input_schema: dict[str, Any]
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,128}\Z")]
+    parameters: dict[str, Any]
     type: Literal["custom"] | None = None
     description: str | None = None
     strict: bool | None = None
@@ -166,7 +168,7 @@ class CustomTool(_MessagesBody, kw_only=True, frozen=True):
     input_examples: list[dict[str, Any]] | None = None
 
     def __post_init__(self) -> None:
-        _check_schema(self.input_schema)
+        _check_schema(self.parameters)
 
 
 class AutoChoice(_MessagesBody, tag_field="type", tag="auto", kw_only=True, frozen=True):
@@ -184,7 +186,7 @@ class AnyChoice(_MessagesBody, tag_field="type", tag="any", kw_only=True, frozen
 class NamedChoice(_MessagesBody, tag_field="type", tag="tool", kw_only=True, frozen=True):
     """A value of ``tool_choice``: the model must call the tool ``name``."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    name: ToolName
     disable_parallel_tool_use: bool | None = None
 
 
@@ -278,19 +280,32 @@ class CountRequest(MessagesConversation, kw_only=True, frozen=True):
     """The body of ``POST /v1/messages/count_tokens``. Only the conversation and the tools count."""
 
 
-class MessagesRequest(MessagesConversation, kw_only=True, frozen=True):
+if TYPE_CHECKING:
+
+    class _Sampling(MessagesConversation, SamplingFields, kw_only=True, frozen=True): ...
+else:
+    _Sampling = sampling_fields(
+        {"stop": "stop_sequences"},
+        {"temperature": Annotated[float, Meta(ge=0, le=1)] | UnsetType | None},
+        MessagesConversation,
+    )
+
+
+class MessagesRequest(
+    _Sampling,
+    kw_only=True,
+    frozen=True,
+    forbid_unknown_fields=True,
+    rename={"max_output_tokens": "max_tokens"},
+):
     """The body of ``POST /v1/messages``.
 
     Without effect: ``cache_control``, ``context_management`` (the answer says that no edit was applied),
     ``diagnostics``, ``fallbacks``, ``inference_geo``, ``metadata``, ``service_tier``, ``speed``.
     """
 
-    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    max_output_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)]
     stream: bool | None = None
-    stop_sequences: list[str] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     diagnostics: dict[str, Any] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -17,18 +17,15 @@ from ...sessions.conversation.items import (
     Message,
     Preamble,
     Role,
-    Tool,
     new_id,
 )
 from ...sessions.errors import GrammarInvalid
 from ...sessions.tools.grammar import json_format
 from ...sessions.turn.request import RequestBounds, TurnRequest
+from ..live.requests import CallChoice, names_in, renaming, sampling_of, tools_of
 from ..live.sessions import Transcript
 from ..live.transcripts import Ask
 from . import frames
-
-_CHOICES = {frames.AutoChoice: "auto", frames.NoChoice: "none"}
-"""The value of the turn's ``tool_choice`` for types of Anthropic's. For all others it is ``required``."""
 
 
 def ask_of(
@@ -47,43 +44,48 @@ def ask_of(
     choice = body.tool_choice
     if choice is not None and not transcript.preamble.tools and not isinstance(choice, frames.NoChoice):
         raise FieldInvalid("`tool_choice` is only allowed with `tools`", "tool_choice")
-    request = TurnRequest.checked(
-        bounds=bounds,
-        offered=transcript.preamble.tools,
-        tool_choice="auto" if choice is None else _CHOICES.get(type(choice), "required"),
-        tool=choice.name if isinstance(choice, frames.NamedChoice) else None,
-        format=format_of(body),
-        max_output_tokens=body.max_tokens,
-        out_of_band=prompt is not None,
-        prompt=prompt,
-        stop=body.stop_sequences or (),
-        parallel_calls=not getattr(choice, "disable_parallel_tool_use", False),
-        **sampling_of(body, sampling),
-    )
+    if body.output_format is not None and body.output_config is not None and body.output_config.format:
+        raise GrammarInvalid(
+            "`output_format` and `output_config.format` are the same: give one", param="output_format"
+        )
+    with renaming(names_in(type(body))):
+        request = TurnRequest.checked(
+            **{**sampling, **sampling_of(body), "max_output_tokens": body.max_output_tokens or 1},
+            **choice_of(choice).fields(),
+            bounds=bounds,
+            offered=transcript.preamble.tools,
+            format=format_of(body),
+            out_of_band=prompt is not None,
+            prompt=prompt,
+            parallel_calls=not getattr(choice, "disable_parallel_tool_use", False),
+        )
     prompts = () if prompt is None else (prompt,)
-    return Ask(transcript, request, whole_calls=not body.stream, prompts=prompts)
+    ask = Ask(transcript, request, whole_calls=not body.stream, prompts=prompts)
+    return ask if body.max_output_tokens else ask.prefilling()
 
 
-def sampling_of(body: frames.MessagesRequest, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling parameters of a body, by their names as arguments of `TurnRequest.checked`. ``defaults``:
-    the model's, for those that the body leaves out."""
-    names = ("temperature", "top_p", "top_k")
-    given = {name: value for name in names if (value := getattr(body, name)) is not None}
-    return {**defaults, **given}
+def choice_of(choice: frames.ToolChoice | None) -> CallChoice:
+    """Which tools may be called."""
+    match choice:
+        case None | frames.AutoChoice():
+            return CallChoice()
+        case frames.NoChoice():
+            return CallChoice("none")
+        case frames.AnyChoice():
+            return CallChoice("required")
+        case frames.NamedChoice(name=name):
+            return CallChoice("required", name)
 
 
 def format_of(body: frames.MessagesRequest) -> Grammar | None:
     """The grammar that the reply's text must follow; None: any text. Raises ``GrammarInvalid``."""
     config = body.output_config
-    found = None if config is None else config.format
-    if found is not None and body.output_format is not None:
-        raise GrammarInvalid(
-            "`output_format` and `output_config.format` are the same: give one", param="output_format"
-        )
-    if found is not None:
-        return json_format(found.schema, strict=True, param="output_config.format.schema")
-    if body.output_format is not None:
-        return json_format(body.output_format.schema, strict=True, param="output_format.schema")
+    for name, form in (
+        ("output_config.format", None if config is None else config.format),
+        ("output_format", body.output_format),
+    ):
+        if form is not None:
+            return json_format(form.schema, strict=True, param=f"{name}.schema")
     return None
 
 
@@ -97,7 +99,7 @@ def transcript_of(body: frames.MessagesRequest | frames.CountRequest) -> Transcr
     for at, message in enumerate(body.messages[:last]):
         items += _items(message, f"messages[{at}].content", open_calls)
     instructions = "" if body.system is None else text_of(body.system)
-    preamble = Preamble(instructions=instructions, tools=tools_of(body.tools or ()))
+    preamble = Preamble(instructions=instructions, tools=tools_of(body.tools))
     return Transcript(preamble, tuple(items))
 
 
@@ -205,16 +207,3 @@ def output_of(block: frames.ToolResultBlock) -> str:
     """A tool's output as the model reads it. That of a tool that failed begins with ``Error:``."""
     text = "" if block.content is None else text_of(block.content)
     return f"Error: {text}" if block.is_error else text
-
-
-def tools_of(tools: Sequence[frames.CustomTool]) -> tuple[Tool, ...]:
-    """The tools of a body as tools of `sessions`."""
-    return tuple(
-        Tool(
-            name=tool.name,
-            description=tool.description or "",
-            parameters=tool.input_schema,
-            strict=bool(tool.strict),
-        )
-        for tool in tools
-    )

@@ -24,6 +24,7 @@ from ..access.auth import TurnCaller
 from ..answers import check
 from ..errors import ConversationUnknown, PreviousResponseUnknown, ResponseUnknown
 from ..live.reply import PartKind
+from ..live.requests import tools_of
 from ..live.transcripts import Ask
 from ..service import Service
 from . import frames, notes
@@ -38,10 +39,8 @@ from .translate import (
     compaction_of,
     kept_items,
     named_by,
-    prefill_of,
     response_of,
     summary_ask,
-    tools_of,
     transcript_of,
 )
 
@@ -141,7 +140,7 @@ class ResponsesFace:
         model = body.model or self.service.model
         begun = response_of(body, response_id, model, int(time.time()), ask.request)
         if not generate:
-            ask = prefill_of(ask)
+            ask = ask.prefilling()
         if body.conversation_id is not None:
             self._hold(client, body.conversation_id)
         finishing = _Finishing(self, client, body, past, local)
@@ -150,7 +149,7 @@ class ResponsesFace:
                 with logging_with(conversation=body.conversation_id):
                     turn = await stack.enter_async_context(transcripts.turn(client, ask, response_id))
                 running = RunningResponse(
-                    ResponseReply(begun, len(given), silent=not generate),
+                    ResponseReply(begun, len(given)),
                     turn,
                     stack.pop_all(),
                     given,

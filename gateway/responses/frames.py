@@ -14,13 +14,21 @@ import msgspec
 from msgspec import Meta
 
 from ...sdk.frames.codec import decode_prepared
-from ...sdk.frames.formats import AnyText, JsonObject, JsonSchema, ToolChoice, too_deep, too_wide
+from ...sdk.frames.formats import (
+    MAX_TOOLS,
+    AnyText,
+    FunctionTool,
+    JsonObject,
+    JsonSchema,
+    ToolChoice,
+    too_deep,
+    too_wide,
+)
 from ...sdk.frames.response import Metadata
 from ...sdk.frames.sampling import SamplingFields
 from .items import UNSERVED_ITEMS, UNSERVED_PARTS, GivenItem, GivenItems, Id, tag_items
 
 T = TypeVar("T")
-MAX_TOOLS = 128
 
 UNSERVED = frozenset(
     {
@@ -88,27 +96,17 @@ class _RequestPart(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     """Base of the parts of a request. Unknown fields are refused."""
 
 
-class OfferedFunction(_RequestPart, tag_field="type", tag="function", kw_only=True, frozen=True):
+class OfferedFunction(FunctionTool, kw_only=True, frozen=True, omit_defaults=False, tag="function"):
     """A function that the model may call. ``parameters``: a JSON Schema. ``strict``: the arguments of a call
-    are made to match it.
+    are made to match it. The other fields have no effect."""
 
-    The other fields have no effect. Raises ValueError if a field nests too deep or holds an integer of more
-    than 64 bits.
-    """
-
-    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}\Z")]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
     allowed_callers: Any = None
     output_schema: Any = None
 
     def __post_init__(self) -> None:
-        for schema in (self.parameters, self.output_schema, self.allowed_callers):
-            if too_deep(schema):
-                raise ValueError("Parameters nest too deep")
-            if too_wide(schema):
-                raise ValueError("Parameters hold an integer of more than 64 bits")
+        super().__post_init__()
+        if any(too_deep(one) or too_wide(one) for one in (self.output_schema, self.allowed_callers)):
+            raise ValueError("A field nests too deep, or holds an integer of more than 64 bits")
 
 
 class ReplyText(_RequestPart, kw_only=True, frozen=True):

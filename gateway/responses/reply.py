@@ -79,12 +79,11 @@ def response_named(name: str) -> str | None:
 
 class ResponseReply(Telling[ResponseStreamEvent]):
     """Makes the events of one response, and keeps the response object. ``begun``: the response as it begins;
-    ``inputs``: how many input items it has, which come before its output in the numbers of ids. ``silent``: it
-    only prefills, so the stream shows no output. ``cuts``: the lengths of the deltas so far."""
+    ``inputs``: how many input items it has, which come before its output in the numbers of ids. ``cuts``: the
+    lengths of the deltas so far."""
 
-    def __init__(self, begun: ResponseObject, inputs: int, *, silent: bool = False) -> None:
+    def __init__(self, begun: ResponseObject, inputs: int) -> None:
         self.response = begun
-        self._silent = silent
         self.cuts: Cuts = []
         self._inputs = inputs
         self._number = 0
@@ -101,7 +100,7 @@ class ResponseReply(Telling[ResponseStreamEvent]):
         """Complete the response object, and make the stream's last event. ``error``: by which the turn broke
         off, if it did."""
         status, reason, fault = outcome(reply, error)
-        if self._silent and status == "incomplete":
+        if reply.silent and status == "incomplete":
             status, reason = "completed", None
         now = max(self.response.created_at, int(time.time()))  # the time of day may be set back
         ended = replace(
@@ -120,8 +119,6 @@ class ResponseReply(Telling[ResponseStreamEvent]):
     # --- its items ------------------------------------------------------------------------------------------
 
     def begun(self, reply: ReplyFold, part: ReplyPart) -> Iterator[ResponseStreamEvent]:
-        if self._silent:
-            return
         item: KeptItem
         match part.kind:
             case PartKind.TEXT:
@@ -142,8 +139,6 @@ class ResponseReply(Telling[ResponseStreamEvent]):
     def grew(
         self, reply: ReplyFold, part: ReplyPart, text: str, scores: tuple[TokenScore, ...]
     ) -> Iterator[ResponseStreamEvent]:
-        if self._silent:
-            return
         self.cuts[-1].append((len(text), len(scores)))
         match part.kind:
             case PartKind.TEXT:
@@ -159,8 +154,6 @@ class ResponseReply(Telling[ResponseStreamEvent]):
                 )
 
     def ended(self, reply: ReplyFold, part: ReplyPart) -> Iterator[ResponseStreamEvent]:
-        if self._silent:
-            return
         text, item = part.text, self._items[-1]
         status: ItemStatus = "completed" if part.complete else "incomplete"
         match item:

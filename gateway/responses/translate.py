@@ -8,13 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 from msgspec import UNSET
 
-from ...runtime.verbs import Grammar
 from ...sdk.errors import FieldInvalid, FieldMissing
-from ...sdk.frames.formats import AllowedTools, AnyText, JsonObject, JsonSchema, NamedFunction
-from ...sdk.frames.sampling import SamplingFields
+from ...sdk.frames.formats import AnyText
 from ...sessions.conversation.items import (
     FunctionCall,
     FunctionCallOutput,
@@ -25,8 +22,8 @@ from ...sessions.conversation.items import (
     Tool,
     new_id,
 )
-from ...sessions.tools.grammar import json_format
 from ...sessions.turn.request import RequestBounds, Truncation, TurnRequest
+from ..live.requests import CallChoice, grammar_of, sampling_of
 from ..live.sessions import Transcript, cache_key
 from ..live.transcripts import Ask
 from . import frames
@@ -185,19 +182,6 @@ def open_calls(items: Sequence[KeptItem]) -> list[KeptCall]:
     return [item for item in items if isinstance(item, KeptCall) and item.call_id not in answered]
 
 
-def tools_of(tools: Sequence[frames.OfferedFunction] | None) -> tuple[Tool, ...]:
-    """The tools of a body as tools of `sessions`."""
-    return tuple(
-        Tool(
-            name=tool.name,
-            description=tool.description or "",
-            parameters=tool.parameters or {},
-            strict=bool(tool.strict),
-        )
-        for tool in tools or ()
-    )
-
-
 # --- requests -----------------------------------------------------------------------------------------------
 
 
@@ -230,50 +214,26 @@ def ask_of(
 
     Raises ``FieldInvalid``, and what `TurnRequest.checked` raises.
     """
-    choice = body.tool_choice or "auto"
+    choice = CallChoice.of(body.tool_choice)
     tools = transcript.preamble.tools
-    if isinstance(choice, NamedFunction) and all(tool.name != choice.name for tool in tools):
-        raise FieldInvalid(f"Tool choice {choice.name!r} not found in 'tools'", "tool_choice")
-    values = ((name, getattr(body, name)) for name in SamplingFields.__struct_fields__)
-    sampling = {name: value for name, value in values if value not in (None, UNSET, "inf")}
-    sampling.setdefault("max_output_tokens", default_tokens)
+    if choice.tool is not None and all(tool.name != choice.tool for tool in tools):
+        raise FieldInvalid(f"Tool choice {choice.tool!r} not found in 'tools'", "tool_choice")
+    sampling = {"max_output_tokens": default_tokens, **sampling_of(body)}
     if frames.LOGPROBS in (body.include or ()):
         sampling.setdefault("top_logprobs", 0)
     else:
         sampling.pop("top_logprobs", None)
     request = TurnRequest.checked(
         **{**defaults, **sampling},
+        **choice.fields(),
         bounds=bounds,
         offered=tools,
-        tool_choice=choice if isinstance(choice, str) else getattr(choice, "mode", "required"),
-        tool=choice.name if isinstance(choice, NamedFunction) else None,
-        allowed=choice.names if isinstance(choice, AllowedTools) else (),
-        format=grammar_of(body.text),
+        format=grammar_of({"text.format": None if body.text is None else body.text.format}),
         truncation=Truncation() if body.truncation == "auto" else None,
         ignore_eos=bool(body.ignore_eos),
         parallel_calls=body.parallel_tool_calls is not False,
     )
     return Ask(transcript, request, whole_calls=not streamed, kept=body.stored)
-
-
-def grammar_of(text: frames.ReplyText | None) -> Grammar | None:
-    """The grammar of the reply's text; None: any text. Raises ``GrammarInvalid``."""
-    match None if text is None else text.format:
-        case JsonObject():
-            return json_format({"type": "object"}, strict=True, param="text.format")
-        case JsonSchema(schema=schema, strict=strict):
-            return json_format(schema, strict=strict is not False, param="text.format.schema")
-    return None
-
-
-def prefill_of(ask: Ask) -> Ask:
-    """A copy of ``ask`` that only prefills the prompt: it writes one token, which does not join the
-    conversation. The KV of the whole prompt stays with its session."""
-    request = msgspec.structs.replace(
-        ask.request, prefill_only=True, max_output_tokens=1, min_output_tokens=0, format=None, tool=None
-    )
-    request = msgspec.structs.replace(request, tool_choice="none", parse_calls=False)
-    return replace(ask, request=request, whole_calls=True)
 
 
 def summary_ask(transcript: Transcript, bounds: RequestBounds, defaults: Mapping[str, Any]) -> Ask:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -30,6 +30,8 @@ MAX_FRAME_BYTES = 1 << 20
 MAX_FRAME_VALUES = 1 << 15
 MAX_EVENT_ID = 512
 MAX_QUOTED = 256
+MAX_NULLS = 64
+"""So many fields of one frame or body may be null that are not served."""
 PART = 1 << 17
 """Bytes of a long body that are looked at without a pause."""
 
@@ -64,7 +66,7 @@ def decode_client(frame: bytes | str, max_bytes: int = MAX_FRAME_BYTES) -> Clien
     try:
         return _CLIENT.decode(data)
     except msgspec.ValidationError as error:
-        _refuse(data, str(error))
+        return _without_nulls(_lenient(data), str(error), _CLIENT.decode, is_unserved)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise FrameMalformed(_quoted(f"The frame is not valid JSON: {_cause(error, data)}")) from None
 
@@ -80,7 +82,7 @@ def decode_body(
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
-        _refuse(data, str(error), unserved)
+        return _without_nulls(_lenient(data), str(error), decoder.decode, unserved)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise FrameMalformed(_quoted(f"The body is not valid JSON: {_cause(error, data)}")) from None
 
@@ -104,7 +106,8 @@ def decode_prepared(
     try:
         return msgspec.convert(whole, form, str_keys=True)
     except msgspec.ValidationError as error:
-        _refuse(encoded, str(error), unserved)
+        decode: msgspec.json.Decoder[T] = msgspec.json.Decoder(form)
+        return _without_nulls(whole, str(error), decode.decode, unserved)
 
 
 def decode_server(frame: bytes | str) -> ServerEvent | None:
@@ -202,26 +205,59 @@ def _event_id_alone(data: bytes) -> str | None:
     return found if found is not None and len(found) <= MAX_EVENT_ID else None
 
 
-def _refuse(data: bytes, text: str, unserved: Callable[[str, Any], bool] = is_unserved) -> NoReturn:
-    """Raise the `FrameError` that fits. `data`: a frame or an HTTP body that is JSON, but does not have the
-    right fields; `text`: msgspec's error message; `unserved`: called with the path of the field at fault and
-    its value, returns whether the standard has it and this server does not serve it."""
-    whole = _lenient(data)
+def _without_nulls(
+    whole: Any, text: str, decode: Callable[[bytes], T], unserved: Callable[[str, Any], bool]
+) -> T:
+    """Decode a frame or body again, without fields that the standard has, this server does not serve, and the
+    client set to null: that is as if they were absent. `whole`: it as JSON; `text`: msgspec's error message;
+    `unserved`: called with the path of a field and its value, returns whether it is such a field. Raises the
+    `FrameError` that fits."""
+    for _ in range(MAX_NULLS):
+        path, _ = _fault(text)
+        if not unserved(path, None) or not _drop_null(whole, path):
+            break
+        try:
+            return decode(msgspec.json.encode(whole))
+        except msgspec.ValidationError as error:
+            text = str(error)
+    raise _refusal(whole, text, unserved)
+
+
+def _drop_null(whole: Any, path: str) -> bool:
+    """Remove the field at `path` from decoded JSON, if it is there and null."""
+    before, _, name = path.rpartition(".")
+    holder = _at(whole, before)
+    if not isinstance(holder, dict) or holder.get(name, "") is not None:
+        return False
+    del holder[name]
+    return True
+
+
+def _refusal(whole: Any, text: str, unserved: Callable[[str, Any], bool]) -> FrameError:
+    """The `FrameError` that fits. `whole`: a frame or an HTTP body as JSON, which does not have the right
+    fields; `text`: msgspec's error message; `unserved`: as for `_without_nulls`."""
     event_id = _event_id(whole)
-    cause, path = _located(text)
+    path, cause = _fault(text)
     field = cause.startswith((_UNKNOWN, _MISSING))
-    if field:
-        path = f"{path}.{_quoted(cause.split('`', 1)[1].removesuffix('`'))}".removeprefix(".")
     param = path if path or field else None  # a field may have the empty name
     value = _at(whole, path)
     if unserved(path, value):
         shown = f" {_quoted(value)!r}" if isinstance(value, str) else ""
-        raise FieldUnsupported(f"`{param}`{shown} is in the standard, but not served here", param, event_id)
+        return FieldUnsupported(f"`{param}`{shown} is in the standard, but not served here", param, event_id)
     if not field:
-        raise _kind(cause)(_quoted(cause) + (f" at '{param}'" if param else ""), param, event_id)
+        return _kind(cause)(_quoted(cause) + (f" at '{param}'" if param else ""), param, event_id)
     if cause.startswith(_UNKNOWN):
-        raise FieldUnknown(f"Unknown parameter: '{param}'", param, event_id)
-    raise FieldMissing(f"Missing required parameter: '{param}'", param, event_id)
+        return FieldUnknown(f"Unknown parameter: '{param}'", param, event_id)
+    return FieldMissing(f"Missing required parameter: '{param}'", param, event_id)
+
+
+def _fault(text: str) -> tuple[str, str]:
+    """The path of the field at fault by a message of msgspec, such as `session.tools[0]`, and the cause; the
+    path is "" if the message names no field."""
+    cause, path = _located(text)
+    if cause.startswith((_UNKNOWN, _MISSING)):
+        path = f"{path}.{_quoted(cause.split('`', 1)[1].removesuffix('`'))}".removeprefix(".")
+    return path, cause
 
 
 def _located(text: str) -> tuple[str, str]:

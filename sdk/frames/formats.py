@@ -76,14 +76,8 @@ def _children(node: Any) -> list[Any]:
     return node if isinstance(node, list) else []
 
 
-class FunctionTool(
-    msgspec.Struct,
-    kw_only=True,
-    frozen=True,
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-    tag_field="type",
-    tag="function",
+class ToolDefinition(
+    msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, omit_defaults=True
 ):
     """A function that the model may call. `parameters`: the JSON Schema of its arguments.
 
@@ -102,6 +96,12 @@ class FunctionTool(
             raise ValueError(f"Parameters nest deeper than {MAX_DEPTH} levels")
         if too_wide(self.parameters):
             raise ValueError("Parameters hold an integer of more than 64 bits")
+
+
+class FunctionTool(ToolDefinition, frozen=True, tag_field="type", tag="function"):
+    """A function that the model may call. `parameters`: the JSON Schema of its arguments. `strict` true: the
+    arguments of each call fit `parameters`, by a grammar (a field of the Responses API; in Realtime it is
+    ours)."""
 
 
 Tools: TypeAlias = Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)]

@@ -1,12 +1,15 @@
 """The sampling fields of a session and of a response, and the log probabilities of its tokens.
 
-Except for `max_output_tokens` they are not in the Realtime standard. Their names are those of the Responses
-API, Chat Completions and vLLM.
+They are declared here for all protocols: names, ranges and meanings. Another protocol's requests have the same
+fields under its names (`sampling_fields`). Except for `max_output_tokens` they are not in the Realtime
+standard; their names are those of the Responses API, Chat Completions and vLLM.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -36,9 +39,9 @@ class SamplingFields(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     value counts.
 
     `temperature` 0 is greedy. Tokens are filtered in this order: the `top_k` most likely (0: all), the fewest
-    of them that reach the probability `top_p`, those at least `min_p` times as likely as the most likely, the
-    locally typical ones of mass `typical_p`. `seed` makes a reply repeatable: each sample depends on the seed
-    and the token's position alone.
+    of them that reach the probability `top_p` (0: one), those at least `min_p` times as likely as the most
+    likely, the locally typical ones of mass `typical_p`. `seed` makes a reply repeatable: each sample depends
+    on the seed and the token's position alone.
 
     `repetition_penalty` (1: none) counts the tokens of prompt and reply, `presence_penalty` and
     `frequency_penalty` (0: none) those of the reply. `logit_bias`: maps a token id to a number that is added to
@@ -53,7 +56,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     max_output_tokens: MaxOutputTokens | UnsetType | None = UNSET
     min_output_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | UnsetType | None = UNSET
     temperature: Annotated[float, Meta(ge=0, le=2)] | UnsetType | None = UNSET
-    top_p: Annotated[float, Meta(gt=0, le=1)] | UnsetType | None = UNSET
+    top_p: Annotated[float, Meta(ge=0, le=1)] | UnsetType | None = UNSET
     top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | UnsetType | None = UNSET
     min_p: Annotated[float, Meta(ge=0, le=1)] | UnsetType | None = UNSET
     typical_p: Annotated[float, Meta(gt=0, le=1)] | UnsetType | None = UNSET
@@ -66,6 +69,29 @@ class SamplingFields(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     stop: Stop | UnsetType | None = UNSET
     stop_token_ids: StopTokenIds | UnsetType | None = UNSET
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | UnsetType | None = UNSET
+
+
+def sampling_fields(
+    names: Mapping[str, str],
+    types: Mapping[str, Any] = MappingProxyType({}),
+    base: type[msgspec.Struct] | None = None,
+) -> Any:
+    """A struct of the sampling fields for another protocol: the attributes are those of `SamplingFields`, and
+    ``names`` maps some to the names that they have on the wire. ``types``: those of fields of which that
+    protocol takes fewer or further values. ``base``: a struct with fields that come before them."""
+    fields = [
+        (one.name, types.get(one.name, one.type), UNSET) for one in msgspec.structs.fields(SamplingFields)
+    ]
+    return msgspec.defstruct(
+        "NamedSampling",
+        fields,
+        bases=None if base is None else (base,),
+        rename=dict(names),
+        kw_only=True,
+        frozen=True,
+        forbid_unknown_fields=True,
+        omit_defaults=True,
+    )
 
 
 class SamplingResource(msgspec.Struct, kw_only=True, frozen=True):

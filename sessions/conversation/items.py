@@ -15,7 +15,7 @@ from ..errors import CallAnswered, CallUnknown, ItemInvalid, ToolInvalid
 Role: TypeAlias = Literal["system", "user", "assistant"]
 
 MAX_ID = 64
-MAX_NAME = 64
+MAX_NAME = 128
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag="message"):

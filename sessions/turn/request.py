@@ -28,6 +28,8 @@ MAX_WORD_CHARACTERS = 256
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_IDS = 64
+LEAST_TOP_P = 1e-9
+"""In place of 0: the most likely token alone."""
 NO_TOOLS = (
     "This model's chat template does not show tools to the model. "
     "A server that is started with --tool-fallback writes them into the instructions"
@@ -315,10 +317,10 @@ def checked_sampling(
     return Sampling(
         temperature=number("temperature", temperature, 0.0, 2.0),
         top_k=top_k,
-        top_p=_share("top_p", top_p),
+        top_p=number("top_p", top_p, 0.0, 1.0) or LEAST_TOP_P,
         seed=secrets.randbits(63) if seed is None else seed,
         min_p=number("min_p", min_p, 0.0, 1.0),
-        typical_p=_share("typical_p", typical_p),
+        typical_p=_typical(typical_p),
         repetition_penalty=number("repetition_penalty", repetition_penalty, LEAST_PENALTY, MOST_PENALTY),
         presence_penalty=number("presence_penalty", presence_penalty, -2.0, 2.0),
         frequency_penalty=number("frequency_penalty", frequency_penalty, -2.0, 2.0),
@@ -359,10 +361,10 @@ def token_ids(name: str, ids: Any, vocab_size: int | None) -> tuple[int, ...]:
     return found
 
 
-def _share(name: str, value: Any) -> float:
-    share = number(name, value, 0.0, 1.0)
+def _typical(value: Any) -> float:
+    share = number("typical_p", value, 0.0, 1.0)
     if share == 0:
-        raise SamplingInvalid(f"`{name}` must be above 0", param=name)
+        raise SamplingInvalid("`typical_p` must be above 0", param="typical_p")
     return share
 
 

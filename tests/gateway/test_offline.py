@@ -419,7 +419,7 @@ def test_structured_outputs_are_followed(llm: LLM) -> None:
         ({"n": 0}, "n"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": 2.1}, "temperature"),
-        ({"top_p": 0}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
         ({"top_k": -2}, "top_k"),
         ({"min_p": 1.1}, "min_p"),
         ({"max_tokens": 0}, "max_tokens"),

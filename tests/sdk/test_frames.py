@@ -283,7 +283,7 @@ def test_each_refused_frame_has_its_error_code(
 
 NUMBERS = [
     ("temperature", 0, 2, 0.000001),
-    ("top_p", 0.000001, 1, 0.000001),
+    ("top_p", 0, 1, 0.000001),
     ("top_k", 0, 2**31 - 1, 1),
     ("seed", 0, 2**63 - 1, 1),
     ("max_output_tokens", 1, 2**31 - 1, 1),

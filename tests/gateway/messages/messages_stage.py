@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -75,3 +77,25 @@ def streamed(response: httpx2.Response) -> list[tuple[str, Any]]:
         first, second = part.split("\n")
         events.append((first.removeprefix("event: "), msgspec.json.decode(second.removeprefix("data: "))))
     return events
+
+
+async def exchange(on: Stage, path: str, asked: Any, told: Callable[[bytes], bool]) -> bytes:
+    """A stream, sent piece by piece: ``told`` gets what came so far; the client leaves when it returns true."""
+    body = json.dumps({**asked, "stream": True}).encode()
+    waiting, leaves, came = [{"type": "http.request", "body": body}], asyncio.Event(), b""
+
+    async def receive() -> Any:
+        if waiting:
+            return waiting.pop()
+        await leaves.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        nonlocal came
+        came += message.get("body", b"")
+        if told(came):
+            leaves.set()
+
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
+    await build_app(on.service)({**scope, "asgi": {"version": "3.0", "spec_version": "2.3"}}, receive, send)
+    return came
