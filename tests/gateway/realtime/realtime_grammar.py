@@ -9,8 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from holdfast.sdk.frames import codec, server
+from holdfast.gateway.errors import GatewayError
+from holdfast.gateway.realtime.conversation import Conversation, Effect
+from holdfast.sdk.errors import FrameError
+from holdfast.sdk.frames import client, codec, server
 from holdfast.sdk.frames.items import AnyItem, FunctionCallItem, MessageItem
+from holdfast.sessions.errors import SessionError
+
+
+def served(conversation: Conversation, event: client.ClientEvent) -> list[Effect]:
+    """What a conversation makes of a client event; a refusal is its `error` event."""
+    try:
+        return list(conversation.receive(event))
+    except (SessionError, FrameError, GatewayError) as error:
+        return [conversation.refusal(error, event.event_id)]
 
 
 @dataclass

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.gateway.realtime.conversation import Conversation
-from holdfast.gateway.realtime.effects import CancelResponse, Effect, Send, StartResponse
+from holdfast.gateway.realtime.conversation import CancelResponse, Conversation, Effect, StartResponse
 from holdfast.runtime.verbs import Sampling
 from holdfast.sdk.errors import FieldUnsupported
 from holdfast.sdk.frames import codec, server
@@ -38,7 +37,7 @@ from holdfast.sessions.turn.events import (
 )
 from holdfast.sessions.turn.request import RequestBounds, TurnRequest
 
-from .realtime_grammar import Grammar
+from .realtime_grammar import Grammar, served
 
 VOCAB = 1000
 USAGE = TurnUsage(
@@ -86,14 +85,14 @@ class Stage:
         self.grammar.feed_all(self.conversation.greet())
 
     def does(self, event: dict[str, Any]) -> list[Effect]:
-        effects = self.conversation.receive(codec.decode_client(msgspec.json.encode(event)))
-        self.grammar.feed_all(effect.event for effect in effects if isinstance(effect, Send))
+        effects = served(self.conversation, codec.decode_client(msgspec.json.encode(event)))
+        self.grammar.feed_all(effect for effect in effects if isinstance(effect, server.ServerEvent))
         return effects
 
     def sends(self, kind: str, **fields: Any) -> list[server.ServerEvent]:
         effects = self.does({"type": kind, **fields})
-        assert all(isinstance(effect, Send) for effect in effects)
-        return [effect.event for effect in effects if isinstance(effect, Send)]
+        assert all(isinstance(effect, server.ServerEvent) for effect in effects)
+        return [effect for effect in effects if isinstance(effect, server.ServerEvent)]
 
     def refused(self, kind: str, **fields: Any) -> server.ErrorDetails:
         (event,) = self.sends(kind, **fields)
@@ -513,7 +512,7 @@ def test_what_is_not_served_is_listed_and_the_rest_is_applied() -> None:
             (effect,) = stage.does(event)
         except FieldUnsupported:
             continue
-        assert isinstance(effect, Send) and isinstance(effect.event, server.ErrorEvent), changed
+        assert isinstance(effect, server.ErrorEvent), changed
     assert stage.conversation.session.instructions == "Be kind."
 
 
