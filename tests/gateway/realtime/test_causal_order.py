@@ -31,14 +31,19 @@ from holdfast.tests.sessions.text.chat_languages import ours
 from .realtime_grammar import Grammar
 
 pytestmark = pytest.mark.anyio
-SEEDS = 30
-LAST = "the last"
-"""The id of the event whose answer is the last that the test waits for."""
+SEEDS = 15
+SERVED, LAST = "served", "last"
+"""Ids of events that are refused: all events before have been served; all answers have been read."""
+
+
+def engine(most: int) -> Scripted:
+    """An engine whose replies have fewer tokens than ``most``."""
+    return Scripted(lambda tokens: END if len(tokens) % most == 0 else WORDS[len(tokens) % len(WORDS)], END)
 
 
 @asynccontextmanager
-async def serving(store: Path) -> AsyncIterator[Service]:
-    link = Scripted(lambda tokens: END if len(tokens) % 29 == 0 else WORDS[len(tokens) % len(WORDS)], END)
+async def serving(store: Path, link: Scripted | None = None) -> AsyncIterator[Service]:
+    link = link or engine(29)
     service = Service(GatewaySettings(limits=ClientLimits(outbox_events=8)), "scripted", link)
     journal = await Journal.open(store, b"model", JournalSettings(reserve_bytes=0))
     service.open(SessionRegistry(link, Language.of(ours("chatml")), None, journal), journal)
@@ -99,7 +104,7 @@ class Client:
         self.told: list[tuple[str, str]] = []
         self.replies: set[str] = set()
         self.handle = ""
-        self.answers: list[str] = []
+        self.served = asyncio.Event()
         self._number = 0
 
     async def sends(self, event: client.ClientEvent) -> None:
@@ -119,6 +124,8 @@ class Client:
                 self.handle = str(event.handle)
             if isinstance(event, server.ResponseDone):
                 self.handle = str(event.handle)
+            if refused(event) == SERVED:
+                self.served.set()
             self.grammar.feed(event)
             if (change := told_of(event, self.replies)) is not None:
                 self.told.append(change)
@@ -212,10 +219,8 @@ async def test_events_are_read_in_the_order_in_which_the_session_changed(
             await talker.sends(talker.idea())
             for _ in range(rng.choice([0, 1, 5, 40])):
                 await asyncio.sleep(0)
-        served = "all were served"
-        await talker.sends(client.ItemRetrieve(item_id="none", event_id=served))
-        while not any(error.event_id == served for error in talker.grammar.errors):
-            await asyncio.sleep(0)
+        await talker.sends(client.ItemRetrieve(item_id="none", event_id=SERVED))
+        await talker.served.wait()
         await live.idle()
         await talker.sends(client.ItemRetrieve(item_id="none", event_id=LAST))
         await reading
@@ -241,3 +246,66 @@ async def told_again(store: Path, before: Client, announced: list[AnyItem]) -> N
         (live,) = service.sessions()
         ids = [item.id for entry in exported(live.session.history) for item in entry.items]
         assert ids == [item.id for item in announced]
+
+
+WAYS: dict[str, Callable[[str], list[client.ClientEvent]]] = {
+    "at the end": lambda reply: [client.ItemCreate(item=named("new"))],
+    "after an item of the reply": lambda reply: [
+        client.ItemCreate(item=named("last")),
+        client.ItemCreate(item=named("new"), previous_item_id=reply),
+    ],
+    "after one that follows the reply": lambda reply: [
+        client.ItemCreate(item=named("first")),
+        client.ItemCreate(item=named("last")),
+        client.ItemCreate(item=named("new"), previous_item_id="first"),
+    ],
+    "after the reply's input": lambda reply: [
+        client.ItemCreate(item=named("new"), previous_item_id="asked"),
+        client.ItemCreate(item=named("last")),
+    ],
+    "at the beginning": lambda reply: [client.ItemCreate(item=named("new"), previous_item_id="root")],
+    "as streamed text": lambda reply: [client.TextAppend(text="typed"), client.TextCommit()],
+}
+
+
+def named(name: str) -> MessageItem:
+    return MessageItem(id=name, role="user", content=MessageItem.of("user", name).content)
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["interrupted", "ended"])
+@pytest.mark.parametrize("way", WAYS)
+async def test_an_item_that_is_added_while_a_reply_runs_stays_where_it_was_announced(
+    way: str, ends: bool, tmp_path: Path
+) -> None:
+    """Also in the next server, where an interrupted reply goes on."""
+    rng, link = random.Random(0), engine(3001)
+    async with serving(tmp_path, link) as service, connected(service) as channel:
+        talker = Client(channel, rng)
+        await talker.reads(lambda event: isinstance(event, server.ConversationCreated))
+        await talker.sends(client.ResponseCreate(items=[named("asked")]))
+        begun = await talker.reads(lambda event: isinstance(event, server.TextDelta))
+        assert isinstance(begun, server.TextDelta)
+        link.flowing = False
+        asked = WAYS[way](begun.item_id)
+        for event in asked:
+            await talker.sends(event)
+        for event in asked:
+            if not isinstance(event, client.TextAppend):
+                await talker.reads(lambda event: isinstance(event, server.ItemDone))
+        seen = await talker.items()
+        assert [item.id for item in seen] == [item.id for item in talker.grammar.items]
+        assert [item.status for item in seen if item.id == begun.item_id] == ["in_progress"]
+        if ends:
+            await talker.sends(client.ResponseCancel())
+            await talker.reads(lambda event: isinstance(event, server.ResponseDone))
+            assert await talker.items() == talker.grammar.items
+    async with serving(tmp_path) as service, connected(service, resume=True) as channel:
+        again = Client(channel, rng)
+        await again.sends(client.SessionResume(handle=talker.handle))
+        assert isinstance(codec.decode_server(await channel.receive()), server.SessionResumed)
+        again.grammar = talker.grammar
+        (live,) = service.sessions()
+        await live.idle()
+        stored = [item.id for item in live.session.history.items()]
+        assert stored == [item.id for item in talker.grammar.items]
+        assert stored == [item.id for one in exported(live.session.history) for item in one.items]
