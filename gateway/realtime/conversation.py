@@ -21,7 +21,6 @@ from msgspec import UNSET, UnsetType
 
 from ...sdk.errors import FieldInvalid
 from ...sdk.frames import client, server
-from ...sdk.frames.client import ResponseSteer
 from ...sdk.frames.items import AnyItem, InputItem, ItemReference, MessageItem
 from ...sdk.frames.response import ResponseParams
 from ...sdk.frames.session import SessionPatch, SessionResource
@@ -212,7 +211,7 @@ class Conversation:
                 return self._commit(prefilled or PrefilledInput())
             case client.ResponseCreate():
                 return self._create_after(event)
-            case ResponseSteer():
+            case client.ResponseSteer():
                 return self._steer(event)
             case client.ResponseCancel(response_id=response_id):
                 return self._cancel(response_id)
@@ -471,7 +470,7 @@ class Conversation:
             return None
         return None if event.response and event.response.conversation == "none" else writer.id
 
-    def check_steer(self, event: ResponseSteer) -> str | None:
+    def check_steer(self, event: client.ResponseSteer) -> str | None:
         """Check a `response.steer`, which ends the running reply early and starts another one with more input,
         before the reply is ended. Returns the id of the running reply's response, which must end first; None if
         none runs. Changes nothing.
@@ -489,7 +488,7 @@ class Conversation:
             request_of(params, self._session, self._resolved, self._bounds)
         return None if writer is None else writer.id
 
-    def _steer(self, event: ResponseSteer) -> list[Effect]:
+    def _steer(self, event: client.ResponseSteer) -> list[Effect]:
         self.check_free()
         items = [item_of(item, self._ids) for item in event.input]
         return self._begin_with(

@@ -43,7 +43,7 @@ from ...sessions.turn.events import (
 )
 from ..errors import Draining, error_details
 from ..live.reply import receipt_of
-from .delta_frames import DeltaFrames
+from .event_log import DeltaFrames
 from .translate import frame_of, logprobs_of, truncated_of, usage_of
 
 EventIds: TypeAlias = Callable[[], str]

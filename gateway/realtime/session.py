@@ -19,9 +19,7 @@ from ...kvstore.log_lines import about_session
 from ...runtime.errors import RuntimeFault
 from ...runtime.link.client import EngineLink
 from ...sdk.frames import client, server
-from ...sdk.frames.client import ResponseSteer, SessionFork, SessionName, SessionPrune
 from ...sdk.frames.exported import read_export
-from ...sdk.frames.server import SteerAccepted
 from ...sdk.frames.session import SessionResource
 from ...sessions.conversation.input_text_buffer import InputTextBuffer
 from ...sessions.conversation.items import derived_id, new_id
@@ -41,26 +39,25 @@ from ..live.sessions import LiveSessions, SessionConnection
 from ..net.flag import Flag
 from ..net.outbox import SessionOutbox
 from ..settings import ClientLimits
-from .config import RealtimeConfig
 from .conversation import CancelResponse, Conversation, StartResponse
 from .event_log import EventLog
-from .exports import entries_of, imported_resource
+from .exports import RealtimeConfig, entries_of, imported_resource
 from .translate import preamble_of
-from .verbs import EDITS, VERBS, SessionVerbs
+from .verbs import Edit, SessionVerb, SessionVerbs
 
 log = logging.getLogger(__name__)
 
 CHANGES = (
-    client.SessionUpdate,
-    client.ItemCreate,
-    client.ItemDelete,
-    client.TextCommit,
-    client.ResponseCreate,
-    *EDITS,
-    SessionFork,
-    ResponseSteer,
-    SessionName,
-    SessionPrune,
+    client.SessionUpdate
+    | client.ItemCreate
+    | client.ItemDelete
+    | client.TextCommit
+    | client.ResponseCreate
+    | client.ResponseSteer
+    | Edit
+    | client.SessionFork
+    | client.SessionName
+    | client.SessionPrune
 )
 """Client events that change what the journal keeps. They are refused while it cannot write; their answers are
 sent when it has the change."""
@@ -298,11 +295,11 @@ class RealtimeSession:
             await self._answer_again(event)
         elif (refusal := self._refusal(event)) is not None:
             self.refuse(refusal, event.event_id)
-        elif isinstance(event, VERBS):
+        elif isinstance(event, SessionVerb):
             self._note(event)
             await self._verbs.serve(event)
         else:
-            if isinstance(event, ResponseSteer):
+            if isinstance(event, client.ResponseSteer):
                 await self._make_way(event)
             await self.live.wait_ended(self.conversation.ending(event))
             prefilled = await self._prefilled() if isinstance(event, client.TextCommit) else None
@@ -342,12 +339,12 @@ class RealtimeSession:
         refused if it begins a turn and the server is going away, or if it changes what the journal keeps and
         the journal cannot write. A prune is served even if the journal, or the tenant's share of it, is full,
         because it makes room."""
-        if self.live.draining and isinstance(event, client.ResponseCreate | ResponseSteer):
+        if self.live.draining and isinstance(event, client.ResponseCreate | client.ResponseSteer):
             return Draining("The server is going away")
         if not isinstance(event, CHANGES):
             return None
         fault = self.session.log.fault
-        makes_room = isinstance(event, SessionPrune) and isinstance(fault, StorageFull)
+        makes_room = isinstance(event, client.SessionPrune) and isinstance(fault, StorageFull)
         return None if makes_room else fault
 
     def _change(self, event: client.ClientEvent, prefilled: PrefilledInput | None) -> list[str]:
@@ -400,19 +397,19 @@ class RealtimeSession:
         log still has that answer."""
         if not self._reopened:
             return
-        if isinstance(event, VERBS):
+        if isinstance(event, SessionVerb):
             await self._verbs.answer_again(event)
         else:
             self._ids.derive_from(event.event_id)
             self.event_log.post(self.conversation.answered(event), self.session.log.sync())
 
-    async def _make_way(self, event: ResponseSteer) -> None:
+    async def _make_way(self, event: client.ResponseSteer) -> None:
         """Before a `response.steer` is served: cancel the response that writes the conversation, if one runs,
         and wait until it has ended, so that ``event`` can start the next one. Posts `response.steer.accepted`
         first. Raises if the event is refused; then nothing has changed."""
         response_id = self.conversation.check_steer(event)
         self.live.check_admission()
-        accepted = SteerAccepted(event_id=self.conversation.event_id(), response_id=response_id)
+        accepted = server.SteerAccepted(event_id=self.conversation.event_id(), response_id=response_id)
         self.event_log.post([accepted])
         if response_id is not None:
             await self.live.cancel(response_id, EndReason.STEERED)

@@ -397,9 +397,7 @@ class TurnResponse:
         return turn.reply.respelled or self._branch.sequence.without_kv(keep)
 
     async def _conclude(self, run: ReplyRun, ending: ReplyEnd) -> None:
-        if (
-            self._aside
-        ):  # first, so that nothing comes between the end of the turn and the event that tells it
+        if self._aside:  # first: nothing may come between the end of the turn and the event that tells it
             await self._sequence.close()
         if self.over:
             return
