@@ -283,13 +283,14 @@ class Chat:
         way, `LookupError` if there was none, `ServerError`.
         """
         reading = self._reader()
-        if isinstance(reading, Turn | Run):
-            reading.stop()
         reply = reading.reply if isinstance(reading, Turn | Run) else reading
-        if reply is None and self._turns[-1].latest is not None:
-            return await self._interrupt_left(self._turns[-1].latest, heard)
+        left = self._turns[-1].latest
+        if reply is None and left is not None:
+            return await self._interrupt_left(left, heard)
         texts = reply.texts if reply is not None else self.last.messages
         end = characters_heard("".join(texts.values()), heard)
+        if isinstance(reading, Turn | Run):
+            reading.stop()
         witness = None if reply is None else reply.witness
         place = place_in(texts, end)
         if place is None:  # no text came
@@ -305,9 +306,15 @@ class Chat:
     async def _interrupt_left(self, left: Progress, heard: int | str | None) -> str:
         """Cut the reply `left`, which no task reads any more: wait until as much of it has come as was `heard`
         (a number of characters or the text itself; None: what has come), cut it there at the server, and return
-        the text that stays. A reply without text is cancelled."""
+        the text that stays. A reply without text is cancelled. One that begins in another way is not waited
+        for."""
         wanted = len(left.text) if heard is None else len(heard) if isinstance(heard, str) else heard
-        await self._connection.ended(left.take, lambda: len(left.text) >= wanted)
+
+        def known() -> bool:
+            differs = isinstance(heard, str) and not heard.startswith(left.text)
+            return differs or len(left.text) >= wanted
+
+        await self._connection.ended(left.take, known)
         end = characters_heard(left.text, wanted if heard is None else heard)
         if not left.texts:  # no text came
             await self.cancel()

@@ -269,10 +269,11 @@ class Session:
         if not self._closed:
             self._eager_prefill.expect(item)
 
-    async def prefilled_input(self) -> PrefilledInput:
+    async def prefilled_input(self, item: Growing) -> PrefilledInput:
         """How many tokens of the items behind the last reply the engine has been given already, and how many
-        not. Begins to prefill the rest. Raises ``TemplateFailed``."""
-        return await self._eager_prefill.prefilled_input()
+        not, with ``item``, the streamed text that is committed next. Begins to prefill the rest. Raises
+        ``TemplateFailed``."""
+        return await self._eager_prefill.prefilled_input(item)
 
     def statistics(self) -> dict[str, float]:
         """Counts of the session's items, of the tokens up to the end of its last turn, and of its running

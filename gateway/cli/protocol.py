@@ -52,10 +52,15 @@ event that is refused changes nothing and is answered by `error`, which repeats 
 
 Events of one session are served, and answered, in the order in which they come. `response.create` is answered
 by its `response.created`, or by an `error`. `response.cancel`, `input_text_buffer.append` and `.replace` have
-no answer of their own unless they are refused. Only answers wait for the answers before them: a
-`response.cancel` acts at once, and the events of a response that was created before go on. Four events (ours)
-are answered when the engine has done what they ask, whatever came after them: `session.lease`, `session.stage`,
-`session.settle` and `session.blocks`.
+no answer of their own unless they are refused. A `response.cancel` acts at once; any other event is served
+after the `response.created` before it, or the `error` in its place. Four events (ours) are answered when the
+engine has done what they ask, whatever came after them: `session.lease`, `session.stage`, `session.settle` and
+`session.blocks`.
+
+All server events of a session come in the order in which it changed, those of responses among them: what waits
+for the journal holds back all that follows. So `conversation.item.truncated` comes after the `response.done`
+of the reply that it cut, and an item is always where its `previous_item_id` says. Only `server.going_away` and
+the `error` which says that the journal cannot write come ahead of events that wait.
 """
 
 

@@ -37,8 +37,7 @@ from ..operator.frames import (
     shown,
 )
 from ..operator.routes import SESSIONS
-from ..realtime.config import resource_of
-from ..realtime.exports import export_of
+from ..realtime.exports import export_of, resource_of
 from ..settings import GatewaySettings
 from .store import code_of
 

@@ -182,10 +182,6 @@ class LiveSession:
         """What the key of the session's client has left of its requests and tokens per minute."""
         return self.turns.rates.left(self.caller.key, self.caller.salt)
 
-    def is_running(self, response_id: str) -> bool:
-        """Whether the turn with this id runs."""
-        return response_id in self._running
-
     async def cancel(self, response_id: str, reason: EndReason = EndReason.CLIENT_CANCELLED) -> None:
         """Cancel the turn with this id, if it runs. What it said so far stays in the conversation. ``reason``:
         the reason in its last event."""

@@ -31,8 +31,7 @@ from ...sessions.registry import UNKEPT
 from ...sessions.session import Session
 from ..access.auth import salt_of
 from ..live.sessions import LiveSessions
-from ..realtime.config import resource_of
-from ..realtime.exports import export_of
+from ..realtime.exports import export_of, resource_of
 from ..realtime.session import RealtimeSession
 from ..service import Service
 from .frames import ForkedSession, KVPlaces, ListedSession, SessionPage, ShownSession, damaged, listed, shown

@@ -1,41 +1,77 @@
 """The Realtime protocol as a pure state machine: an event in, effects out. No sockets, no loop, no clock.
 
-`Conversation` decides which client event may come now, and edits the history. It runs nothing: the caller runs
-the response that a `StartResponse` effect names, and passes the events of its turn to `Conversation.reply`, or
-the error that ended it to `failed`. A response *in brief*, for which a client may ask, leaves out the events
-that only repeat what others say.
+`Conversation` decides which client event may come now, and edits the history. It runs nothing: the caller sends
+the server events among the effects, runs the response that a `StartResponse` names, and passes the events of
+its turn to `Conversation.reply`, or the error that ended it to `failed`. A response *in brief*, for which a
+client may ask, leaves out the events that only repeat what others say.
+
+The client may stream a text in before it becomes an item (`input_text_buffer.*`): a user's or system text, or
+the output of a tool that still runs, for a call that has no output yet.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ...sdk.errors import FieldInvalid, FrameError
+from ...sdk.errors import FieldInvalid
 from ...sdk.frames import client, server
-from ...sdk.frames.client import ResponseSteer
-from ...sdk.frames.items import AnyItem, InputItem, ItemReference
+from ...sdk.frames.items import AnyItem, InputItem, ItemReference, MessageItem
 from ...sdk.frames.response import ResponseParams
 from ...sdk.frames.session import SessionPatch, SessionResource
 from ...sdk.frames.unserved import without_effect
-from ...sessions.conversation.history import ROOT, History
-from ...sessions.conversation.items import FunctionCallOutput, Item, checked_item, new_id
-from ...sessions.errors import ConversationBusy, ItemExists, ItemUnknown, SessionError
+from ...sessions.conversation.history import REPLY, ROOT, History
+from ...sessions.conversation.input_text_buffer import InputTextBuffer
+from ...sessions.conversation.items import (
+    FunctionCallOutput,
+    Item,
+    Role,
+    checked_item,
+    new_id,
+)
+from ...sessions.errors import (
+    CallAnswered,
+    CallUnknown,
+    ConversationBusy,
+    CutInvalid,
+    ItemExists,
+    ItemUnknown,
+    PromptTooLong,
+)
 from ...sessions.text.eager_prefill import PrefilledInput
 from ...sessions.turn.events import ReplyEvent
 from ...sessions.turn.request import UNBOUNDED, RequestBounds, TurnRequest
-from ..errors import GatewayError, NothingToCancel, TooManyResponses, error_details
-from .effects import CancelResponse, Effect, Send, StartResponse
+from ..errors import NothingToCancel, TooManyResponses, error_details
 from .response import LiveResponse
-from .text_input import IncomingText
 from .translate import RequestCache, frame_of, item_of, patched, preamble_of, request_of, seed_of, under
 
 PARALLEL_RESPONSES = 8
-_NONE: frozenset[str] = frozenset()
+_WRITTEN = "The item {!r} is in a reply that still runs: wait for its end or cancel it"
 _BUSY = "The conversation already has an active response: wait for it or cancel it"
+
+
+@dataclass(frozen=True, slots=True)
+class StartResponse:
+    """Run the turn ``request``, and pass its events to `Conversation.reply` with this ``response_id``."""
+
+    response_id: str
+    request: TurnRequest
+
+
+@dataclass(frozen=True, slots=True)
+class CancelResponse:
+    """Cancel a running response. What it said so far stays, and it ends with `response.done` as usual."""
+
+    response_id: str
+
+
+Effect: TypeAlias = server.ServerEvent | StartResponse | CancelResponse
+"""What the caller of `Conversation.receive` has to do for a client event. A server event is to be sent."""
 
 
 class ResponseNote(msgspec.Struct, frozen=True, array_like=True):
@@ -101,10 +137,10 @@ class Conversation:
         event."""
         self.running: dict[str, LiveResponse] = {}
         """The responses that have been created and have not ended, by id, out-of-band ones included."""
-        self._after_reply = _NONE  # ids of items that were added while a reply runs: they follow it
         self._requests = RequestCache(bounds)
-        self.incoming = IncomingText(self.event_id, ids, most_characters)
+        self.buffer = InputTextBuffer()
         """Text that the client streams in, until it is committed as an item."""
+        self._most_characters = most_characters
         self.conversation_id = conversation_id or ids("conv")
         history.preamble = preamble_of(session)
 
@@ -137,14 +173,49 @@ class Conversation:
             server.ConversationCreated(event_id=self.event_id(), conversation=conversation),
         ]
 
-    def receive(self, event: client.ClientEvent) -> list[Effect]:
-        """Apply one client event, and return what the caller has to do, in order. An event that may not come
-        now changes nothing; its one effect sends an `error` event. Empty for events that are served elsewhere,
-        such as `session.fork`."""
-        try:
-            return self._receive(event)
-        except (SessionError, FrameError, GatewayError) as error:
-            return [Send(self.refusal(error, event.event_id), error)]
+    def receive(self, event: client.ClientEvent, prefilled: PrefilledInput | None = None) -> Sequence[Effect]:
+        """Apply one client event, and return what the caller has to do, in order. Empty for events that are
+        served elsewhere, such as `session.fork`. ``prefilled``: of a commit, how much of the streamed text is
+        prefilled. Raises a `SessionError`, `FrameError` or `GatewayError` if the event may not come now; then
+        nothing has changed."""
+        match event:
+            case client.SessionUpdate(session=patch):
+                updated = patched(self._session, patch, self._initial, self._names)
+                with under("session"):  # must be possible
+                    request_of(ResponseParams(), updated, self._resolved, self._bounds)
+                self._history.preamble = preamble_of(updated)
+                self._session = updated
+                return [self._updated(patch)]
+            case client.ItemCreate():
+                item = item_of(event.item, self._ids)
+                shown = self._insert(item, event.previous_item_id)
+                self._answered_whole([item])
+                return shown
+            case client.ItemRetrieve(item_id=item_id):
+                return [self._retrieved(item_id)]
+            case client.ItemDelete(item_id=item_id):
+                self._delete_item(item_id)
+                return [server.ItemDeleted(event_id=self.event_id(), item_id=item_id)]
+            case client.TextAppend(text=text, role=role, call_id=call_id):
+                self._check_owner(role, call_id)
+                self._check_length(len(self.buffer.text) + len(text))
+                self.buffer.append(text, role, call_id)
+            case client.TextReplace(start=start, text=text):
+                self._check_length(start + len(text))
+                self.buffer.replace(start, text)
+            case client.TextClear():
+                self.buffer.clear()
+                return [server.TextCleared(event_id=self.event_id())]
+            case client.TextCommit(call_id=call_id):
+                self._check_owner(None, call_id)
+                return self._commit(prefilled or PrefilledInput())
+            case client.ResponseCreate():
+                return self._create_after(event)
+            case client.ResponseSteer():
+                return self._steer(event)
+            case client.ResponseCancel(response_id=response_id):
+                return self._cancel(response_id)
+        return []
 
     def refusal(self, error: Exception, event_id: str | None = None) -> server.ErrorEvent:
         """Make the `error` event for ``error``, because of which a client event, or a frame that is no event,
@@ -161,7 +232,7 @@ class Conversation:
         """Make the server events for ``event``, the next event of a running response's turn. After `ReplyDone`
         the response does not run any more."""
         live = self.running[response_id]
-        events = live.feed(event, self._before_reply)
+        events = live.feed(event, self.before_reply)
         if live.done:
             del self.running[response_id]
         return events
@@ -179,34 +250,6 @@ class Conversation:
         for it."""
         self.running.pop(response_id, None)
 
-    def _receive(self, event: client.ClientEvent) -> list[Effect]:
-        match event:
-            case client.SessionUpdate(session=patch):
-                updated = patched(self._session, patch, self._initial, self._names)
-                with under("session"):  # must be possible
-                    request_of(ResponseParams(), updated, self._resolved, self._bounds)
-                self._history.preamble = preamble_of(updated)
-                self._session = updated
-                return [Send(self._updated(patch))]
-            case client.ItemCreate():
-                item = item_of(event.item, self._ids)
-                return [*self.insert(item, event.previous_item_id), *self.incoming.answered([item])]
-            case client.ItemRetrieve(item_id=item_id):
-                return [Send(self._retrieved(item_id))]
-            case client.ItemDelete(item_id=item_id):
-                self._delete_item(item_id)
-                return [Send(server.ItemDeleted(event_id=self.event_id(), item_id=item_id))]
-            case client.TextAppend() | client.TextReplace() | client.TextClear() | client.TextCommit():
-                return self.incoming.receive(event, self)
-            case client.ResponseCreate():
-                return self._create_after(event)
-            case ResponseSteer():
-                return self._steer(event)
-            case client.ResponseCancel(response_id=response_id):
-                return self._cancel(response_id)
-            case _:
-                return []  # served elsewhere: the session's verbs, and which session a socket is on
-
     def _updated(self, patch: SessionPatch) -> server.SessionUpdated:
         """Make `session.updated`: the whole configuration, and the names of the fields of ``patch`` that this
         server ignores."""
@@ -216,7 +259,7 @@ class Conversation:
 
     # --- items ---
 
-    def insert(self, item: Item, asked: str | None) -> tuple[Send, ...]:
+    def _insert(self, item: Item, asked: str | None) -> list[server.ServerEvent]:
         """Put an item into the history after the item with the id ``asked``: ``"root"`` puts it first, None
         last. Returns the events that show it to the client. Raises a `SessionError` if it is refused; then
         nothing has changed."""
@@ -224,15 +267,20 @@ class Conversation:
         if writer is not None and item.id in writer.item_ids:
             raise ItemExists(f"An item with id {item.id!r} is in a running reply", param="item.id")
         if isinstance(item, FunctionCallOutput):
-            self.check_call(item.call_id, "item.call_id")
-        previous = self._last_item_id() if asked is None else asked
-        self._history.insert(item, asked)
-        if writer is not None and (asked is None or asked in self._after_reply):
-            self._after_reply |= {item.id}
-        frame, shown = frame_of(item), None if previous == ROOT else previous
-        return tuple(Send(event) for event in self._shown(frame, shown))
+            self._check_call(item.call_id, "item.call_id")
+        previous, place = asked, asked
+        if asked is None:
+            previous = next(self._seen(), None)
+        elif self._history.busy and writer is not None and asked in writer.item_ids:
+            if asked != writer.item_ids[-1]:
+                raise ConversationBusy(_WRITTEN.format(asked), param="previous_item_id")
+            place = REPLY
+        elif asked == ROOT:
+            previous = None
+        self._history.insert(item, place)
+        return self._shown(item, previous)
 
-    def check_call(self, call_id: str, param: str) -> None:
+    def _check_call(self, call_id: str, param: str) -> None:
         """Check that the output of the tool call ``call_id`` may be added now: the call is in the history, or a
         running reply has made it, and it has no output yet. Raises ``CallUnknown`` or ``CallAnswered``, which
         name the field ``param``."""
@@ -240,36 +288,114 @@ class Conversation:
         saying = () if writer is None else writer.call_ids
         self._history.calls().check(call_id, saying, param=param)
 
-    def _shown(self, frame: AnyItem, previous: str | None) -> list[server.ServerEvent]:
+    def _shown(self, item: Item, previous: str | None) -> list[server.ServerEvent]:
+        frame = frame_of(item)
         return [
             server.ItemAdded(event_id=self.event_id(), item=frame, previous_item_id=previous),
             server.ItemDone(event_id=self.event_id(), item=frame, previous_item_id=previous),
         ]
 
     def _retrieved(self, item_id: str | None) -> server.ItemRetrieved:
-        item, previous = self._history.found(item_id)
-        return server.ItemRetrieved(event_id=self.event_id(), item=frame_of(item), previous_item_id=previous)
+        found, previous = self._found(item_id)
+        writer = self._writer()
+        frame = None if writer is None else writer.item(found)
+        return server.ItemRetrieved(
+            event_id=self.event_id(),
+            item=frame or frame_of(self._history.get(found)),
+            previous_item_id=previous,
+        )
 
     def _delete_item(self, item_id: str) -> None:
         writer = self._writer()
         if writer is not None and item_id in writer.item_ids:
-            raise ItemUnknown(f"The item {item_id!r} is in a running reply", param="item_id")
+            raise ConversationBusy(_WRITTEN.format(item_id), param="item_id")
         self._history.delete(item_id)
-        self._after_reply -= {item_id}
 
-    def _last_item_id(self) -> str | None:
-        """The id of the conversation's last item as the client sees it; None if the conversation is empty.
-        Items that a running reply has begun count. Items that were added while it runs come behind them."""
-        last, writer = next(self._history.backwards(), None), self._writer()
-        if writer is None or (last is not None and last.id in self._after_reply):
-            return None if last is None else last.id
-        return writer.item_ids[-1] if writer.item_ids else self._before_reply()
+    def check_message(self, item_id: str) -> str | None:
+        """Check that a running reply that has begun the item ``item_id`` may be cut there: it is a message.
+        Returns the id of that reply's response, None if there is none. Raises ``CutInvalid``."""
+        writer = self._writer()
+        item = None if writer is None else writer.item(item_id)
+        if writer is None or item is None:
+            return None
+        if not isinstance(item, MessageItem):
+            raise CutInvalid(f"The item {item_id!r} is no message of the assistant", param="item_id")
+        return writer.id
 
-    def _before_reply(self) -> str | None:
-        """The id of the item before the first item of the running reply: the last one that was not added while
-        it runs. None if the reply is at the conversation's beginning."""
-        before = (item.id for item in self._history.backwards() if item.id not in self._after_reply)
-        return next(before, None)
+    def check_free(self) -> None:
+        """Raises ``ConversationBusy`` while a reply writes the conversation."""
+        if self._writer() is not None:
+            raise ConversationBusy(_BUSY)
+
+    def _seen(self) -> Iterator[str]:
+        """The ids of the conversation's items as the client sees them, from the last to the first: those that a
+        running reply has begun stand in its place."""
+        writer = self._writer()
+        for item in self._history.places():
+            if item is not None:
+                yield item.id
+            elif writer is not None:
+                yield from reversed(writer.item_ids)
+
+    def _found(self, item_id: str | None) -> tuple[str, str | None]:
+        """The id of an item that the client sees, None: the last one, and of the item before it; None if it is
+        the first. Raises ``ItemUnknown``."""
+        seen = self._seen()
+        found = next((known for known in seen if item_id in (None, known)), None)
+        if found is None:
+            missing = "no items" if item_id is None else f"no item {item_id!r}"
+            raise ItemUnknown(f"The conversation has {missing}", param="item_id")
+        return found, next(seen, None)
+
+    def before_reply(self) -> str | None:
+        """The id of the item before the running reply, or of the last item if none runs. None if there is
+        none."""
+        items = self._history.places()
+        if self._history.busy:
+            next(place for place in items if place is None)
+        before = next(items, None)
+        return None if before is None else before.id
+
+    # --- streamed text ---
+
+    def _check_length(self, characters: int) -> None:
+        most = self._most_characters
+        if most is not None and characters > most:
+            told = f"The model's context holds no text of more than {most} characters"
+            raise PromptTooLong(told, param="text")
+
+    def _check_owner(self, role: Role | None, call_id: str | None) -> None:
+        self.buffer.check(role, call_id)
+        if call_id is not None and not self.buffer.begun:
+            self._check_call(call_id, "call_id")
+
+    def _commit(self, prefilled: PrefilledInput) -> list[server.ServerEvent]:
+        """Make the streamed text the conversation's last item, and empty the buffer. Raises if the text is
+        refused; then it stays in the buffer."""
+        item = checked_item(self.buffer.whole())
+        item = msgspec.structs.replace(item, id=self._ids("item"))
+        try:
+            shown = self._insert(item, None)
+        except (CallUnknown, CallAnswered) as refused:
+            raise type(refused)(refused.message, param="call_id") from None
+        self.buffer.clear()
+        return [self._committed(item, prefilled), *shown]
+
+    def _committed(self, item: Item, prefilled: PrefilledInput) -> server.TextCommitted:
+        return server.TextCommitted(
+            event_id=self.event_id(),
+            item_id=item.id,
+            prefilled_tokens=prefilled.prefilled,
+            left_tokens=prefilled.left,
+            call_id=item.call_id if isinstance(item, FunctionCallOutput) else UNSET,
+        )
+
+    def _answered_whole(self, items: Sequence[Item]) -> None:
+        """If the buffer holds a part of a tool call's output, and ``items``, which were just added, have the
+        whole output of that call, empty the buffer."""
+        outputs = {item.call_id for item in items if isinstance(item, FunctionCallOutput)}
+        if self.buffer.call_id in outputs:
+            self.buffer.clear()
 
     # --- responses ---
 
@@ -282,41 +408,39 @@ class Conversation:
         params = event.response or ResponseParams()
         if params.conversation == "none":
             return [self._create_response(event, [self._followed_by(item) for item in event.items])]
-        if self._writer() is not None:
-            raise ConversationBusy(_BUSY)
+        self.check_free()
         return self._begin_with([item_of(item, self._ids) for item in event.items], event)
 
     def _begin_with(self, items: Sequence[Item], event: client.ResponseCreate) -> list[Effect]:
         """Add ``items`` at the conversation's end and start the response that ``event`` asks for. Returns the
-        effects in order: the events that show the items (not for a response in brief); the end of the prefill
-        of streamed text, if an item is the output that this text was for; the start. Raises if an item or the
+        events that show the items (none for a response in brief), and the start. Raises if an item or the
         response is refused; then all items are removed again."""
-        added, inserted = list[Send](), 0
+        added, inserted = list[Effect](), 0
         try:
             for item in items:
-                added += self.insert(item, None)
+                added += self._insert(item, None)
                 inserted += 1
             start = self._create_response(event)
         except BaseException:
             for item in reversed(items[:inserted]):
                 self._history.delete(item.id)
             raise
-        over = self.incoming.answered(items)
-        return [*over, start] if _brief(event.response) else [*added, *over, start]
+        self._answered_whole(items)
+        return [start] if _brief(event.response) else [*added, start]
 
     def _followed_by(self, frame: AnyItem) -> Item:
         """Make the item of ``frame`` for a response out of band, which alone reads it, behind the conversation.
         It is not added. Raises if it is the output of a tool call that cannot be answered now."""
         item = item_of(frame, self._ids)
         if isinstance(item, FunctionCallOutput):
-            self.check_call(item.call_id, "items.call_id")
+            self._check_call(item.call_id, "items.call_id")
         return item
 
     def _create_response(self, event: client.ResponseCreate, more: Sequence[Item] = ()) -> StartResponse:
         params = event.response or ResponseParams()
         writes = params.conversation != "none"
-        if writes and self._writer() is not None:
-            raise ConversationBusy(_BUSY)
+        if writes:
+            self.check_free()
         if len(self.running) >= self._parallel_responses:
             raise TooManyResponses(f"At most {self._parallel_responses} responses run at once")
         self._admit()
@@ -334,8 +458,6 @@ class Conversation:
             brief=_brief(params),
             unserved=tuple(without_effect("response", params)),
         )
-        if writes:
-            self._after_reply = _NONE
         self.running[live.id] = live
         return StartResponse(live.id, request)
 
@@ -348,7 +470,7 @@ class Conversation:
             return None
         return None if event.response and event.response.conversation == "none" else writer.id
 
-    def check_steer(self, event: ResponseSteer) -> str | None:
+    def check_steer(self, event: client.ResponseSteer) -> str | None:
         """Check a `response.steer`, which ends the running reply early and starts another one with more input,
         before the reply is ended. Returns the id of the running reply's response, which must end first; None if
         none runs. Changes nothing.
@@ -366,9 +488,8 @@ class Conversation:
             request_of(params, self._session, self._resolved, self._bounds)
         return None if writer is None else writer.id
 
-    def _steer(self, event: ResponseSteer) -> list[Effect]:
-        if self._writer() is not None:
-            raise ConversationBusy("The conversation has another active response: wait for it or cancel it")
+    def _steer(self, event: client.ResponseSteer) -> list[Effect]:
+        self.check_free()
         items = [item_of(item, self._ids) for item in event.input]
         return self._begin_with(
             items, client.ResponseCreate(event_id=event.event_id, response=event.response)
@@ -396,17 +517,15 @@ class Conversation:
         it."""
         live = self.running[response_id]
         return msgspec.msgpack.encode(
-            ResponseNote(live.asked_by, live.metadata, self._before_reply(), live.brief, live.unserved)
+            ResponseNote(live.asked_by, live.metadata, self.before_reply(), live.brief, live.unserved)
         )
 
-    def revive(
-        self, response_id: str, request: TurnRequest | None, note: bytes, after_reply: Iterable[str] = ()
-    ) -> None:
+    def revive(self, response_id: str, request: TurnRequest | None, note: bytes) -> None:
         """Count a response from the journal as running, so that `reply` and `failed` can make its events again,
         from the first one. Makes no event itself.
 
         ``request``: of its turn; None for a response out of band. ``note``: the bytes that `note` returned when
-        it began. ``after_reply``: ids of the items that were added to the conversation while it ran.
+        it began.
         """
         kept = msgspec.msgpack.decode(note, type=ResponseNote)
         writes = request is not None
@@ -414,27 +533,19 @@ class Conversation:
             response_id,
             self.event_id,
             conversation_id=self.conversation_id if writes else None,
-            before=kept.before,
+            before=UNSET if writes and self._history.busy else kept.before,
             max_output_tokens=(request.max_output_tokens if request else None) or "inf",
             metadata=kept.metadata,
             asked_by=kept.asked_by,
             brief=kept.brief,
             unserved=kept.unserved,
         )
-        if writes:
-            self._after_reply = frozenset(after_reply)
 
     def answered(self, event: client.ClientEvent) -> list[server.ServerEvent]:
         """Make the answer again to a client event that was served before the session was opened from the
-        journal, because the first answer may be lost. Nothing changes. If the answer cannot be made again, for
-        example because its item was deleted since, it is an `error` event. Empty for an event without an
-        answer. The events of a response are not made here."""
-        try:
-            return self._answered(event)
-        except (SessionError, FrameError, GatewayError) as error:
-            return [self.refusal(error, event.event_id)]
-
-    def _answered(self, event: client.ClientEvent) -> list[server.ServerEvent]:
+        journal, because the first answer may be lost. Nothing changes. Empty for an event without an answer.
+        The events of a response are not made here. Raises if the answer cannot be made again, for example
+        because its item was deleted since."""
         match event:
             case client.SessionUpdate():
                 return [self._updated(event.session)]
@@ -452,13 +563,13 @@ class Conversation:
                 return [server.TextCleared(event_id=self.event_id())]
             case client.TextCommit():
                 item_id = self._ids("item")
-                told = self.incoming.told(self._history.get(item_id), PrefilledInput(0, 0))
+                told = self._committed(self._history.get(item_id), PrefilledInput())
                 return [told, *self._shown_again(item_id)]
         return []
 
     def _shown_again(self, item_id: str) -> list[server.ServerEvent]:
-        item, previous = self._history.found(item_id)
-        return self._shown(frame_of(item), previous)
+        found, previous = self._found(item_id)
+        return self._shown(self._history.get(found), previous)
 
     def _cancel(self, response_id: str | None) -> list[Effect]:
         live = self._writer() if response_id is None else self.running.get(response_id)

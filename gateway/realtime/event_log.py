@@ -1,10 +1,10 @@
 """The server events of one session: their order, their ids, and a copy of the latest ones for a client that
 lost its connection.
 
-Events are posted to *lanes*: each lane is a queue with a name. The events of a lane leave in order; to leave is
-to get an id and to be sent, or only kept if there is no socket. An event that acknowledges something has a
-*ticket*, a future: it does not leave until the journal has what it acknowledges. Most events of a reply have
-none. An event's id says how far the session's events had left:
+There is one queue: events leave in the order in which they are posted, which is the order in which the session
+changed. To leave is to get an id and to be sent, or only kept if there is no socket. An event that acknowledges
+something has a *ticket*, a future: it does not leave, and nothing behind it does, until the journal has what it
+acknowledges. Most events of a reply have none. An event's id says how far the session's events had left:
 
     event_<opening>-<number>-<reply>-<told>
 
@@ -12,16 +12,11 @@ The *opening* is a random word, new each time the session is opened from the jou
 own. `reply` and `told` name the latest event of a reply in the conversation that had left: event number `told`
 of reply number `reply`. After a new opening the events of the last reply are made again from the journal, one
 for one as before. So `reply` and `told` are enough to know what a client has read.
-
-Answers leave in the order of the client events that they answer. One that comes later than the others, such as
-`response.created`, has an `AnswerPlace`: later answers wait until it has left. Only answers wait: what a client
-event asks for is done before the next one is served.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import re
 import secrets
 from collections import deque
@@ -45,22 +40,35 @@ from ...sessions.errors import EventsExpired
 from ..net.flag import Flag
 from ..net.outbox import SessionOutbox
 from ..settings import ClientLimits
-from .delta_frames import DeltaFrames
 
 Ticket: TypeAlias = asyncio.Future[None]
-ANSWERS = "answers"
-"""The name of the lane (queue) of answers to client events."""
-NEWS = "news"
-"""The name of the lane (queue) of events that answer nothing. They wait for no journal, so they leave at
-once."""
-WRITER = "writer"
-"""The name of the lane (queue) of the replies that write the conversation."""
-
 _EVENT_ID = re.compile(r"event_([0-9a-f]{8})-([0-9]{1,18})-([0-9]{1,18})-([0-9]{1,18})(-[0-9a-f]{4})?")
 _NO_REPLY = (0, 0)
 _ALONE = (TextDelta, ArgumentsDelta, ReasoningDelta, OutputItemDone, ResponseDone)
 """Types of events that mostly come one at a time, so they are written without a wait for others to be written
 with them: the deltas, and the last events of a reply in brief."""
+
+
+_ENCODER = msgspec.json.Encoder()
+_TAIL = b'"","event_id":""}'
+
+
+class DeltaFrames:
+    """Encodes the `response.output_text.delta` events of one message fast: all but the text and the event's id
+    is encoded once. ``delta``: such an event with an empty
+    text and event id and no log probabilities."""
+
+    __slots__ = ("_head",)
+
+    def __init__(self, delta: TextDelta) -> None:
+        frame = codec.encode(delta)
+        assert frame.endswith(b'"delta":' + _TAIL), "text and id are the last fields"
+        self._head = frame.removesuffix(_TAIL)
+
+    def frame(self, event_id: str, text: str) -> bytes:
+        """The encoded event with this id and text: the same bytes as `codec.encode` makes. JSON must need no
+        escape in ``event_id``."""
+        return b'%b%b,"event_id":"%b"}' % (self._head, _ENCODER.encode(text), event_id.encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,37 +100,16 @@ def _event_id(opening: str, number: int, reply: int, told: int) -> str:
     return f"event_{opening}-{number}-{reply}-{told}"
 
 
-@dataclass(eq=False, slots=True)
-class AnswerPlace:
-    """A place that was kept in the order of answers for one that comes later, such as the events of a reply.
-    ``lane``: the queue to which that answer will be posted.
-
-    ``reached``: all answers before it have been sent, so the answer may be sent. ``left``: the answer has been
-    sent, or will not come, so the answers behind it may be sent.
-    """
-
-    lane: str
-    reached: bool = False
-    left: bool = False
-
-
 class _Pending(msgspec.Struct, frozen=True):
-    """An event in a lane (queue) that has not been sent yet. It is sent when the earlier events of the lane are
-    sent, its ``ticket`` is done without an error and its ``place`` is reached.
-
-    ``ticket``: done when the journal has what the event acknowledges; None: nothing to wait for. ``reply``,
-    ``told``: the number of the reply that the event is part of, and the event's number in it; 0 for an event
-    that is not of a reply in the conversation. ``patient``: it may wait a little in the socket's outbox, to be
-    written with later events. ``place``: the place that was kept for it in the order of answers; None: none
-    was.
-    """
+    """An event in the queue. ``ticket``: done when the journal has what it acknowledges; None: nothing to wait
+    for. ``reply``, ``told``: the number of the reply that it is part of, and its number in it; 0 for an event
+    that is not of a reply in the conversation. ``patient``: it may wait a little in the socket's outbox."""
 
     event: ServerEvent
     ticket: Ticket | None
     reply: int
     told: int
     patient: bool
-    place: AnswerPlace | None = None
 
     @property
     def durable(self) -> bool:
@@ -163,8 +150,7 @@ class EventLog:
         self._reply, self._told = replies, 0  # place of the event that was queued last
         self._left = (replies, 0)  # place of the event that left last
         self._read = _NO_REPLY  # what the client has read of a reply that is told again
-        self._lanes: dict[str, deque[_Pending | AnswerPlace]] = {}
-        self._places = itertools.count(1)
+        self._waiting: deque[_Pending] = deque()
         self._log: deque[_Sent] = deque()
         self._log_bytes = 0
         self._unread = 0  # bytes of events that left while there was no socket
@@ -173,9 +159,8 @@ class EventLog:
 
     @property
     def holding(self) -> bool:
-        """Whether anything still waits in a lane: an event that has not been sent, or a place that was kept for
-        an answer."""
-        return any(self._lanes.values())
+        """Whether events wait for the journal."""
+        return bool(self._waiting)
 
     @property
     def behind(self) -> bool:
@@ -184,76 +169,52 @@ class EventLog:
         return (self._reply, self._told) < self._read
 
     def begin_reply(self) -> None:
-        """Called when the next reply begins: events that are posted to the lane `WRITER` from now on belong to
-        it. Kept events that were sent before the first event of the previous reply are dropped."""
+        """Called when the next reply begins: events that are posted as a reply's from now on belong to it. Kept
+        events that were sent before the first event of the previous reply are dropped."""
         self._reply, self._told = self._reply + 1, 0
         self._forget_before(self._reply - 1)
-
-    def keep_place(self, lane: str | None = None) -> AnswerPlace:
-        """Keep the next place in the order of answers for one that comes later; answers that are posted after
-        this wait behind it. Pass the place to `post` with the answer that belongs there, or to `give_up`.
-
-        ``lane``: the queue to which that answer will be posted; None: a new one, named in the result.
-        """
-        place = AnswerPlace(lane or f"{ANSWERS} {next(self._places)}")
-        self._lanes.setdefault(ANSWERS, deque()).append(place)
-        self._release(ANSWERS)
-        return place
-
-    def give_up(self, place: AnswerPlace) -> None:
-        """Called when no answer will come for a place that was kept. Answers that waited behind it may be
-        sent."""
-        place.left = True
-        self._release(ANSWERS)
 
     def post(
         self,
         events: Iterable[ServerEvent],
-        lane: str = ANSWERS,
         ticket: Ticket | None = None,
         *,
+        of_reply: bool = False,
         patient: bool = False,
-        place: AnswerPlace | None = None,
     ) -> None:
-        """Put events into the queue named ``lane``, without waiting. Each is sent when the events before it in
-        this queue are sent and ``ticket`` is done: it gets its id, is kept, and goes to the socket if there is
-        one.
+        """Put events behind those that were posted before, without waiting. Each is sent when these are sent
+        and ``ticket`` is done: it gets its id, is kept, and goes to the socket if there is one.
 
         ``ticket``: done when the journal has what the events acknowledge; None: nothing to wait for.
-        ``patient``: the events may wait a little in the socket's outbox, to be written with later ones.
-        ``place``: the place that was kept in the order of answers for the first of the events.
+        ``of_reply``: they belong to the reply that writes the conversation. ``patient``: they may wait a little
+        in the socket's outbox, to be written with later ones.
         """
-        free = ticket is None and place is None and lane not in self._lanes  # nothing to wait for
         for event in events:
-            told = _NO_REPLY
-            if lane == WRITER:
-                self._told += 1
-                told = self._reply, self._told
-            held = _Pending(event, ticket, *told, patient, place)
-            if free:
-                self._leave(held)
-            else:
-                self._lanes.setdefault(lane, deque()).append(held)
-            place = None
-        if free:
-            self._changed.set()
-            return
+            self._told += of_reply
+            place = (self._reply, self._told) if of_reply else _NO_REPLY
+            self._waiting.append(_Pending(event, ticket, *place, patient))
         if ticket is not None and not ticket.done():
-            ticket.add_done_callback(lambda _: self._release(lane))
-        self._release(lane)
+            ticket.add_done_callback(lambda _: self._release())
+        self._release()
 
-    def post_text(self, frames: DeltaFrames, text: str, lane: str) -> bool:
+    def post_ahead(self, event: ServerEvent) -> None:
+        """Send an event at once, before those that wait for the journal: news of the server, which tells
+        nothing of what the session does."""
+        self._leave(_Pending(event, None, *_NO_REPLY, patient=False))
+        self._changed.set()
+
+    def post_text(self, frames: DeltaFrames, text: str, *, of_reply: bool) -> bool:
         """Send more text of a reply's message to the socket within the call, as `post` would send it.
 
-        Returns False, and does nothing, if events wait in the queue ``lane``, if the socket is gone or can take
-        no more, or if the reply is sent again from the journal and the client has read this event before. Then
-        use `post`. ``frames``: encodes the events of that message.
+        Returns False, and does nothing, if other events wait, if the socket is gone or can take no more, or if
+        the reply is sent again from the journal and the client has read this event before. Then use `post`.
+        ``frames``: encodes the events of that message. ``of_reply``: as in `post`.
         """
         outbox = self._outbox
-        if outbox is None or not outbox.free or lane in self._lanes:
+        if outbox is None or not outbox.free or self._waiting:
             return False
         place = _NO_REPLY
-        if lane == WRITER:
+        if of_reply:
             place = (self._reply, self._told + 1)
             if place <= self._read:
                 return False
@@ -334,39 +295,11 @@ class EventLog:
 
     # --- inside ---------------------------------------------------------------------------------------------
 
-    def _release(self, lane: str) -> None:
-        """Send what may be sent now from the queue ``lane``, and from other queues that waited for it."""
-        lanes = [lane]
-        while lanes:
-            lanes += self._advance(lanes.pop())
+    def _release(self) -> None:
+        """Send the waiting events up to the first that the journal does not have."""
+        while self._waiting and self._waiting[0].durable:
+            self._leave(self._waiting.popleft())
         self._changed.set()
-
-    def _advance(self, lane: str) -> list[str]:
-        """Send the events of one queue up to the first that has to wait. Returns the names of the other queues
-        from which events may be sent because of that."""
-        waiting, others = self._lanes.get(lane, deque()), list[str]()
-        while waiting:
-            head = waiting[0]
-            if isinstance(head, AnswerPlace):
-                if not head.reached:
-                    head.reached = True
-                    others.append(head.lane)
-                if not head.left:
-                    break
-                waiting.popleft()
-                continue
-            if not head.durable:
-                break
-            if head.place is not None and not head.place.reached:
-                break
-            waiting.popleft()
-            self._leave(head)
-            if head.place is not None:
-                head.place.left = True
-                others.append(ANSWERS)
-        if not waiting:
-            self._lanes.pop(lane, None)
-        return others
 
     def _leave(self, held: _Pending) -> None:
         self._number += 1

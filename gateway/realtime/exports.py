@@ -1,4 +1,5 @@
-"""Sessions as JSON lines (`sdk.frames.exported`): what is written of one, and what a new one begins with."""
+"""A session outside of memory: its configuration in the journal, and sessions as JSON lines
+(`sdk.frames.exported`): what is written of one, and what a new one begins with."""
 
 from __future__ import annotations
 
@@ -18,6 +19,25 @@ from ...sessions.exports import ExportedEntry, exported
 from ...sessions.journal.records import SessionRecord
 from ...sessions.turn.request import RequestBounds
 from .translate import KEPT, frame_of, item_of, request_of
+
+
+class RealtimeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What the journal keeps of a new session for this protocol: ``session``, its first configuration, and
+    ``conversation``, the id of its conversation."""
+
+    session: SessionResource
+    conversation: str
+
+
+def resource_of(record: SessionRecord, latest: bytes | None) -> SessionResource | None:
+    """The configuration of a session: the ``latest`` that the journal has, or else that of its ``record``. None
+    for a session of another protocol."""
+    try:
+        if latest:
+            return msgspec.msgpack.decode(latest, type=SessionResource)
+        return msgspec.msgpack.decode(record.config, type=RealtimeConfig).session
+    except msgspec.MsgspecError:
+        return None
 
 
 def export_of(

@@ -43,7 +43,7 @@ from ...sessions.turn.events import (
 )
 from ..errors import Draining, error_details
 from ..live.reply import receipt_of
-from .delta_frames import DeltaFrames
+from .event_log import DeltaFrames
 from .translate import frame_of, logprobs_of, truncated_of, usage_of
 
 EventIds: TypeAlias = Callable[[], str]
@@ -142,6 +142,12 @@ class LiveResponse:
             place = {**self._part(opened), "event_id": ""}
             opened.text = DeltaFrames(server.TextDelta(**place, delta="")), opened.pieces
         return opened.text
+
+    def item(self, item_id: str) -> AnyItem | None:
+        """The item with this id, as it is so far. None if the response has not begun it."""
+        if self._open is not None and self._open.item.id == item_id:
+            return frame_of(self._open.final(complete=True), "in_progress")
+        return next((item for item in self._output if item.id == item_id), None)
 
     def fail(self, error: Exception) -> list[server.ServerEvent]:
         """Make the last events of a response that has been created, after its turn raised ``error``: its open

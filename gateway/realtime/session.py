@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -18,9 +19,7 @@ from ...kvstore.log_lines import about_session
 from ...runtime.errors import RuntimeFault
 from ...runtime.link.client import EngineLink
 from ...sdk.frames import client, server
-from ...sdk.frames.client import ResponseSteer, SessionFork, SessionName, SessionPrune
 from ...sdk.frames.exported import read_export
-from ...sdk.frames.server import SteerAccepted
 from ...sdk.frames.session import SessionResource
 from ...sessions.conversation.input_text_buffer import InputTextBuffer
 from ...sessions.conversation.items import derived_id, new_id
@@ -37,29 +36,28 @@ from ..access.auth import TurnCaller
 from ..errors import INTERNAL, Draining, wire_error
 from ..live.session import LiveSession, log_refusal, report
 from ..live.sessions import LiveSessions, SessionConnection
+from ..net.flag import Flag
 from ..net.outbox import SessionOutbox
 from ..settings import ClientLimits
-from .config import RealtimeConfig
-from .conversation import Conversation
-from .effects import CancelResponse, Effect, PrefillText, Send, StartResponse, TellCommitted
-from .event_log import NEWS, WRITER, AnswerPlace, EventLog
-from .exports import entries_of, imported_resource
+from .conversation import CancelResponse, Conversation, StartResponse
+from .event_log import EventLog
+from .exports import RealtimeConfig, entries_of, imported_resource
 from .translate import preamble_of
-from .verbs import EDITS, VERBS, SessionVerbs
+from .verbs import Edit, SessionVerb, SessionVerbs
 
 log = logging.getLogger(__name__)
 
 CHANGES = (
-    client.SessionUpdate,
-    client.ItemCreate,
-    client.ItemDelete,
-    client.TextCommit,
-    client.ResponseCreate,
-    *EDITS,
-    SessionFork,
-    ResponseSteer,
-    SessionName,
-    SessionPrune,
+    client.SessionUpdate
+    | client.ItemCreate
+    | client.ItemDelete
+    | client.TextCommit
+    | client.ResponseCreate
+    | client.ResponseSteer
+    | Edit
+    | client.SessionFork
+    | client.SessionName
+    | client.SessionPrune
 )
 """Client events that change what the journal keeps. They are refused while it cannot write; their answers are
 sent when it has the change."""
@@ -214,8 +212,10 @@ class RealtimeSession:
         self.event_log = EventLog(limits, replies, lambda: session.handles.current)
         self._verbs = SessionVerbs(self.live, face.sessions, self.conversation, self.event_log, limits.moves)
         self._client_events: dict[str, None] = {}  # ids of the latest, in order
-        self._waiting_cancels: dict[str, EndReason] = {}
-        self._places: dict[str, AnswerPlace] = {}  # of responses that have told nothing yet
+        self._beginning: str | None = (
+            None  # the response that was asked for last, until it has told something
+        )
+        self._told = Flag()  # set when a response has told something, or is over
         self._from_journal = False
         self._reopened = False  # the client was on the server before this one
 
@@ -237,10 +237,10 @@ class RealtimeSession:
             resource = msgspec.msgpack.decode(replayed.config, type=SessionResource)
             self.conversation.configure(msgspec.structs.replace(resource, id=self.session.id))
         if replayed.last is not None:
-            self._bring_back(replayed.last, replayed.after_reply)
+            self._bring_back(replayed.last)
         for orphan in replayed.orphans.values():
             self._end_out_of_band(orphan)
-        self.conversation.incoming.buffer = replayed.typed
+        self.conversation.buffer = replayed.typed
         self.session.expect(replayed.typed.item())
 
     # --- sockets --------------------------------------------------------------------------------------------
@@ -290,23 +290,43 @@ class RealtimeSession:
         """Serve an event in one of four ways: if it was served before, answer it again; refuse it; pass it to
         `SessionVerbs`; or apply it to the conversation and carry out the effects. Raises what refuses it on the
         way."""
+        await self._its_turn(event)
         if self.live.resumable and event.event_id is not None and event.event_id in self._client_events:
             await self._answer_again(event)
         elif (refusal := self._refusal(event)) is not None:
             self.refuse(refusal, event.event_id)
-        elif isinstance(event, VERBS):
+        elif isinstance(event, SessionVerb):
             self._note(event)
             await self._verbs.serve(event)
         else:
-            if isinstance(event, ResponseSteer):
+            if isinstance(event, client.ResponseSteer):
                 await self._make_way(event)
             await self.live.wait_ended(self.conversation.ending(event))
-            for effect in self._change(event):
-                match effect:
-                    case CancelResponse(response_id=response_id):
-                        await self._cancel(response_id)
-                    case TellCommitted():
-                        await self._tell_committed(effect)
+            prefilled = await self._prefilled() if isinstance(event, client.TextCommit) else None
+            for cancelled in self._change(event, prefilled):
+                await self.live.cancel(cancelled)
+
+    async def _its_turn(self, event: client.ClientEvent) -> None:
+        """Wait until the events before which ``event`` must not be served are posted: those of a reply that is
+        told again from the journal, up to the last that the client has read; and the first event of a response
+        that was asked for. A cancel does not wait for that one."""
+        cancels = isinstance(event, client.ResponseCancel)
+        while self._telling_again or (self._beginning is not None and not cancels):
+            self._told.clear()
+            await self._told.wait()
+
+    @property
+    def _telling_again(self) -> bool:
+        return self.event_log.behind and any(response.writes for response in self.live.running)
+
+    async def _prefilled(self) -> PrefilledInput | None:
+        """How much of the streamed text is prefilled. It is asked before the text is committed: the events that
+        show the item then leave when it joins the conversation."""
+        item = self.conversation.buffer.item()
+        if item is not None:
+            with suppress(SessionError, RuntimeFault):  # the next turn raises it again
+                return await self.session.prefilled_input(item)
+        return None
 
     def refuse(self, error: Exception, event_id: str | None = None) -> None:
         """Post and log that a client event, or a frame that is no event, was refused because of ``error``.
@@ -319,57 +339,42 @@ class RealtimeSession:
         refused if it begins a turn and the server is going away, or if it changes what the journal keeps and
         the journal cannot write. A prune is served even if the journal, or the tenant's share of it, is full,
         because it makes room."""
-        if self.live.draining and isinstance(event, client.ResponseCreate | ResponseSteer):
+        if self.live.draining and isinstance(event, client.ResponseCreate | client.ResponseSteer):
             return Draining("The server is going away")
         if not isinstance(event, CHANGES):
             return None
         fault = self.session.log.fault
-        makes_room = isinstance(event, SessionPrune) and isinstance(fault, StorageFull)
+        makes_room = isinstance(event, client.SessionPrune) and isinstance(fault, StorageFull)
         return None if makes_room else fault
 
-    def _change(self, event: client.ClientEvent) -> list[Effect]:
+    def _change(self, event: client.ClientEvent, prefilled: PrefilledInput | None) -> list[str]:
         """Apply an event to the conversation, post the answers, begin its turn, and append what has changed to
-        the journal. Returns the effects that are left: those that need an await. There is no await in here, so
-        that all changes reach the journal in one commit."""
+        the journal. Returns the ids of the responses to cancel. There is no await in here, so that all changes
+        reach the journal in one commit."""
         conversation, journal = self.conversation, self.session.log
-        before, typed = conversation.session, replace(conversation.incoming.buffer)
+        before, typed = conversation.session, replace(conversation.buffer)
         self._note(event)
         answers: list[server.ServerEvent] = []
-        started: list[TurnResponse] = []
-        rest: list[Effect] = []
-        effects = conversation.receive(event)
-        try:
-            for effect in effects:
-                match effect:
-                    case Send(refused=error):
-                        answers.append(effect.event)
-                        if error is not None:
-                            log_refusal(self.live.id, error)
-                    case StartResponse():
-                        begun = self._start(effect)
-                        if isinstance(begun, TurnResponse):
-                            started.append(begun)
-                        else:
-                            answers += begun
-                    case PrefillText(item=item):
-                        self.session.expect(item)
-                    case CancelResponse() | TellCommitted():
-                        rest.append(effect)
-        except BaseException:
-            for effect in effects:  # nothing else ends a response that was not started
-                if isinstance(effect, StartResponse) and not self.live.is_running(effect.response_id):
-                    conversation.forget(effect.response_id)
-            raise
-        if conversation.incoming.buffer != typed:
-            journal.append(typed_since(typed, conversation.incoming.buffer))
+        cancelled: list[str] = []
+        effects = conversation.receive(event, prefilled)
+        if conversation.buffer != typed:
+            self.session.expect(conversation.buffer.item())
+        for effect in effects:
+            match effect:
+                case StartResponse():
+                    answers += self._start(effect)
+                case CancelResponse(response_id=response_id):
+                    cancelled.append(response_id)
+                case _:
+                    answers.append(effect)
+        if conversation.buffer != typed:
+            journal.append(typed_since(typed, conversation.buffer))
         if conversation.session is not before:
             config = msgspec.msgpack.encode(conversation.session)
             journal.append(Configured(preamble=preamble_of(conversation.session), config=config))
         if answers:
-            self.event_log.post(answers, ticket=journal.sync() if isinstance(event, CHANGES) else None)
-        for response in started:
-            self._places[response.id] = self.event_log.keep_place(_lane(response))
-        return rest
+            self.event_log.post(answers, journal.sync() if isinstance(event, CHANGES) else None)
+        return cancelled
 
     def _note(self, event: client.ClientEvent) -> None:
         """Remember the event's id, in memory and in the journal, so that an event that is sent twice is served
@@ -392,46 +397,29 @@ class RealtimeSession:
         log still has that answer."""
         if not self._reopened:
             return
-        if isinstance(event, VERBS):
+        if isinstance(event, SessionVerb):
             await self._verbs.answer_again(event)
         else:
             self._ids.derive_from(event.event_id)
-            self.event_log.post(self.conversation.answered(event), ticket=self.session.log.sync())
+            self.event_log.post(self.conversation.answered(event), self.session.log.sync())
 
-    async def _tell_committed(self, effect: TellCommitted) -> None:
-        try:
-            arrival = await self.session.prefilled_input()
-        except (SessionError, RuntimeFault):  # the next turn raises it again; the item stands
-            arrival = PrefilledInput(0, 0)
-        events = self.conversation.incoming.committed(arrival, effect)
-        self.event_log.post(events, ticket=self.session.log.sync())
-
-    async def _make_way(self, event: ResponseSteer) -> None:
+    async def _make_way(self, event: client.ResponseSteer) -> None:
         """Before a `response.steer` is served: cancel the response that writes the conversation, if one runs,
         and wait until it has ended, so that ``event`` can start the next one. Posts `response.steer.accepted`
         first. Raises if the event is refused; then nothing has changed."""
         response_id = self.conversation.check_steer(event)
         self.live.check_admission()
-        accepted = SteerAccepted(event_id=self.conversation.event_id(), response_id=response_id)
+        accepted = server.SteerAccepted(event_id=self.conversation.event_id(), response_id=response_id)
         self.event_log.post([accepted])
         if response_id is not None:
-            await self._cancel(response_id, EndReason.STEERED)
+            await self.live.cancel(response_id, EndReason.STEERED)
         await self.live.wait_ended(response_id)
-
-    async def _cancel(self, response_id: str, reason: EndReason = EndReason.CLIENT_CANCELLED) -> None:
-        """Cancel a running response. If its events are being posted again from the journal, and have not yet
-        come to the last one that the client read, the cancel waits until they have: `tell` then carries it
-        out."""
-        if self.event_log.behind:
-            self._waiting_cancels[response_id] = reason
-        else:
-            await self.live.cancel(response_id, reason)
 
     # --- responses ------------------------------------------------------------------------------------------
 
-    def _start(self, start: StartResponse) -> TurnResponse | list[server.ServerEvent]:
-        """Begin the turn that ``start`` names, and run it. Returns it; or, if the session refuses it, the
-        events that say so to the client.
+    def _start(self, start: StartResponse) -> list[server.ServerEvent]:
+        """Begin the turn that ``start`` names, and run it. If the session refuses it, returns the events that
+        say so to the client.
 
         The history that the turn answers is fixed here, before any later event is served.
         """
@@ -447,29 +435,31 @@ class RealtimeSession:
                 self.event_log.begin_reply()
             self.live.run(response)
         except BaseException as error:
+            self.conversation.forget(response.id)
             response.refuse(error)
             raise
-        return response
+        self._beginning = response.id
+        return []
 
-    def _bring_back(self, past: Past, after_reply: set[str]) -> None:
+    def _bring_back(self, past: Past) -> None:
         """Post the events of ``past``, the session's last reply as the journal has it, again. If the reply was
-        interrupted, continue it in a task, like a new turn. ``after_reply``: ids of the items that were added
-        to the conversation while it ran."""
-        self.conversation.revive(past.id, past.request, past.note, after_reply)
+        interrupted, continue it in a task, like a new turn."""
+        self.conversation.revive(past.id, past.request, past.note)
         self.event_log.begin_reply()
         if past.ended is None:
             try:
                 response = self.session.go_on(past)
             except Exception as error:  # for example where its grammar is refused now
                 report(self.live.id, past.id, error)
-                self.event_log.post(self.conversation.failed(past.id, error), WRITER)
+                self.event_log.post(self.conversation.failed(past.id, error), of_reply=True)
             else:
                 self.live.run(response)
             return
         for event in self.session.retold(past):
-            self.event_log.post(self.conversation.reply(past.id, event), WRITER)
+            self.event_log.post(self.conversation.reply(past.id, event), of_reply=True)
         if not past.ended.began:
-            self.event_log.post(self.conversation.failed(past.id, error_of(past.ended.error)), WRITER)
+            failed = self.conversation.failed(past.id, error_of(past.ended.error))
+            self.event_log.post(failed, of_reply=True)
 
     def _end_out_of_band(self, orphan: Begun) -> None:
         """End a response out of band that was interrupted when the server ended, because such a one is not
@@ -478,16 +468,13 @@ class RealtimeSession:
         self.conversation.revive(orphan.response, None, orphan.note)
         events = self.conversation.reply(orphan.response, ReplyStarted(0))
         events += self.conversation.failed(orphan.response, error_of(None))
-        self.event_log.post(events, orphan.response)
+        self.event_log.post(events)
 
     # --- as `SessionFace` -----------------------------------------------------------------------------------
 
     async def tell(self, response: TurnResponse, event: ReplyEvent) -> None:
-        """Post the server events for one event of a running turn. Returns when the client can take more.
-        Carries out a cancel that waited for this event."""
+        """Post the server events for one event of a running turn. Returns when the client can take more."""
         self._post_reply(self.conversation.reply(response.id, event), response)
-        if response.id in self._waiting_cancels and not self.event_log.behind:
-            await response.cancel(self._waiting_cancels.pop(response.id))
         if isinstance(event, ReplyStarted):
             self._tell_rate_limits()
         if not isinstance(event, ReplyDone):
@@ -497,21 +484,17 @@ class RealtimeSession:
         """Send more text of an open message within the call, before it returns. Returns False, and sends
         nothing, if the client cannot take it now or other events wait before it."""
         live = self.conversation.running.get(response.id)
-        opened = None if live is None or self._waiting_cancels else live.open_text(event.item_id)
-        if opened is None or not self.event_log.post_text(opened[0], event.text, _lane(response)):
+        opened = None if live is None else live.open_text(event.item_id)
+        if opened is None or not self.event_log.post_text(opened[0], event.text, of_reply=response.writes):
             return False
         opened[1].append(event.text)
         return True
 
     def ended(self, response: TurnResponse, error: Exception | None) -> None:
         """Called when a turn is over. ``error``: what ended it; if it is set and the client has not received
-        the end, posts the end. Then posts the answers of truncations that waited for the turn."""
-        self._waiting_cancels.pop(response.id, None)
-        if error is not None and response.id in self.conversation.running:
-            self._post_reply(self.conversation.failed(response.id, error), response)
-        if (place := self._places.pop(response.id, None)) is not None:  # it has told nothing
-            self.event_log.give_up(place)
-        self._verbs.ended(response.id)
+        the end, posts the end."""
+        failed = error is not None and response.id in self.conversation.running
+        self._post_reply(self.conversation.failed(response.id, error) if failed and error else [], response)
         self._tell_rate_limits()
 
     def _tell_rate_limits(self) -> None:
@@ -519,15 +502,17 @@ class RealtimeSession:
         limits = list(self.live.rate_limits().limits)
         if limits:
             event_id = self.conversation.event_id()
-            self.event_log.post([server.RateLimitsUpdated(event_id=event_id, rate_limits=limits)], NEWS)
+            self.event_log.post([server.RateLimitsUpdated(event_id=event_id, rate_limits=limits)])
 
     def _post_reply(self, events: Iterable[server.ServerEvent], response: TurnResponse) -> None:
         for event in events:
-            place = self._places.pop(response.id, None)
             ticket = self.session.log.sync() if isinstance(event, ACKNOWLEDGING) else None
             # In brief, the beginning of a reply may wait for what follows.
             patient = isinstance(event, server.ResponseCreated) and self.conversation.brief(event.response.id)
-            self.event_log.post([event], _lane(response), ticket, patient=patient, place=place)
+            self.event_log.post([event], ticket, of_reply=response.writes, patient=patient)
+        if self._beginning == response.id:
+            self._beginning = None
+        self._told.set()
 
     def detach(self) -> None:
         """Called when the session is on no socket any more: its events are kept for the next one."""
@@ -537,14 +522,14 @@ class RealtimeSession:
         """Called when the journal cannot write, because of ``fault``: posts that as an `error` event if answers
         are held back until the journal can write."""
         if self.event_log.holding:
-            self.event_log.post([self.conversation.refusal(fault)], NEWS)
+            self.event_log.post_ahead(self.conversation.refusal(fault))
 
     def recovered(self, lost_seconds: float) -> None:
         """Called when another engine has taken over, after ``lost_seconds`` without one: posts
         `session.recovered`."""
         lost_ms = round(lost_seconds * 1000, 1)
         told = server.SessionRecovered(event_id=self.conversation.event_id(), lost_ms=lost_ms)
-        self.event_log.post([told], NEWS)
+        self.event_log.post([told])
 
     def going_away(self, seconds: float) -> None:
         """Called before the server ends: posts `server.going_away`, as the server closes the connection within
@@ -552,7 +537,7 @@ class RealtimeSession:
         handle = self.session.handles.current or None
         event_id = self.conversation.event_id()
         told = server.ServerGoingAway(event_id=event_id, seconds=seconds, handle=handle)
-        self.event_log.post([told], NEWS)
+        self.event_log.post_ahead(told)
 
     async def flushed(self) -> None:
         """Wait until no posted event is held back any more, and the socket, if there is one, has written
@@ -571,10 +556,6 @@ class RealtimeSession:
         live = self._face.begin(session, config)
         self._face.side_of(live).conversation.configure_as(self.conversation)
         return live
-
-
-def _lane(response: TurnResponse) -> str:
-    return WRITER if response.writes else response.id
 
 
 # --- names and text -----------------------------------------------------------------------------------------

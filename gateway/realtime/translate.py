@@ -58,8 +58,8 @@ def item_of(frame: frames.AnyItem, new_id: Callable[[str], str]) -> Item:
 
 
 def frame_of(item: Item, status: frames.ItemStatus | None = None) -> frames.AnyItem:
-    """The frame that shows an item to the client. ``status``: of an item that is still growing; a message that
-    is `in_progress` is shown without its text. None: completed or incomplete, as the item says."""
+    """The frame that shows an item to the client. ``status``: of an item that is still growing; its message has
+    no part before its first text. None: completed or incomplete, as the item says."""
     match item:
         case Message(id=item_id, role=role, text=text, complete=complete):
             part = frames.TextPart(type=frames.PART_OF_ROLE[role], text=text)
@@ -68,7 +68,7 @@ def frame_of(item: Item, status: frames.ItemStatus | None = None) -> frames.AnyI
                 object="realtime.item",
                 status=status or _status(complete),
                 role=role,
-                content=[] if status == "in_progress" else [part],
+                content=[] if status == "in_progress" and not text else [part],
             )
         case FunctionCall(id=item_id, call_id=call_id, name=name, arguments=arguments, complete=complete):
             return frames.FunctionCallItem(

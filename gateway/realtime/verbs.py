@@ -13,64 +13,27 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from ...kvstore.log_lines import about_session
-from ...runtime.verbs import BlockMap, KVTier, Moved, Receipt
+from ...runtime.verbs import BlockMap, KVTier, Moved
 from ...sdk.errors import FieldMissing
-from ...sdk.frames import server
-from ...sdk.frames.client import (
-    ForkCompaction,
-    ItemTruncate,
-    SessionBlocks,
-    SessionFork,
-    SessionLease,
-    SessionName,
-    SessionPrune,
-    SessionRewind,
-    SessionSettle,
-    SessionStage,
-    SessionTree,
-)
-from ...sdk.frames.server import (
-    Fork,
-    ItemTruncated,
-    Relative,
-    ServerEvent,
-    SessionForked,
-    SessionNamed,
-    SessionPruned,
-    SessionRewound,
-    SessionTreeListed,
-)
+from ...sdk.frames import client, server
 from ...sessions.conversation.edits import checked_end
 from ...sessions.conversation.items import Message, new_id
-from ...sessions.errors import CutInvalid, SessionError
+from ...sessions.errors import CutInvalid
 from ...sessions.session import ForkSummary
 from ..errors import INTERNAL, TooManyMoves, wire_error
 from ..live.session import LiveSession, log_refusal
 from ..live.sessions import LiveSessions
 from .conversation import Conversation
-from .event_log import NEWS, AnswerPlace, EventLog
+from .event_log import EventLog
 from .translate import item_of
 
 log = logging.getLogger(__name__)
 
-KVVerb: TypeAlias = SessionLease | SessionStage | SessionSettle | SessionBlocks
-Edit: TypeAlias = ItemTruncate | SessionRewind
-TreeVerb: TypeAlias = SessionFork | SessionTree | SessionName | SessionPrune
+KVVerb: TypeAlias = client.SessionLease | client.SessionStage | client.SessionSettle | client.SessionBlocks
+Edit: TypeAlias = client.ItemTruncate | client.SessionRewind
+TreeVerb: TypeAlias = client.SessionFork | client.SessionTree | client.SessionName | client.SessionPrune
 SessionVerb: TypeAlias = Edit | TreeVerb | KVVerb
-
-EDITS = (ItemTruncate, SessionRewind)
-VERBS = (
-    *EDITS,
-    SessionFork,
-    SessionTree,
-    SessionName,
-    SessionPrune,
-    SessionLease,
-    SessionStage,
-    SessionSettle,
-    SessionBlocks,
-)
-"""Client events that `SessionVerbs` serves."""
+"""The client events that `SessionVerbs` serves."""
 
 
 class SessionVerbs:
@@ -92,8 +55,6 @@ class SessionVerbs:
         self._event_log = event_log
         self._most_moves = most_moves
         self._moves = 0
-        # by the response that has to end first
-        self._waiting_cuts: dict[str, list[tuple[ItemTruncate, AnswerPlace]]] = {}
 
     async def serve(self, event: SessionVerb) -> None:
         """Do what the event asks, and post its answer. The verbs about KV run in the background and are
@@ -112,88 +73,71 @@ class SessionVerbs:
         with the server.
         """
         match event:
-            case ItemTruncate(item_id=item_id):
+            case client.ItemTruncate(item_id=item_id):
                 response = self._session.saying(item_id)
-                if response is None:
-                    self._acknowledge([self._truncated(event)])
-                else:
-                    self._answer_later(response.id, event)
-            case SessionRewind():
-                self._acknowledge([self._rewound()])
-            case SessionPrune(session=target):
-                self._acknowledge([SessionPruned(event_id=self._event_id(), session=target)])
+                await self._live.wait_ended(None if response is None else response.id)
+                self._acknowledge(self._truncated(event))
+            case client.SessionRewind():
+                self._acknowledge(self._rewound())
+            case client.SessionPrune(session=target):
+                self._acknowledge(server.SessionPruned(event_id=self._event_id(), session=target))
             case _:
                 await self.serve(event)
 
-    def ended(self, response_id: str) -> None:
-        """Called when a response is over: posts the answers of the truncations that waited for its end."""
-        for event, place in self._waiting_cuts.pop(response_id, []):
-            ticket = self._session.log.sync()
-            self._event_log.post([self._truncated(event)], place.lane, ticket, place=place)
-
-    def _answer_later(self, response_id: str, event: ItemTruncate) -> None:
-        """Keep a place in the order of answers for the answer to a truncation, which `ended` posts when the
-        response is over."""
-        place = self._event_log.keep_place()
-        self._waiting_cuts.setdefault(response_id, []).append((event, place))
-
-    async def _served(self, event: Edit | TreeVerb) -> list[ServerEvent]:
+    async def _served(self, event: Edit | TreeVerb) -> server.ServerEvent:
         match event:
-            case ItemTruncate():
+            case client.ItemTruncate():
                 return await self._truncate(event)
-            case SessionRewind(to=to):
+            case client.SessionRewind(to=to):
+                self._conversation.check_free()
                 self._session.rewind(to)
-                return [self._rewound()]
-            case SessionFork(children=children, at=at, compact=compact):
+                return self._rewound()
+            case client.SessionFork(children=children, at=at, compact=compact):
                 made = await self._sessions.fork(self._live, children, at, _compaction_of(compact))
-                forks = [Fork(id=child.id, handle=child.session.handles.current) for child in made]
-                return [SessionForked(event_id=self._event_id(), sessions=forks)]
-            case SessionTree(limit=limit, after=after):
+                forks = [server.Fork(id=child.id, handle=child.session.handles.current) for child in made]
+                return server.SessionForked(event_id=self._event_id(), sessions=forks)
+            case client.SessionTree(limit=limit, after=after):
                 page = await self._sessions.forks.page(self._live.id, limit, after)
-                members = msgspec.convert(page.members, list[Relative], from_attributes=True)
-                more = page.after is not None
-                event_id = self._event_id()
-                return [
-                    SessionTreeListed(event_id=event_id, sessions=members, has_more=more, next=page.after)
-                ]
-            case SessionName(name=name):
+                members = msgspec.convert(page.members, list[server.Relative], from_attributes=True)
+                more, event_id = page.after is not None, self._event_id()
+                return server.SessionTreeListed(
+                    event_id=event_id, sessions=members, has_more=more, next=page.after
+                )
+            case client.SessionName(name=name):
                 kept = await self._sessions.forks.name(self._live.id, name)
-                return [SessionNamed(event_id=self._event_id(), name=kept)]
-            case SessionPrune(session=target):
+                return server.SessionNamed(event_id=self._event_id(), name=kept)
+            case client.SessionPrune(session=target):
                 await self._sessions.prune(self._live.id, target)
-                return [SessionPruned(event_id=self._event_id(), session=target)]
+                return server.SessionPruned(event_id=self._event_id(), session=target)
 
-    def _acknowledge(self, events: list[ServerEvent]) -> None:
-        """Post ``events``, the answer to a verb. They are sent when the journal has all that the session has
-        done so far."""
-        if events:
-            self._event_log.post(events, ticket=self._session.log.sync())
+    def _acknowledge(self, answer: server.ServerEvent) -> None:
+        """Post the ``answer`` to a verb. It is sent when the journal has all that the session has done so
+        far."""
+        self._event_log.post([answer], self._session.log.sync())
 
     def _event_id(self) -> str:
         return self._conversation.event_id()
 
     # --- cut and rewind -------------------------------------------------------------------------------------
 
-    async def _truncate(self, event: ItemTruncate) -> list[ServerEvent]:
-        end = _end_of(event)
-        if end is None:
-            response = self._session.saying(event.item_id)
-            if response is None:
-                checked_end(self._session.history.get(event.item_id), 0)
-        else:
-            response = self._session.cut(event.item_id, end)
-        if response is None:
-            return [self._truncated(event)]
-        self._answer_later(response.id, event)
-        await response.cancel()
-        return []
+    async def _truncate(self, event: client.ItemTruncate) -> server.ServerEvent:
+        """Cut a message. If its reply still runs, end that first, so that the answer comes behind its
+        events."""
+        end, item_id = _end_of(event), event.item_id
+        response, ending = self._session.saying(item_id), self._conversation.check_message(item_id)
+        if end is not None:
+            self._session.cut(item_id, end)
+        elif response is None:
+            checked_end(self._session.history.get(item_id), 0)
+        if response is not None:
+            ending = response.id
+            await response.cancel()
+        await self._live.wait_ended(ending)
+        return self._truncated(event)
 
-    def _truncated(self, event: ItemTruncate) -> ServerEvent:
-        try:
-            item = self._session.history.get(event.item_id)
-        except SessionError as error:  # its reply failed, and was rolled back
-            return self._conversation.refusal(error, event.event_id)
-        return ItemTruncated(
+    def _truncated(self, event: client.ItemTruncate) -> server.ServerEvent:
+        item = self._session.history.get(event.item_id)  # raises if its reply failed, and was rolled back
+        return server.ItemTruncated(
             event_id=self._event_id(),
             item_id=item.id,
             content_index=event.content_index,
@@ -201,12 +145,12 @@ class SessionVerbs:
             text_end=len(item.text) if isinstance(item, Message) else 0,
         )
 
-    def _rewound(self) -> SessionRewound:
+    def _rewound(self) -> server.SessionRewound:
         history = self._session.history
-        items, head = history.items(), history.head
-        return SessionRewound(
+        last, head = next(history.backwards(), None), history.head
+        return server.SessionRewound(
             event_id=self._event_id(),
-            item_id=items[-1].id if items else None,
+            item_id=None if last is None else last.id,
             tokens=0 if head is None else head.length,
         )
 
@@ -231,22 +175,24 @@ class SessionVerbs:
             answer = self._conversation.refusal(error, event.event_id)
         finally:
             self._moves -= 1
-        self._event_log.post([answer], NEWS)
+        self._event_log.post([answer])
 
-    async def _moved(self, event: KVVerb) -> ServerEvent:
+    async def _moved(self, event: KVVerb) -> server.ServerEvent:
         placement = self._session.placement
         match event:
-            case SessionLease(priority=priority, ttl=ttl, returns_in=returns_in):
-                return _leased(self._event_id(), await placement.lease(priority, ttl, returns_in))
-            case SessionStage():
+            case client.SessionLease(priority=priority, ttl=ttl, returns_in=returns_in):
+                granted = msgspec.structs.asdict(await placement.lease(priority, ttl, returns_in))
+                status = granted.pop("grant").value
+                return server.SessionLeased(event_id=self._event_id(), status=status, **granted)
+            case client.SessionStage():
                 return _staged(self._event_id(), await placement.stage())
-            case SessionSettle(tier=tier):
+            case client.SessionSettle(tier=tier):
                 return _settled(self._event_id(), await placement.settle(disk=tier == "disk"))
-            case SessionBlocks():
+            case client.SessionBlocks():
                 return _listed(self._event_id(), await placement.locate())
 
 
-def _end_of(event: ItemTruncate) -> int | None:
+def _end_of(event: client.ItemTruncate) -> int | None:
     """The number of characters after which a truncation cuts the message. None: no text is cut, because the
     event has a time (``audio_end_ms``), but does not say which text was spoken when.
 
@@ -263,24 +209,12 @@ def _end_of(event: ItemTruncate) -> int | None:
     return max((heard.text_end for heard in event.timing if heard.ms <= event.audio_end_ms), default=0)
 
 
-def _compaction_of(compact: ForkCompaction | None) -> ForkSummary | None:
+def _compaction_of(compact: client.ForkCompaction | None) -> ForkSummary | None:
     if compact is None:
         return None
     summary = item_of(compact.summary, new_id)
     assert isinstance(summary, Message), "it is a message on the wire"
     return ForkSummary(summary, compact.turns)
-
-
-def _leased(event_id: str, receipt: Receipt) -> server.SessionLeased:
-    return server.SessionLeased(
-        event_id=event_id,
-        status=receipt.grant.value,
-        priority=receipt.priority,
-        ttl=receipt.ttl,
-        returns_in=receipt.returns_in,
-        tokens=receipt.tokens,
-        host_tokens=receipt.host_tokens,
-    )
 
 
 def _staged(event_id: str, moved: Moved) -> server.SessionStaged:

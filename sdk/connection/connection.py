@@ -490,6 +490,11 @@ class Connection:
             self._take_in(event)
         else:
             self._put(event)
+        if isinstance(event, SessionDetached) and event.reason:  # all else comes on another connection
+            lost = self.located(ConnectionLost("The session has moved to another connection"))
+            if self.responses.busy:
+                self._put(lost)
+            self._fail(lost)
 
     def _is_aside(self, event: ServerEvent) -> bool:
         """If an event is about a response out of band, give it to the queue of that response. Returns whether

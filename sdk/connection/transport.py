@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from ssl import SSLContext
 from typing import Any, Protocol
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
@@ -12,7 +14,13 @@ from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 import msgspec
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as websocket_connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
+from websockets.exceptions import (
+    ConcurrencyError,
+    ConnectionClosed,
+    InvalidHandshake,
+    InvalidStatus,
+    InvalidURI,
+)
 from websockets.http11 import Response
 from websockets.typing import Subprotocol
 
@@ -76,8 +84,13 @@ class WebSocketTransport:
         return unpacked(frame, MAX_FRAME_BYTES) if self._packed else frame
 
     async def aclose(self) -> None:
-        """Close with the code 1000, and wait for the server's close."""
-        await self._connection.close()
+        """Close with the code 1000, and wait for the server's close. Frames that come before that are read and
+        dropped: unread ones would hold it up."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._connection.close())
+            with suppress(ConnectionClosed, ConcurrencyError):  # another task may still read
+                while True:
+                    await self._connection.recv(decode=False)
 
 
 async def dial(

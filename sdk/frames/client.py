@@ -45,16 +45,17 @@ class SessionUpdate(ClientFrame, frozen=True, tag="session.update"):
 
 class ItemCreate(ClientFrame, frozen=True, tag="conversation.item.create"):
     """Add an item to the conversation: after the item `previous_item_id`, at the beginning if that is `root`,
-    at the end if it is absent. While a reply runs, an item at the end stands after it. Answered by
-    `conversation.item.added` and `.done`."""
+    at the end if it is absent. While a reply runs, an item at the end stands after it, and so does one after
+    the item that the reply began last. Answered by `conversation.item.added` and `.done`."""
 
     item: AnyItem
     previous_item_id: Identifier | None = None
 
 
 class ItemRetrieve(ClientFrame, frozen=True, tag="conversation.item.retrieve"):
-    """Ask for an item of the conversation, as the server has it: the last one if `item_id` is absent (ours).
-    Answered by `conversation.item.retrieved`."""
+    """Ask for an item of the conversation, as the server has it: the last one if `item_id` is absent (ours). An
+    item that a running reply still writes is `in_progress`, and has what was said so far. Answered by
+    `conversation.item.retrieved`."""
 
     item_id: Identifier | None = None
 

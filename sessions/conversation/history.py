@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import dropwhile, takewhile
+from itertools import takewhile
 from typing import TypeAlias, cast
 
 import msgspec
@@ -41,6 +41,8 @@ from .tree import Draft, Script, Segment, TurnNode, TurnReply, matched
 
 ROOT = "root"
 """Stands for the beginning of the conversation, where an item's id is expected."""
+REPLY = ""
+"""Stands for the reply that runs, where the id of the item before a new one is expected."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -234,25 +236,19 @@ class History:
         """All items from the last to the first."""
         return (item for entry in reversed(self._entries) for item in reversed(_items_of(entry)))
 
+    def places(self) -> Iterator[Item | None]:
+        """All items from the last to the first; None in the place of the reply that runs."""
+        for entry in reversed(self._entries):
+            yield from (None,) if isinstance(entry, ReplySlot) else reversed(_items_of(entry))
+
     def get(self, item_id: str) -> Item:
         """The item with this id. Raises ``ItemUnknown``."""
         return next(item for item in _items_of(self._entry(item_id, "item_id")) if item.id == item_id)
 
-    def found(self, item_id: str | None) -> tuple[Item, str | None]:
-        """The item with this id, or for None the last one, and the id of the item before it; None if it is the
-        first. Raises ``ItemUnknown``."""
-        if item_id is not None:
-            self._entry(item_id, "item_id")
-        upwards = dropwhile(lambda item: item_id not in (None, item.id), self.backwards())
-        item, previous = next(upwards, None), next(upwards, None)
-        if item is None:
-            raise ItemUnknown("The conversation has no items", param="item_id")
-        return item, None if previous is None else previous.id
-
     def insert(self, item: Item, previous_item_id: str | None = None) -> None:
-        """Put an item after ``previous_item_id``: None appends, ``"root"`` puts it first. Raises
-        ``ItemInvalid``, also if the history is full; ``ItemExists``; or ``ItemUnknown`` for the previous id.
-        """
+        """Put an item after ``previous_item_id``: None appends, ``ROOT`` puts it first, ``REPLY`` behind the
+        reply that runs. Raises ``ItemInvalid``, also if the history is full; ``ItemExists``; or ``ItemUnknown``
+        for the previous id."""
         checked_item(item)
         self._check_new(item)
         self._make_room()
@@ -262,6 +258,8 @@ class History:
             place = len(self._entries)
         elif previous_item_id == ROOT:
             place = 0
+        elif previous_item_id == REPLY and self._slot is not None:
+            place = self._index(self._slot) + 1
         else:
             place = self._after(previous_item_id)
         self._edited(place)

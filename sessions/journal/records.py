@@ -199,8 +199,8 @@ class SessionSnapshot(Operation, frozen=True, tag="snapshot"):
     ``gaps``: entries that later turns leave out.
 
     ``responses``: the number of responses so far. ``last``: the last of them; ``said``, ``logprobs``,
-    ``ended``: its ids, their log probabilities and its end; ``after``: ids of items that were added while it
-    ran. ``heard``: ids of the latest client events. ``typed``: input that was being streamed.
+    ``ended``: its ids, their log probabilities and its end. ``heard``: ids of the latest client events.
+    ``typed``: input that was being streamed.
     """
 
     preamble: Preamble
@@ -217,7 +217,6 @@ class SessionSnapshot(Operation, frozen=True, tag="snapshot"):
     said: bytes = b""
     logprobs: tuple[TokenLogprob, ...] = ()
     ended: Ended | None = None
-    after: tuple[str, ...] = ()
     gaps: tuple[KeptGap, ...] = ()
 
 

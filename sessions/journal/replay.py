@@ -65,8 +65,8 @@ class Replayed:
     """A session after replay. ``last``: its last response that joins the history; ``responses`` counts these.
 
     ``orphans``: interrupted responses out of band, by id. ``heard``: ids of the latest client events, in order.
-    ``after_reply``: ids of the items appended while ``last`` ran. ``config``: the gateway's latest
-    configuration, None if it was never changed. ``typed``: streamed input that is not an item yet.
+    ``config``: the gateway's latest configuration, None if it was never changed. ``typed``: streamed input that
+    is not an item yet.
     """
 
     history: History
@@ -74,7 +74,6 @@ class Replayed:
     responses: int = 0
     last: Past | None = None
     orphans: dict[str, Begun] = field(default_factory=dict)
-    after_reply: set[str] = field(default_factory=set)
     config: bytes | None = None
     typed: InputTextBuffer = field(default_factory=InputTextBuffer)
 
@@ -120,13 +119,10 @@ def _step(replayed: Replayed, operation: AnyOperation) -> None:
             replayed.heard.append(event)
         case records.Inserted(item=item, previous=previous):
             history.insert(item, previous)
-            if history.busy and (previous is None or previous in replayed.after_reply):
-                replayed.after_reply.add(item.id)
         case records.Deleted(item=""):
             history.drop_silent()
         case records.Deleted(item=item_id):
             history.delete(item_id)
-            replayed.after_reply.discard(item_id)
         case records.Typed(start=start, text=text, role=role, item=item_id, call=call):
             replayed.typed = InputTextBuffer(replayed.typed.text[:start] + text, role, item_id, call)
         case records.Configured(preamble=preamble, config=config):
@@ -137,7 +133,6 @@ def _step(replayed: Replayed, operation: AnyOperation) -> None:
         case Begun():
             request = request_from(operation.request)
             replayed.responses += 1
-            replayed.after_reply.clear()
             replayed.last = Past(operation.response, request, operation.note, history.place(request))
         case records.Emitted(ids=ids, logprobs=logprobs):
             past = _last(replayed, operation.response)
@@ -165,7 +160,6 @@ def _begin_from(replayed: Replayed, snapshot: SessionSnapshot) -> None:
     restore(replayed.history, snapshot)
     replayed.heard.extend(snapshot.heard)
     replayed.responses, replayed.config = snapshot.responses, snapshot.config
-    replayed.after_reply.update(snapshot.after)
     if (typed := snapshot.typed) is not None:
         replayed.typed = InputTextBuffer(typed.text, typed.role, typed.item, typed.call)
     if (last := snapshot.last) is not None:
@@ -448,7 +442,6 @@ def snapshot_of(replayed: Replayed) -> SessionSnapshot:
         said=said,
         logprobs=logprobs,
         ended=ended,
-        after=tuple(replayed.after_reply),
         gaps=tuple(
             records.KeptGap(
                 entries=tuple(order[id(entry)] for entry in gap.entries), since=order.get(id(gap.since))

@@ -12,7 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ...runtime.errors import EngineGone, VerbRefused
-from ..conversation.items import FunctionCallOutput, Growing, Message
+from ..conversation.items import FunctionCallOutput, Growing
+from ..conversation.tree import Script
 from ..errors import PromptTooLong, TemplateFailed
 from ..token_ids import Ids, common_prefix
 from ..turn.branch import Branch
@@ -29,14 +30,14 @@ and computes it."""
 
 @dataclass(frozen=True, slots=True)
 class PrefilledInput:
-    """The tokens of a committed text and of what the template writes around it.
+    """The tokens of a text that is committed, and of what the template writes around it.
 
     ``prefilled``: those sent to the engine before the commit. ``left``: the others, with the reply's opening; a
     lower bound if the text is too long for the model's context, or a reply runs.
     """
 
-    prefilled: int
-    left: int
+    prefilled: int = 0
+    left: int = 0
 
 
 class EagerPrefill:
@@ -66,15 +67,14 @@ class EagerPrefill:
         if self._due and self._task is None:
             self._task = asyncio.create_task(self._follow(), name="holdfast-eager-prefill")
 
-    async def prefilled_input(self) -> PrefilledInput:
-        """How many tokens of the items behind the last reply were prefilled, and how many are left. Begins to
-        prefill the rest, because committed text will be answered. Raises ``TemplateFailed``."""
+    async def prefilled_input(self, item: Growing) -> PrefilledInput:
+        """How many tokens of the items behind the last reply were prefilled, and how many are left, with
+        ``item``, the streamed text that is committed next. Begins to prefill the rest, because committed text
+        will be answered. Raises ``TemplateFailed``."""
         history, tokenizer = self._branch.history, self._branch.language.tokenizer
         if history.busy:  # the text comes after a reply that is not known yet
-            item = history.items()[-1]
-            assert isinstance(item, Message | FunctionCallOutput), "such a text was committed"
             return PrefilledInput(0, tokenizer.least(text_of(item)))
-        script = history.script()
+        script = self._grown(item)
         try:
             draft = await self._branch.draft(script, self._branch.link.hello.max_context)
         except PromptTooLong as fault:
@@ -127,13 +127,17 @@ class EagerPrefill:
 
     async def _prefill(self, item: Growing) -> None:
         history = self._branch.history
-        script = history.script()
         if self._branch.language.tokenizer.least(text_of(item)) >= self._branch.link.hello.max_context:
             return
-        grown = replace(script, segments=(*script.segments, item))
+        grown = self._grown(item)
         ids = await self._branch.render(grown, lambda _: self._branch.renderer.stable_tokens(grown))
         if len(ids) and self._fits(ids):
             await self._branch.sequence.prefill(ids, unless=lambda: history.busy)
+
+    def _grown(self, item: Growing) -> Script:
+        """The prompt of a turn that begins now, with ``item`` as its last item."""
+        script = self._branch.history.script()
+        return replace(script, segments=(*script.segments, item))
 
     def _fits(self, ids: Ids) -> bool:
         """Whether ``ids`` leave room for at least one more token in the model's context. The engine would

@@ -397,6 +397,8 @@ class TurnResponse:
         return turn.reply.respelled or self._branch.sequence.without_kv(keep)
 
     async def _conclude(self, run: ReplyRun, ending: ReplyEnd) -> None:
+        if self._aside:  # first: nothing may come between the end of the turn and the event that tells it
+            await self._sequence.close()
         if self.over:
             return
         try:
@@ -411,8 +413,6 @@ class TurnResponse:
         finally:
             self._events.append(done)
             self._ended(self)
-            if self._aside:
-                await self._sequence.close()
 
     def _recorded_end(self, run: ReplyRun, ending: ReplyEnd) -> tuple[ReplyDone, bool]:
         """Commit the turn to the history, or take it back. Returns the last event, and whether the turn was

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 
 from holdfast.gateway.realtime.conversation import Conversation
-from holdfast.gateway.realtime.effects import Send
 from holdfast.sdk.errors import FieldUnsupported
 from holdfast.sdk.frames import client, codec, items, response, server, unserved
 from holdfast.sdk.frames.formats import FunctionTool
@@ -30,6 +29,7 @@ from holdfast.sessions.turn.events import (
     ReplyTextDelta,
     TurnUsage,
 )
+from holdfast.tests.gateway.realtime.realtime_grammar import served
 from holdfast.tests.gateway.responses.test_every_end import Told, replies
 
 TEXT = Message(id="a", role="assistant", text="Hi")
@@ -82,7 +82,7 @@ def every_event() -> list[server.ServerEvent]:
     told: list[server.ServerEvent] = list(conversation.greet())
 
     def receive(event: client.ClientEvent) -> None:
-        told.extend(effect.event for effect in conversation.receive(event) if isinstance(effect, Send))
+        told.extend(one for one in served(conversation, event) if isinstance(one, server.ServerEvent))
 
     receive(client.SessionUpdate(session=SessionPatch(audio={"input": {}}, max_output_tokens="inf")))
     for item in (

@@ -22,6 +22,7 @@ from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import Chat, Client, SDKError, SessionLost, connect
 from holdfast.sdk.connection.reconnect import Patience
 from holdfast.sdk.frames.items import MessageItem
+from holdfast.sessions.conversation.items import Growing
 from holdfast.sessions.session import Session
 from holdfast.sessions.text.eager_prefill import PrefilledInput
 from holdfast.tests.threaded import serving
@@ -224,10 +225,10 @@ async def test_a_commit_that_a_cut_falls_into_is_acknowledged_on_the_next_socket
     began, may_go_on = asyncio.Event(), asyncio.Event()
     counted = Session.prefilled_input
 
-    async def slowly(session: Session) -> PrefilledInput:
+    async def slowly(session: Session, item: Growing) -> PrefilledInput:
         began.set()
         await may_go_on.wait()
-        return await counted(session)
+        return await counted(session, item)
 
     monkeypatch.setattr(Session, "prefilled_input", slowly)
     async with greeted(kept) as (old, handle):
@@ -238,7 +239,7 @@ async def test_a_commit_that_a_cut_falls_into_is_acknowledged_on_the_next_socket
             old.socket.transport.abort()
         async with returning(kept) as new:
             await new.send({"type": "session.resume", "handle": handle})
-            assert (await new.receive())["last_client_event"] == "c2"
+            assert (await new.receive())["last_client_event"] == "c1", "it is not served yet"
             await new.send({"type": "input_text_buffer.commit", "event_id": "c2"})
             await new.send({"type": "conversation.item.delete", "item_id": "none", "event_id": "c3"})
             await old.socket.wait_closed()

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.sdk import ServerError, errors
 from holdfast.sdk.frames import client, items, server
-from holdfast.sdk.frames.client import ClientEvent, ItemCreate, ItemTruncate
+from holdfast.sdk.frames.client import ClientEvent, ItemCreate, ItemTruncate, ResponseCancel
 from holdfast.sdk.frames.server import ItemTruncated
 from holdfast.sdk.params import TOGETHER
 
@@ -418,6 +418,22 @@ async def test_a_reply_that_was_left_cannot_be_cut_beyond_its_text() -> None:
         with pytest.raises(ValueError, match="9 characters"):
             await chat.interrupt(heard=12)
         assert not any(isinstance(event, ItemTruncate) for event in script.got)
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["being read", "left"])
+async def test_a_text_that_was_not_said_is_refused_at_once_and_changes_nothing(left: bool) -> None:
+    """The reply still runs, and says no more."""
+    script = Script(["The first reply"], None, answer=cutting)
+    async with chatting(script) as chat:
+        await chat.say("Hi").text()
+        turn = chat.say("Tell me a story")
+        await anext(turn)
+        if left:
+            del turn
+        with pytest.raises(ValueError, match="does not begin"):
+            await chat.interrupt(heard="Twice upon a time there was a fox")
+        assert not any(isinstance(event, ItemTruncate | ResponseCancel) for event in script.got)
+        assert await chat.interrupt(heard="On") == "On"
 
 
 async def test_a_refused_turn_leaves_the_reply_before_it_to_interrupt() -> None:

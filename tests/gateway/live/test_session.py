@@ -128,14 +128,14 @@ async def test_a_request_goes_on_when_its_caller_is_cancelled_and_counts_until_t
 async def test_a_turn_tells_its_face_and_is_over_before_it_is_idle() -> None:
     live, face = lively(TEXT)
     response = begin(live)
-    assert live.is_running(response.id) and live.running == (response,) and not live.at_rest
+    assert live.running == (response,) and not live.at_rest
     waiting = asyncio.create_task(live.idle())
     await asyncio.sleep(0)
     assert not waiting.done()
     await live.wait_ended(response.id)
     await waiting
     assert face.end.status is ReplyStatus.COMPLETED and face.calls == ["ended"]
-    assert not live.is_running(response.id) and live.at_rest
+    assert not live.running and live.at_rest
 
 
 async def test_a_face_that_raises_ends_this_turn_and_no_other() -> None:
@@ -173,7 +173,7 @@ async def test_a_draining_session_in_the_journal_keeps_its_turn() -> None:
     response = begin(live)
     await until(lambda: face.events)
     await live.drain(0.0)
-    assert live.is_running(response.id) and face.calls == ["going away", "flushed"]
+    assert live.running == (response,) and face.calls == ["going away", "flushed"]
     await live.aclose()
 
 

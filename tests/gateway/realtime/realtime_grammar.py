@@ -9,8 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from holdfast.sdk.frames import codec, server
+import msgspec
+
+from holdfast.gateway.errors import GatewayError
+from holdfast.gateway.realtime.conversation import Conversation, Effect
+from holdfast.sdk.errors import FrameError
+from holdfast.sdk.frames import client, codec, server
 from holdfast.sdk.frames.items import AnyItem, FunctionCallItem, MessageItem
+from holdfast.sessions.errors import SessionError
+
+
+def served(conversation: Conversation, event: client.ClientEvent) -> list[Effect]:
+    """What a conversation makes of a client event; a refusal is its `error` event."""
+    try:
+        return list(conversation.receive(event))
+    except (SessionError, FrameError, GatewayError) as error:
+        return [conversation.refusal(error, event.event_id)]
 
 
 @dataclass
@@ -86,6 +100,17 @@ class Grammar:
             case server.ItemDeleted(item_id=item_id):
                 assert item_id not in self._unfinished
                 self.items.pop(self._position(item_id))
+            case server.ItemTruncated(item_id=item_id, text_end=end):
+                assert item_id not in self._unfinished, "a reply ends before it is told that it was cut"
+                place = self._position(item_id)
+                said = self.items[place]
+                assert isinstance(said, MessageItem)
+                if end < len(said.text):
+                    part = [msgspec.structs.replace(said.content[0], text=said.text[:end])]
+                    self.items[place] = msgspec.structs.replace(said, content=part, status="incomplete")
+            case server.SessionRewound(item_id=last):
+                assert not any(told.default for told in self._live.values())
+                del self.items[0 if last is None else self._position(last) + 1 :]
             case server.ErrorEvent(error=error):
                 self.errors.append(error)
             case server.ItemRetrieved(item=item):

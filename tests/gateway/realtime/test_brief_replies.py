@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.gateway.realtime.conversation import Conversation
-from holdfast.gateway.realtime.effects import Effect, Send, StartResponse
+from holdfast.gateway.realtime.conversation import Conversation, Effect, StartResponse
 from holdfast.sdk.frames import codec, server
 from holdfast.sdk.frames.session import SessionResource
 from holdfast.sessions.conversation.history import History
@@ -27,6 +26,8 @@ from holdfast.sessions.turn.events import (
     TurnUsage,
 )
 from holdfast.sessions.turn.request import TurnRequest
+
+from .realtime_grammar import served
 
 BRIEF = {"events": "brief"}
 REPLY: tuple[ReplyEvent, ...] = (
@@ -60,7 +61,7 @@ class Stage:
 
     def asks(self, *items: dict[str, Any], **response: Any) -> list[Effect]:
         event = {"type": "response.create", "event_id": "asked", "items": items, "response": response}
-        return self.conversation.receive(codec.decode_client(msgspec.json.encode(event)))
+        return served(self.conversation, codec.decode_client(msgspec.json.encode(event)))
 
     def runs(self, start: Effect, *events: ReplyEvent) -> list[server.ServerEvent]:
         assert isinstance(start, StartResponse)
@@ -76,7 +77,7 @@ def answered(call_id: str) -> dict[str, Any]:
 
 
 def types(effects: list[Effect]) -> list[str]:
-    return [effect.event.type for effect in effects if isinstance(effect, Send)]
+    return [effect.type for effect in effects if isinstance(effect, server.ServerEvent)]
 
 
 def test_a_reply_in_brief_tells_each_thing_once() -> None:
@@ -116,11 +117,11 @@ def test_a_call_of_a_brief_reply_can_be_answered_while_that_runs() -> None:
     stage.history.place(TurnRequest.checked())
     stage.runs(start, *REPLY[:-1])
     event = {"type": "conversation.item.create", "item": answered("c")}
-    effects = stage.conversation.receive(codec.decode_client(msgspec.json.encode(event)))
+    effects = served(stage.conversation, codec.decode_client(msgspec.json.encode(event)))
     assert types(effects) == ["conversation.item.added", "conversation.item.done"]
     added = effects[0]
-    assert isinstance(added, Send) and isinstance(added.event, server.ItemAdded)
-    assert added.event.previous_item_id == "f"
+    assert isinstance(added, server.ItemAdded)
+    assert added.previous_item_id == "f"
 
 
 def test_items_of_a_response_create_are_shown_unless_in_brief() -> None:
@@ -146,8 +147,8 @@ def test_items_are_refused_together_with_their_response(
     stage = Stage()
     effects = stage.asks(*items, **response)
     assert types(effects) == ["error"]
-    assert isinstance(effects[0], Send) and isinstance(effects[0].event, server.ErrorEvent)
-    assert (effects[0].event.error.code, effects[0].event.error.event_id) == (code, "asked")
+    assert isinstance(effects[0], server.ErrorEvent)
+    assert (effects[0].error.code, effects[0].error.event_id) == (code, "asked")
     assert stage.history.items() == () and not stage.conversation.running
 
 

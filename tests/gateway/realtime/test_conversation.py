@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.gateway.realtime.conversation import Conversation
-from holdfast.gateway.realtime.effects import CancelResponse, Effect, Send, StartResponse
+from holdfast.gateway.realtime.conversation import CancelResponse, Conversation, Effect, StartResponse
 from holdfast.runtime.verbs import Sampling
 from holdfast.sdk.errors import FieldUnsupported
 from holdfast.sdk.frames import codec, server
@@ -38,7 +37,7 @@ from holdfast.sessions.turn.events import (
 )
 from holdfast.sessions.turn.request import RequestBounds, TurnRequest
 
-from .realtime_grammar import Grammar
+from .realtime_grammar import Grammar, served
 
 VOCAB = 1000
 USAGE = TurnUsage(
@@ -86,14 +85,14 @@ class Stage:
         self.grammar.feed_all(self.conversation.greet())
 
     def does(self, event: dict[str, Any]) -> list[Effect]:
-        effects = self.conversation.receive(codec.decode_client(msgspec.json.encode(event)))
-        self.grammar.feed_all(effect.event for effect in effects if isinstance(effect, Send))
+        effects = served(self.conversation, codec.decode_client(msgspec.json.encode(event)))
+        self.grammar.feed_all(effect for effect in effects if isinstance(effect, server.ServerEvent))
         return effects
 
     def sends(self, kind: str, **fields: Any) -> list[server.ServerEvent]:
         effects = self.does({"type": kind, **fields})
-        assert all(isinstance(effect, Send) for effect in effects)
-        return [effect.event for effect in effects if isinstance(effect, Send)]
+        assert all(isinstance(effect, server.ServerEvent) for effect in effects)
+        return [effect for effect in effects if isinstance(effect, server.ServerEvent)]
 
     def refused(self, kind: str, **fields: Any) -> server.ErrorDetails:
         (event,) = self.sends(kind, **fields)
@@ -461,6 +460,43 @@ def test_an_item_at_an_invalid_place_is_refused(fields: dict[str, Any], code: st
     assert [item.id for item in stage.history.items()] == ["u1"]
 
 
+def test_the_items_of_a_running_reply_are_read_as_they_are_so_far() -> None:
+    stage = Stage()
+    stage.says("one", item={"id": "u1"})
+    start = stage.starts()
+    stage.history.place(TurnRequest.checked())
+    stage.tells(start.response_id, ReplyStarted(3), ReplyTextDelta("a", "So"))
+    stage.says("two", item={"id": "u2"})
+    stage.tells(start.response_id, ReplyTextDelta("a", " far"), ReplyCallStarted("b", "c", "f"))
+    walk, place = [], None
+    while walk == [] or place is not None:
+        (found,) = stage.sends("conversation.item.retrieve", **({"item_id": place} if place else {}))
+        assert isinstance(found, server.ItemRetrieved)
+        walk.append((found.item.id, found.item.status))
+        place = found.previous_item_id
+    assert walk == [("u2", "completed"), ("b", "in_progress"), ("a", "completed"), ("u1", "completed")]
+    (found,) = stage.sends("conversation.item.retrieve", item_id="a")
+    assert isinstance(found, server.ItemRetrieved) and isinstance(found.item, MessageItem)
+    assert found.item.text == "So far"
+
+
+def test_what_cannot_be_done_with_an_item_of_a_running_reply_is_refused_by_name() -> None:
+    stage = Stage()
+    start = stage.starts()
+    stage.history.place(TurnRequest.checked())
+    stage.tells(
+        start.response_id, ReplyStarted(3), ReplyTextDelta("a", "So"), ReplyCallStarted("b", "c", "f")
+    )
+    busy = "conversation_already_has_active_response"
+    error = stage.refused("conversation.item.delete", item_id="a")
+    assert (error.code, error.param) == (busy, "item_id")
+    (event,) = stage.says("between", item={"id": "u1"}, previous_item_id="a")
+    assert isinstance(event, server.ErrorEvent)
+    assert (event.error.code, event.error.param) == (busy, "previous_item_id")
+    (added, _) = stage.says("behind", item={"id": "u1"}, previous_item_id="b")
+    assert isinstance(added, server.ItemAdded) and added.previous_item_id == "b"
+
+
 def test_session_update_changes_what_is_there_and_clears_with_null() -> None:
     stage = Stage(instructions="Be kind.", temperature=0.7)
     tool = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
@@ -513,7 +549,7 @@ def test_what_is_not_served_is_listed_and_the_rest_is_applied() -> None:
             (effect,) = stage.does(event)
         except FieldUnsupported:
             continue
-        assert isinstance(effect, Send) and isinstance(effect.event, server.ErrorEvent), changed
+        assert isinstance(effect, server.ErrorEvent), changed
     assert stage.conversation.session.instructions == "Be kind."
 
 

@@ -14,8 +14,7 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from holdfast.gateway.realtime.conversation import Conversation
-from holdfast.gateway.realtime.effects import CancelResponse, Send, StartResponse
+from holdfast.gateway.realtime.conversation import CancelResponse, Conversation, StartResponse
 from holdfast.sdk.errors import FrameError
 from holdfast.sdk.frames import codec
 from holdfast.sdk.frames.session import SessionResource
@@ -38,7 +37,7 @@ from holdfast.sessions.turn.events import (
 )
 from holdfast.sessions.turn.request import TurnRequest
 
-from .realtime_grammar import Grammar
+from .realtime_grammar import Grammar, served
 
 NAMES = ["a", "b", "c", "d", "e", "root", "nobody"]
 IDS = st.sampled_from(NAMES)
@@ -107,15 +106,15 @@ class ConversationMachine(RuleBasedStateMachine):
         except FrameError as error:
             self.grammar.feed(self.conversation.refusal(error))
             return
-        for effect in self.conversation.receive(decoded):
+        for effect in served(self.conversation, decoded):
             match effect:
-                case Send(event=told):
-                    self.grammar.feed(told)
                 case StartResponse(response_id=response_id, request=request):
                     turn = None if request.out_of_band else self.history.place(TurnRequest.checked()).turn
                     self.running[response_id] = Running(turn)
                 case CancelResponse(response_id=response_id):
                     self.running[response_id].cancelled = True
+                case told:
+                    self.grammar.feed(told)
 
     def tell(self, response_id: str, event: ReplyEvent) -> None:
         self.grammar.feed_all(self.conversation.reply(response_id, event))

@@ -15,7 +15,7 @@ from holdfast.gateway.access.rate_limits import KeyRates, RateLimiter
 from holdfast.gateway.live.sessions import LiveSessions
 from holdfast.gateway.live.turns import Turns
 from holdfast.gateway.net.outbox import Outbox, SessionOutbox
-from holdfast.gateway.realtime.delta_frames import DeltaFrames
+from holdfast.gateway.realtime.event_log import DeltaFrames
 from holdfast.gateway.realtime.session import RealtimeDefaults, RealtimeFace
 from holdfast.gateway.settings import ClientLimits
 from holdfast.runtime.link.generation import Generation

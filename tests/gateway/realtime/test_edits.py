@@ -109,6 +109,19 @@ async def test_forks_of_a_pruned_session_are_closed_with_the_chat_that_pruned_it
         await leaf.say("more").text()
 
 
+async def test_what_waits_on_a_shared_socket_ends_when_the_session_is_resumed_elsewhere(
+    client: Client,
+) -> None:
+    async with client.session() as chat:
+        (fork,) = await chat.fork(shared=True)
+        waiting = asyncio.ensure_future(answer(fork, "none"))
+        await asyncio.sleep(0)
+        async with client.resume(fork.handle):
+            with pytest.raises(ConnectionLost, match="another connection"):
+                await waiting
+        assert await chat.say("go on").text()
+
+
 async def test_a_session_that_is_resumed_elsewhere_leaves_the_shared_socket(client: Client) -> None:
     async with client.session() as chat:
         (fork,) = await chat.fork(shared=True)

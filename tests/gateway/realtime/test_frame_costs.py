@@ -11,8 +11,7 @@ import pytest
 
 from holdfast.gateway.access.auth import TurnCaller
 from holdfast.gateway.live.sessions import LiveSessions
-from holdfast.gateway.realtime.conversation import Conversation
-from holdfast.gateway.realtime.effects import Effect, Send
+from holdfast.gateway.realtime.conversation import Conversation, Effect
 from holdfast.gateway.realtime.session import RealtimeDefaults, RealtimeFace
 from holdfast.gateway.settings import ClientLimits
 from holdfast.sdk.frames import codec, server
@@ -24,6 +23,8 @@ from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.text.language import Language
 from holdfast.tests.gateway.scripted_service import END, Scripted, spoken
 from holdfast.tests.sessions.text.chat_languages import ours
+
+from .realtime_grammar import served
 
 
 class Stage:
@@ -40,12 +41,11 @@ class Stage:
         )
 
     def does(self, **event: Any) -> list[Effect]:
-        return self.conversation.receive(codec.decode_client(msgspec.json.encode(event)))
+        return served(self.conversation, codec.decode_client(msgspec.json.encode(event)))
 
     def refused(self, **event: Any) -> str | None:
-        (first, *_) = self.does(**event)
-        refused = isinstance(first, Send) and isinstance(first.event, server.ErrorEvent)
-        return first.event.error.code if refused else None  # type: ignore[union-attr]
+        first = next(iter(self.does(**event)), None)
+        return first.error.code if isinstance(first, server.ErrorEvent) else None
 
 
 def test_many_outputs_in_one_frame_look_through_the_conversation_once(
@@ -75,7 +75,7 @@ def test_streamed_text_beyond_what_the_context_holds_is_refused() -> None:
         assert stage.refused(type=append, text="0123456789") is None
     assert stage.refused(type=append, text="0") == "context_length_exceeded"
     assert stage.refused(type=replace, **{"from": 95}, text="012345") == "context_length_exceeded"
-    assert len(stage.conversation.incoming.buffer.text) == 100
+    assert len(stage.conversation.buffer.text) == 100
     assert stage.refused(type=replace, **{"from": 95}, text="01234") is None
 
 

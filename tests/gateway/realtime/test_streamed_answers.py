@@ -10,8 +10,7 @@ import msgspec
 import pytest
 from msgspec import UNSET
 
-from holdfast.gateway.realtime.conversation import Conversation
-from holdfast.gateway.realtime.effects import Effect, PrefillText, Send, StartResponse, TellCommitted
+from holdfast.gateway.realtime.conversation import Conversation, Effect, StartResponse
 from holdfast.gateway.realtime.session import typed_since
 from holdfast.sdk.frames import client, codec, server
 from holdfast.sdk.frames.session import SessionResource
@@ -22,6 +21,8 @@ from holdfast.sessions.journal.records import AnyOperation, Typed
 from holdfast.sessions.text.eager_prefill import PrefilledInput
 from holdfast.sessions.turn.events import ReplyCallDone, ReplyCallStarted, ReplyStarted
 from holdfast.sessions.turn.request import TurnRequest
+
+from .realtime_grammar import served
 
 
 class Stage:
@@ -40,25 +41,23 @@ class Stage:
 
     def does(self, kind: str, **fields: Any) -> list[Effect]:
         event = {"type": kind, "event_id": "mine", **fields}
-        return self.conversation.receive(codec.decode_client(msgspec.json.encode(event)))
+        return served(self.conversation, codec.decode_client(msgspec.json.encode(event)))
 
     def appends(self, text: str, **fields: Any) -> Any:
-        """What is expected from now on."""
-        (effect,) = self.does("input_text_buffer.append", text=text, **fields)
-        assert isinstance(effect, PrefillText)
-        return effect.item
+        """The item that the text becomes, so far."""
+        assert self.does("input_text_buffer.append", text=text, **fields) == []
+        return self.conversation.buffer.item()
 
     def refused(self, kind: str, **fields: Any) -> tuple[str | None, str | None]:
         """Code and parameter."""
         (effect,) = self.does(f"input_text_buffer.{kind}", **fields)
-        assert isinstance(effect, Send) and isinstance(effect.event, server.ErrorEvent)
-        assert effect.event.error.event_id == "mine"
-        return effect.event.error.code, effect.event.error.param
+        assert isinstance(effect, server.ErrorEvent) and effect.error.event_id == "mine"
+        return effect.error.code, effect.error.param
 
     def commits(self) -> FunctionCallOutput | Message:
-        expect, count = self.does("input_text_buffer.commit")
-        assert expect == PrefillText(None) and isinstance(count, TellCommitted)
-        item = self.history.get(count.item.id)
+        told, *_ = self.does("input_text_buffer.commit")
+        assert isinstance(told, server.TextCommitted)
+        item = self.history.get(told.item_id)
         assert isinstance(item, FunctionCallOutput | Message)
         return item
 
@@ -80,7 +79,7 @@ def test_the_pieces_become_the_calls_output(stage: Stage) -> None:
     item = stage.commits()
     assert isinstance(item, FunctionCallOutput) and (item.call_id, item.output) == ("c", "21 °")
     assert stage.history.items()[-1] is item
-    assert stage.conversation.incoming.buffer == InputTextBuffer()
+    assert stage.conversation.buffer == InputTextBuffer()
     assert isinstance(stage.appends("Well?"), Message), "what comes then is a user's again"
 
 
@@ -89,12 +88,10 @@ def test_what_was_committed_is_told_with_its_call_then_and_again(stage: Stage) -
     commit = client.TextCommit(event_id="mine")
     for call_id, name in ({"call_id": "c"}, "c"), ({}, UNSET):
         stage.appends("21", **call_id)
-        _, count = stage.does("input_text_buffer.commit")
-        assert isinstance(count, TellCommitted)
-        told, *_ = stage.conversation.incoming.committed(PrefilledInput(3, 4), count)
-        assert isinstance(told, server.TextCommitted)
-        assert (told.item_id, told.call_id, told.left_tokens) == (count.item.id, name, 4)
-    stage.ids = lambda prefix: count.item.id
+        told, added, _ = stage.conversation.receive(commit, PrefilledInput(3, 4))
+        assert isinstance(told, server.TextCommitted) and isinstance(added, server.ItemAdded)
+        assert (told.item_id, told.call_id, told.left_tokens) == (added.item.id, name, 4)
+    stage.ids = lambda prefix: told.item_id
     again, *_ = stage.conversation.answered(commit)
     assert isinstance(again, server.TextCommitted) and again.call_id is UNSET
 
@@ -134,7 +131,7 @@ def test_a_call_that_was_deleted_meanwhile_is_refused_at_the_commit(stage: Stage
     stage.appends("21", call_id="c")
     stage.history.delete("f")
     assert stage.refused("commit") == ("invalid_tool_call_id", "call_id")
-    assert stage.conversation.incoming.buffer.text == "21", "it is the client's to take back"
+    assert stage.conversation.buffer.text == "21", "it is the client's to take back"
     assert not [item for item in stage.history.items() if isinstance(item, FunctionCallOutput)]
 
 
@@ -191,11 +188,10 @@ def test_an_output_that_comes_whole_takes_the_place_of_its_pieces(stage: Stage, 
     stage.appends("21 deg", call_id="c")
     whole = {"type": "function_call_output", "call_id": "c", "output": "22 degrees"}
     if way == "item":
-        effects = stage.does("conversation.item.create", item=whole)
+        stage.does("conversation.item.create", item=whole)
     else:
-        effects = stage.does("response.create", items=[whole])
-    assert effects.count(PrefillText(None)) == 1
-    assert stage.conversation.incoming.buffer == InputTextBuffer()
+        stage.does("response.create", items=[whole])
+    assert stage.conversation.buffer == InputTextBuffer()
     assert isinstance(stage.appends("And you?"), Message)
 
 

@@ -8,14 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.gateway.realtime.conversation import Conversation
-from holdfast.gateway.realtime.effects import Send, StartResponse
+from holdfast.gateway.realtime.conversation import Conversation, StartResponse
 from holdfast.sdk.frames import codec, server
 from holdfast.sdk.frames.session import SessionResource
 from holdfast.sessions.conversation.history import History
 from holdfast.sessions.conversation.items import FunctionCallOutput
 from holdfast.sessions.turn.events import ReplyCallDone, ReplyCallStarted, ReplyStarted
 from holdfast.sessions.turn.request import TurnRequest
+
+from .realtime_grammar import served
 
 
 @pytest.fixture
@@ -36,16 +37,15 @@ class Stage:
         )
 
     def does(self, event: dict[str, Any]) -> list[Any]:
-        return list(self.conversation.receive(codec.decode_client(msgspec.json.encode(event))))
+        return served(self.conversation, codec.decode_client(msgspec.json.encode(event)))
 
     def adds(self, **item: Any) -> str | None:
         """The code of the refusal; None where it was taken."""
         first = self.does({"type": "conversation.item.create", "item": item, "event_id": "mine"})[0]
-        assert isinstance(first, Send)
-        if not isinstance(first.event, server.ErrorEvent):
+        if not isinstance(first, server.ErrorEvent):
             return None
-        assert (first.event.error.param, first.event.error.event_id) == ("item.call_id", "mine")
-        return first.event.error.code
+        assert (first.error.param, first.error.event_id) == ("item.call_id", "mine")
+        return first.error.code
 
     def calls(self, call_id: str) -> None:
         assert self.adds(type="function_call", name="f", arguments="{}", call_id=call_id) is None

@@ -72,7 +72,7 @@ async def scripted(store: Path) -> AsyncIterator[tuple[Client, SessionRegistry]]
         (LiveSession, "run"),
         (RealtimeSession, "_note"),
         (Conversation, "receive"),
-        (Conversation, "insert"),
+        (Conversation, "_insert"),
     ],
 )
 async def test_a_turn_that_breaks_while_it_begins_is_told_and_the_next_one_works(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
+import anyio
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.datastructures import Headers
+from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from holdfast.gateway.settings import DEFAULT_HOST, DEFAULT_PORT
@@ -181,3 +183,20 @@ async def test_the_address_and_the_key_may_come_from_the_environment(monkeypatch
 
 def test_without_an_address_the_server_of_this_machine_is_meant() -> None:
     assert f"ws://{DEFAULT_HOST}:{DEFAULT_PORT}" == DEFAULT_URL
+
+
+@pytest.mark.anyio
+async def test_a_close_is_not_held_up_by_frames_that_nobody_reads() -> None:
+    """As after a reply that its reader has left: the server is still writing."""
+
+    async def behave(connection: ServerConnection) -> None:
+        with suppress(ConnectionClosed):
+            while True:
+                await connection.send("x" * 4000)
+
+    async with serve(behave, "127.0.0.1", 0, compression=None) as listening:
+        port = next(iter(listening.sockets)).getsockname()[1]
+        transport = await dial(f"ws://127.0.0.1:{port}")
+        await transport.receive()
+        with anyio.fail_after(5):  # websockets waits 10 s for the answer to its close
+            await transport.aclose()

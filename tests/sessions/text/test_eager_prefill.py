@@ -8,6 +8,7 @@ from holdfast.runtime.verbs import VerbReply
 from holdfast.sessions.conversation.items import FunctionCall, FunctionCallOutput, Message, Preamble
 from holdfast.sessions.session import Session
 from holdfast.sessions.settings import SessionSettings
+from holdfast.sessions.text.eager_prefill import PrefilledInput
 
 from ..scripted_link import ScriptedLink
 from ..session_stage import ask, one_shot, prompts, read, reciting, run, session_on
@@ -32,9 +33,10 @@ async def test_what_is_left_at_the_commit_is_computed_before_the_turn_is_asked_f
     growing = Message(id="item_1", role="user", text=TEXT[:40])
     session.expect(growing)
     assert await handed(link, 1) == [("open",)]
+    whole_text = Message(id="item_1", role="user", text=TEXT)
+    arrival = await session.prefilled_input(whole_text)
     session.expect(None)
-    session.history.insert(Message(id="item_1", role="user", text=TEXT))
-    arrival = await session.prefilled_input()
+    session.history.insert(whole_text)
     assert await handed(link, 2) == [("open",), ("extend", "due")]
     whole = one_shot(("user", TEXT))
     assert [held.tokens for held in link.held.values()] == [whole]
@@ -48,8 +50,7 @@ async def test_what_is_left_at_the_commit_is_computed_before_the_turn_is_asked_f
 async def test_nothing_is_begun_at_the_commit_that_was_not_begun_before() -> None:
     link = reciting("Nothing.")
     session = session_on(link)
-    session.history.insert(Message(id="item_1", role="user", text=TEXT))
-    arrival = await session.prefilled_input()
+    arrival = await session.prefilled_input(Message(id="item_1", role="user", text=TEXT))
     await asyncio.sleep(0)
     assert (arrival.prefilled, link.log) == (0, [])
 
@@ -93,23 +94,23 @@ async def test_text_goes_on_while_the_engine_answers_nothing_and_waits_for_no_st
     session.expect(None)
 
 
-async def called(link: ScriptedLink) -> tuple[Session, FunctionCallOutput]:
-    """A session that owes an answer, of which much was handed over while it came."""
+async def called(link: ScriptedLink) -> tuple[Session, PrefilledInput]:
+    """A session whose call has just got its answer, of which much was handed over while it came."""
     session = session_on(link)
     session.history.insert(FunctionCall(id="item_0", call_id="call_1", name="look", arguments="{}"))
     session.expect(FunctionCallOutput(id="item_1", call_id="call_1", output=TEXT[:40]))
     assert await handed(link, 1) == [("open",)]
-    session.expect(None)
     whole = FunctionCallOutput(id="item_1", call_id="call_1", output=TEXT)
+    arrival = await session.prefilled_input(whole)
+    session.expect(None)
     session.history.insert(whole)
-    return session, whole
+    return session, arrival
 
 
 @run
 async def test_what_a_tool_answers_is_handed_over_as_it_comes_and_the_rest_by_its_turn() -> None:
     link = reciting("Nothing.")
-    session, _ = await called(link)
-    arrival = await session.prefilled_input()
+    session, arrival = await called(link)
     assert arrival.prefilled > arrival.left > 0
     await read(session)
     assert [entry[0] for entry in link.log] == ["open", "extend", "generate"]
@@ -126,8 +127,7 @@ async def test_what_a_tool_answers_is_handed_over_as_it_comes_and_the_rest_by_it
 @run
 async def test_where_no_turn_follows_the_rest_of_what_a_tool_answered_is_computed_too() -> None:
     link = reciting("Nothing.")
-    session, _ = await called(link)
-    await session.prefilled_input()
+    await called(link)
     assert await handed(link, 2) == [("open",), ("extend", "due")]
 
 
@@ -141,9 +141,9 @@ async def test_text_that_no_turn_could_be_made_of_takes_nothing_from_the_engine(
     link.log.clear()
     session.expect(Message(id="item_1", role="user", text=TEXT * 20))
     await asyncio.sleep(LONG_ENOUGH)
+    too_long = Message(id="item_1", role="user", text=TEXT * 20)
+    assert (await session.prefilled_input(too_long)).left > link.max_context
     session.expect(None)
-    session.history.insert(Message(id="item_1", role="user", text=TEXT * 20))
-    assert (await session.prefilled_input()).left > link.max_context
     await asyncio.sleep(LONG_ENOUGH)
     assert link.log == []
 
@@ -155,8 +155,7 @@ async def test_text_that_is_committed_while_the_first_reply_runs_is_left_for_the
     session = session_on(link, Preamble(instructions="Be brief."))  # the reply has no items before it
     reading = asyncio.create_task(read(session))
     verbs = len(await handed(link, 1))
-    session.history.insert(Message(id="item_1", role="user", text=TEXT))
-    arrival = await session.prefilled_input()
+    arrival = await session.prefilled_input(Message(id="item_1", role="user", text=TEXT))
     assert arrival.prefilled == 0 and 0 <= arrival.left <= len(one_shot(("user", TEXT)))
     await asyncio.sleep(0)
     assert len(link.log) == verbs, "nothing is sent to the engine"

@@ -65,8 +65,9 @@ async def test_a_prompt_that_cannot_fit_is_refused_untokenized(monkeypatch: pyte
         with pytest.raises(PromptTooLong, match=r"context length is 80 tokens$") as refused:
             await read(session, TurnRequest.checked(input=given))
         assert refused.value.param == param
-    assert (await session.prefilled_input()).left > 80
-    session.expect(Message(id="item_1", role="user", text="long " * 200_000))
+    typed = Message(id="item_1", role="user", text="long " * 200_000)
+    assert (await session.prefilled_input(typed)).left > 80
+    session.expect(typed)
     await asyncio.sleep(0.05)
     assert watched.total == 0 and link.log == [] and not session.history.busy
     session.history.delete(long.id)
