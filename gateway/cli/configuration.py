@@ -12,21 +12,30 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 import typer
 from typer.core import TyperCommand
 
+from ...kvstore.log_lines import LogSettings
+from ...kvstore.options import settings_of
+from ...runtime.errors import RuntimeFault
+from ...runtime.settings import EngineSettings
+from ..errors import GatewayError
+from ..settings import GatewaySettings, Network
 from . import options
 from .vllm_names import hint
 
 PREFIX = "HOLDFAST"
 MOST_FILE_BYTES = 1 << 20
-SECRETS = frozenset({"api_key", "operator_key", "ssl_keyfile_password"})
+KINDS = (GatewaySettings, Network, EngineSettings, LogSettings)
+"""The settings that `serve` takes."""
+SECRETS = {setting.name for kind in KINDS for setting in settings_of(kind) if setting.secret}
 """The names of settings that are secret: `printed` does not show their values."""
 NO_SETTINGS = frozenset({"config", "print_config", "help"})
 """The names of options that a configuration file cannot set."""
@@ -81,15 +90,23 @@ def origin(context: typer.Context, name: str) -> str | None:
     return f"{PREFIX}_{name.upper()}" if kind == "ENVIRONMENT" else None
 
 
-def with_origins(context: typer.Context, cause: str) -> str:
-    """The error text ``cause``, with the places added at which the settings that it names are written, as far
-    as these are in the file or the environment."""
+@contextmanager
+def refusing(context: typer.Context) -> Iterator[None]:
+    """Leave the command with exit code 2 and one line if no valid settings can be made in the block. It names
+    the places at which the settings concerned are written, as far as these are in the file or the
+    environment."""
+    try:
+        yield
+    except (ValueError, GatewayError, RuntimeFault) as error:
+        cause = str(error.args[0])
+    else:
+        return
     named = [
         place
         for param in context.command.params
         if (place := origin(context, param.name or "")) is not None and _names(cause, param)
     ]
-    return f"{cause} ({', '.join(named)})" if named else cause
+    options.refuse(f"{cause} ({', '.join(named)})" if named else cause)
 
 
 def _names(cause: str, param: Any) -> bool:
@@ -139,7 +156,7 @@ def _checked(context: typer.Context, path: Path, table: Mapping[str, Any]) -> di
     }
     callback = context.command.callback
     assert callback is not None, "the command is a function"
-    hints = get_type_hints(inspect.unwrap(callback))
+    kinds = inspect.signature(callback, eval_str=True).parameters
     found: dict[str, Any] = {}
     for key, value in table.items():
         name = params.get(key.replace("-", "_"))
@@ -148,7 +165,7 @@ def _checked(context: typer.Context, path: Path, table: Mapping[str, Any]) -> di
         if name in found:
             options.refuse(f"{path}: {key}: this setting is there twice")
         try:
-            found[name] = _value(value, hints[name])
+            found[name] = _value(value, kinds[name].annotation.__origin__)
         except msgspec.ValidationError as error:
             options.refuse(f"{path}: {key}: {error}")
     return found

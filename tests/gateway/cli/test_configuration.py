@@ -6,18 +6,15 @@ import re
 import tomllib
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import typer.main
 
 from holdfast.gateway.cli import main
 from holdfast.gateway.cli.configuration import NO_SETTINGS
-from holdfast.gateway.cli.options import TORCH_NAMES, Backends, Dtypes, KVDtypes
 from holdfast.gateway.cli.vllm_names import HINTS
-from holdfast.kernels.names import BACKENDS
-from holdfast.runtime.model.kv_format import KV_DTYPES
-from holdfast.runtime.settings import DTYPE_BYTES, EngineSettings
+from holdfast.runtime.settings import EngineSettings
 from holdfast.tests.gateway.cli.test_main import invoke
 
 SERVE = typer.main.get_command(main.app).commands["serve"]  # type: ignore[attr-defined]
@@ -221,9 +218,3 @@ def test_hints_name_options_that_exist() -> None:
     assert not known & set(HINTS)
     named = {name for text in HINTS.values() for name in re.findall(r"--[\w-]+", text)}
     assert named <= known
-
-
-def test_types_and_kernels_are_those_of_the_engine() -> None:
-    assert {TORCH_NAMES.get(name, name) for name in get_args(Dtypes)} == {"auto", *DTYPE_BYTES}
-    assert {TORCH_NAMES.get(name, name) for name in get_args(KVDtypes)} == set(KV_DTYPES)
-    assert get_args(Backends) == BACKENDS
