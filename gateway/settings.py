@@ -95,35 +95,23 @@ class Network:
     """How the server is reached from elsewhere: host names, proxies, TLS. Raises ``OptionInvalid`` if a value
     is not valid."""
 
-    allowed_hosts: Annotated[
-        tuple[str, ...],
-        Option(
-            "A name of the server in the Host header: NAME, *.NAME or *; may be repeated. Addresses and"
-            " localhost are always answered.",
-            name="allowed_host",
-        ),
-    ] = ()
-    allowed_origins: Annotated[
-        tuple[str, ...],
-        Option(
-            "An origin of pages that may connect without a key: SCHEME://HOST[:PORT] or *; may be repeated.",
-            name="allow_origin",
-        ),
-    ] = ()
-    trusted_proxies: Annotated[
-        tuple[str, ...],
-        Option("Addresses or networks, separated by commas: their X-Forwarded-For, -Proto and -Host count."),
-    ] = ()
-    root_path: Annotated[
-        str, Option("The prefix below which a proxy serves this server, such as /holdfast.")
-    ] = ""
-    certificate: Annotated[Path | None, Option("TLS certificate chain in PEM.", name="ssl_certfile")] = None
-    private_key: Annotated[
-        Path | None, Option("Its private key, if not in the same file.", name="ssl_keyfile")
-    ] = None
-    private_key_password: Annotated[
-        str | None, Option("Password of the private key.", name="ssl_keyfile_password")
-    ] = field(default=None, repr=False)
+    allowed_hosts: Annotated[tuple[str, ...], Option(name="allowed_host")] = ()
+    """A name of the server in the Host header: NAME, *.NAME or *; may be repeated. Addresses and localhost are
+    always answered."""
+    allowed_origins: Annotated[tuple[str, ...], Option(name="allow_origin")] = ()
+    """An origin of pages that may connect without a key: SCHEME://HOST[:PORT] or *; may be repeated."""
+    trusted_proxies: Annotated[tuple[str, ...], Option()] = ()
+    """Addresses or networks, separated by commas: their X-Forwarded-For, -Proto and -Host count."""
+    root_path: Annotated[str, Option()] = ""
+    """The prefix below which a proxy serves this server, such as /holdfast."""
+    certificate: Annotated[Path | None, Option(name="ssl_certfile")] = None
+    """TLS certificate chain in PEM."""
+    private_key: Annotated[Path | None, Option(name="ssl_keyfile")] = None
+    """Its private key, if not in the same file."""
+    private_key_password: Annotated[str | None, Option(name="ssl_keyfile_password")] = field(
+        default=None, repr=False
+    )
+    """Password of the private key."""
 
     def __post_init__(self) -> None:
         proxies = tuple(one.strip() for word in self.trusted_proxies for one in word.split(","))
@@ -150,103 +138,55 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """All settings of a server's gateway. `Option`s say what their fields are.
+    """All settings of a server's gateway. ``store``: None keeps sessions in memory. ``cycle_tokens``: for how
+    many tokens a reply may repeat a cycle (`sessions.turn.cycles`); 0: for any.
 
     Raises ``OptionInvalid`` for a value that is not allowed, ``KeysUnusable`` if both ``keys`` and ``api_key``
     are given.
     """
 
-    host: Annotated[str, Option("Address to listen on.")] = DEFAULT_HOST
-    port: Annotated[int, Option("0 takes a free one.", least=0, most=65535)] = DEFAULT_PORT
-    api_key: Annotated[
-        str | None, Option("Bearer key of the server; without it and --keys none is needed.")
-    ] = field(default=None, repr=False)
-    keys: Annotated[
-        Path | None,
-        Option("Keys and tenants: `KEY TENANT` on each line, or TOML with limits (gateway/README.md)."),
-    ] = None
-    operator_key: Annotated[str | None, Option("Bearer key that sees all of /metrics, and all sessions.")] = (
-        field(default=None, repr=False)
-    )
+    host: Annotated[str, Option()] = DEFAULT_HOST
+    """Address to listen on."""
+    port: Annotated[int, Option(least=0, most=65535)] = DEFAULT_PORT
+    """0 takes a free one."""
+    api_key: Annotated[str | None, Option()] = field(default=None, repr=False)
+    """Bearer key of the server; without it and --keys none is needed."""
+    keys: Annotated[Path | None, Option()] = None
+    """Keys and tenants: `KEY TENANT` on each line, or TOML with limits (gateway/README.md)."""
+    operator_key: Annotated[str | None, Option()] = field(default=None, repr=False)
+    """Bearer key that sees all of /metrics, and all sessions."""
     network: Network = Network()
     limits: ClientLimits = ClientLimits()
-    store: Annotated[
-        Path | None,
-        Option(
-            "Folder of the journal, in which sessions outlive the server; by default one per model under the"
-            " user's state folder."
-        ),
-    ] = None
-    """None: sessions are kept in memory."""
+    store: Annotated[Path | None, Option()] = None
+    """Folder of the journal, in which sessions outlive the server; by default one per model under the user's
+    state folder."""
     journal: JournalSettings = JournalSettings()
-    calls: Annotated[
-        CallForm | None,
-        Option("How the model writes tool calls.", name="tool_call_parser", words={"auto": None}),
-    ] = None
-    """None: derived from its templates."""
-    reasoning: Annotated[
-        ReasoningForm | None,
-        Option(
-            "How the model writes its reasoning, which is sent separately.",
-            name="reasoning_parser",
-            words={"auto": None},
-        ),
-    ] = None
-    """None: derived from its templates."""
-    tool_fallback: Annotated[
-        bool, Option("If the model's template does not show tools, write them into the instructions.")
-    ] = False
-    served_names: Annotated[
-        tuple[str, ...],
-        Option(
-            "A name that clients may ask for, in place of MODEL's; may be repeated. A client that asks for none"
-            " gets the first.",
-            name="served_model_name",
-        ),
-    ] = ()
-    default_max_tokens: Annotated[
-        int | None,
-        Option(
-            "Most tokens of a reply that sets no `max_output_tokens`; 0: as many as the context holds.",
-            least=0,
-            most=2**31 - 1,
-            words={0: None},
-        ),
-    ] = 4096
-    cycle_tokens: Annotated[
-        int,
-        Option(
-            "End a reply that has repeated one cycle of at most 128 tokens for 512 tokens.",
-            name="end_cycles",
-            words={True: CYCLE_TOKENS, False: 0},
-        ),
-    ] = CYCLE_TOKENS
-    """A reply that repeats the same tokens again and again ends after this many of them
-    (`sessions.turn.cycles`); 0: never for this reason."""
-    traces_endpoint: Annotated[
-        str | None,
-        Option(
-            "URL of an OpenTelemetry collector (OTLP over HTTP) that gets a span of each turn; needs the extra"
-            " otel.",
-            name="otlp_traces_endpoint",
-        ),
-    ] = None
-    max_queue_seconds: Annotated[
-        float | None,
-        Option(
-            "A turn that would wait longer for the engine is refused with Retry-After; 0: every turn waits.",
-            least=0,
-            words={0: None},
-        ),
-    ] = 300.0
-    drain_seconds: Annotated[
-        float, Option("At SIGTERM running replies may end within this time; then sockets close.", least=0)
-    ] = 10.0
-    metrics_compat: Annotated[
-        Literal["none", "vllm"],
-        Option("vllm: /metrics has vLLM's names, too, for routers and dashboards."),
-    ] = "none"
-    page: Annotated[bool, Option("Serve the playground at / and the documents of the API at /docs.")] = True
+    calls: Annotated[CallForm | None, Option(name="tool_call_parser", words={"auto": None})] = None
+    """How the model writes tool calls. auto: as its templates tell."""
+    reasoning: Annotated[ReasoningForm | None, Option(name="reasoning_parser", words={"auto": None})] = None
+    """How the model writes its reasoning, which is sent separately. auto: as its templates tell."""
+    tool_fallback: Annotated[bool, Option()] = False
+    """If the model's template does not show tools, write them into the instructions."""
+    served_names: Annotated[tuple[str, ...], Option(name="served_model_name")] = ()
+    """A name that clients may ask for, in place of MODEL's; may be repeated. A client that asks for none gets
+    the first."""
+    default_max_tokens: Annotated[int | None, Option(least=0, most=2**31 - 1, words={0: None})] = 4096
+    """Most tokens of a reply that sets no `max_output_tokens`; 0: as many as the context holds."""
+    cycle_tokens: Annotated[int, Option(name="end_cycles", words={True: CYCLE_TOKENS, False: 0})] = (
+        CYCLE_TOKENS
+    )
+    """End a reply that has repeated one cycle of at most 128 tokens for 512 tokens."""
+    traces_endpoint: Annotated[str | None, Option(name="otlp_traces_endpoint")] = None
+    """URL of an OpenTelemetry collector (OTLP over HTTP) that gets a span of each turn; needs the extra
+    otel."""
+    max_queue_seconds: Annotated[float | None, Option(least=0, words={0: None})] = 300.0
+    """A turn that would wait longer for the engine is refused with Retry-After; 0: every turn waits."""
+    drain_seconds: Annotated[float, Option(least=0)] = 10.0
+    """At SIGTERM running replies may end within this time; then sockets close."""
+    metrics_compat: Annotated[Literal["none", "vllm"], Option()] = "none"
+    """vllm: /metrics has vLLM's names, too, for routers and dashboards."""
+    page: Annotated[bool, Option()] = True
+    """Serve the playground at / and the documents of the API at /docs."""
     recovery_seconds: float = 60.0
     """If the engine dies, a running reply waits this long for another engine; then it fails."""
     loading_seconds: float = 60.0

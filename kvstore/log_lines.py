@@ -40,10 +40,10 @@ CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), 127) if code not in 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the processes of a server log, and in which form."""
 
-    level: Annotated[LogLevel, Option("The least level that is logged.", name="log_level")] = "info"
-    form: Annotated[
-        LogForm, Option("text: a line for each event; json: an object for each.", name="log_format")
-    ] = "text"
+    level: Annotated[LogLevel, Option(name="log_level")] = "info"
+    """The least level that is logged."""
+    form: Annotated[LogForm, Option(name="log_format")] = "text"
+    """text: a line for each event; json: an object for each."""
 
 
 _BOUND: ContextVar[Mapping[str, object]] = ContextVar("facts of log lines", default=MappingProxyType({}))

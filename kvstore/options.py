@@ -1,20 +1,24 @@
-"""Options: the settings that an operator can write. The annotation of a settings object's field declares one:
+"""Options: the settings that an operator can write. The field of a settings object declares one:
 
-    port: Annotated[int, Option("0 takes a free one.", least=0, most=65535)] = 8040
+    port: Annotated[int, Option(least=0, most=65535)] = 8040
+    '''0 takes a free one.'''
 
-From it, the field's type and its default come the option of the command line with its help, its variable in the
+From it come the option of the command line, of which the text below is the help, its variable in the
 environment, its key in a file, the check of what is written, and the field's value. It stands in the lowest
 room, which all rooms that have settings can import.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
+from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -26,17 +30,15 @@ MOST_BYTES = 1 << 63
 _SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<prefix>[kmgt]?)(i?b)?", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
     """How a field of settings is written. A field that ends with ``_bytes`` is written as a size: ``8GiB``.
 
-    ``help``: a line for the operator. ``name``: if it is not the field's; ``also``: another name, vLLM's.
-    ``least``, ``most``: bounds of a number. ``choices``: all texts that it may be. ``words``: the field's
-    value by what is written for it, where that differs. ``form``: what a list of numbers looks like.
+    ``name``: if it is not the field's; ``also``: another name, vLLM's. ``least``, ``most``: bounds of a number.
+    ``choices``: all texts that it may be. ``words``: the field's value by what is written for it, where that
+    differs. ``form``: what a list of numbers looks like.
     """
 
-    help: str
-    _: KW_ONLY
     name: str = ""
     also: str = ""
     least: int | None = None
@@ -48,15 +50,22 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A field that is an option. ``name``: the option's, with ``_``. ``type``: the field's, without None.
-    ``default``: of the field. ``secret``: it is not shown, as the field is not in the settings' ``repr``."""
+    """A field of ``kind`` that is an option. ``name``: the option's, with ``_``. ``type``: the field's, without
+    None. ``default``: of the field. ``secret``: it is not shown, as the field is not in the settings'
+    ``repr``."""
 
+    kind: Callable[..., Any]
     field: str
     name: str
     type: Any
     default: Any
     option: Option
     secret: bool
+
+    @property
+    def help(self) -> str:
+        """The text below the field, in one line; empty if there is none."""
+        return _texts(self.kind).get(self.field, "")
 
     @property
     def written_type(self) -> Any:
@@ -115,16 +124,34 @@ def settings_of(kind: Callable[..., Any]) -> tuple[Setting, ...]:
     """The fields of a class of settings that are options."""
     hidden = {one.name for one in fields(kind) if not one.repr} if is_dataclass(kind) else set()
     defaults, found = inspect.signature(kind).parameters, []
-    for name, hint in get_type_hints(kind, include_extras=True).items():
+    for field_, hint in get_type_hints(kind, include_extras=True).items():
         for option in getattr(hint, "__metadata__", ()):
             kinds = (
                 get_args(hint.__origin__) if isinstance(hint.__origin__, UnionType) else (hint.__origin__,)
             )
-            plain = next(one for one in kinds if one is not NoneType)
-            found.append(
-                Setting(name, option.name or name, plain, defaults[name].default, option, name in hidden)
+            setting = Setting(
+                kind=kind,
+                field=field_,
+                name=option.name or field_,
+                type=next(one for one in kinds if one is not NoneType),
+                default=defaults[field_].default,
+                option=option,
+                secret=field_ in hidden,
             )
+            found.append(setting)
     return tuple(found)
+
+
+@cache
+def _texts(kind: Callable[..., Any]) -> dict[str, str]:
+    """The texts below the fields of a class, which Python itself drops: they are read from its source."""
+    tree, found = ast.parse(inspect.getsource(sys.modules[kind.__module__])), {}
+    for one in tree.body:
+        if isinstance(one, ast.ClassDef) and one.name == kind.__name__:
+            for declared, text in pairwise(one.body):
+                if isinstance(declared, ast.AnnAssign) and isinstance(text, ast.Expr):
+                    found[ast.unparse(declared.target)] = " ".join(ast.literal_eval(text.value).split())
+    return found
 
 
 def make(kind: Callable[..., T], written: Mapping[str, Any], **others: Any) -> T:

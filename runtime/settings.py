@@ -65,130 +65,83 @@ class TenantBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is asked for an engine; None and "auto" are resolved when the model is loaded. `Option`s say what
-    their fields are; of the others:
-
-    model: a local folder, a GGUF file, a hub id, ``pocket`` or ``smollm2``.
-    blocks: device KV as a number of blocks, in place of ``kv_bytes``.
-    store: a folder for KV on disk, below ``kv`` in it; none by default.
-    disk_reserve: bytes of the store's disk that the journal needs free: KV gives way before there are fewer.
-    max_open: sequences that may be open at once.
-    depth: steps in flight; 1 on a CPU and 2 on a GPU by default.
-    watermark: share of the blocks a new turn leaves free while others run.
-    lease_share: share of the blocks, and of the host tier, that leases may cover in all.
-    idle_stretch: a step of turns may take at most so many times as long by prefill of idle sequences (such as
-        input that is still streamed) that is put into it; one step in thirteen may take longer. 1 or less: no
-        limit.
-    patience: steps after which a turn goes before all younger ones, under a policy that promises no bound.
-    tenants: budgets of the tenants that may have less than all.
-    secret: keys the block hashes, 16 to 64 bytes; if empty, a new one is made at each start.
-    logs: what its processes log.
-    debug: owner tags and an audit whenever the engine is idle.
-    """
+    """What is asked for an engine; None and "auto" are resolved when the model is loaded."""
 
     model: str
-    device: Annotated[str, Option("cpu, cuda, cuda:1, or auto.")] = "auto"
+    """A local folder, a GGUF file, a hub id, ``pocket`` or ``smollm2``."""
+    device: Annotated[str, Option()] = "auto"
+    """cpu, cuda, cuda:1, or auto."""
     dtype: Annotated[
-        str,
-        Option(
-            "Of weights and computing. auto: as stored.",
-            choices=("auto", *DTYPE_BYTES),
-            words={"float": "float32", "half": "float16"},
-        ),
+        str, Option(choices=("auto", *DTYPE_BYTES), words={"float": "float32", "half": "float16"})
     ] = "auto"
-    kv_bytes: Annotated[
-        int | None, Option("Memory for KV, such as 512MiB or 8GiB.", also="kv_cache_memory_bytes", least=1)
-    ] = None
-    host_bytes: Annotated[
-        int | None, Option("Memory for KV below the device; 0 for none, a share by default.", least=0)
-    ] = None
-    block_tokens: Annotated[int, Option("Tokens in one block of KV.", also="block_size", least=1)] = 16
-    max_context: Annotated[
-        int | None,
-        Option("Longest sequence in tokens; the model's own by default.", also="max_model_len", least=1),
-    ] = None
-    kernels: Annotated[
-        str,
-        Option(
-            "auto: the fastest there is; triton-invariant: bits do not depend on what else a step computes.",
-            choices=BACKENDS,
-        ),
-    ] = "auto"
+    """Of weights and computing. auto: as stored."""
+    kv_bytes: Annotated[int | None, Option(also="kv_cache_memory_bytes", least=1)] = None
+    """Memory for KV, such as 512MiB or 8GiB."""
+    host_bytes: Annotated[int | None, Option(least=0)] = None
+    """Memory for KV below the device; 0 for none, a share by default."""
+    block_tokens: Annotated[int, Option(also="block_size", least=1)] = 16
+    """Tokens in one block of KV."""
+    max_context: Annotated[int | None, Option(also="max_model_len", least=1)] = None
+    """Longest sequence in tokens; the model's own by default."""
+    kernels: Annotated[str, Option(choices=BACKENDS)] = "auto"
+    """auto: the fastest there is; triton-invariant: bits do not depend on what else a step computes."""
     kv_dtype: Annotated[
         str,
         Option(
-            "Of KV. auto: as the model computes.",
             also="kv_cache_dtype",
             choices=KV_DTYPES,
             words={"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"},
         ),
     ] = "auto"
-    kv_scales: Annotated[
-        tuple[float, float],
-        Option(
-            "Of keys and values, powers of two such as 1,0.125: for 8-bit KV, which is stored divided by them.",
-            form="two numbers such as 1,0.125",
-        ),
-    ] = (1.0, 1.0)
-    max_step_tokens: Annotated[
-        int | None,
-        Option(
-            "Tokens computed by one step; by default 512 on a CPU, 8192 on a GPU, 2048 on a small one.",
-            also="max_num_batched_tokens",
-            least=1,
-        ),
-    ] = None
-    max_sequences: Annotated[
-        int | None,
-        Option(
-            "Sequences that run at once; by default 64 on a CPU, 256 on a GPU, 128 on a small one.",
-            also="max_num_seqs",
-            least=1,
-        ),
-    ] = None
-    memory_utilization: Annotated[
-        float,
-        Option(
-            "Fraction of the GPU's memory for weights, activations, graphs and KV together.",
-            name="gpu_memory_utilization",
-        ),
-    ] = 0.9
-    enforce_eager: Annotated[bool, Option("Launch each kernel of a step on its own: no CUDA graphs.")] = False
+    """Of KV. auto: as the model computes."""
+    kv_scales: Annotated[tuple[float, float], Option(form="two numbers such as 1,0.125")] = (1.0, 1.0)
+    """Of keys and values, powers of two such as 1,0.125: for 8-bit KV, which is stored divided by them."""
+    max_step_tokens: Annotated[int | None, Option(also="max_num_batched_tokens", least=1)] = None
+    """Tokens computed by one step; by default 512 on a CPU, 8192 on a GPU, 2048 on a small one."""
+    max_sequences: Annotated[int | None, Option(also="max_num_seqs", least=1)] = None
+    """Sequences that run at once; by default 64 on a CPU, 256 on a GPU, 128 on a small one."""
+    memory_utilization: Annotated[float, Option(name="gpu_memory_utilization")] = 0.9
+    """Fraction of the GPU's memory for weights, activations, graphs and KV together."""
+    enforce_eager: Annotated[bool, Option()] = False
+    """Launch each kernel of a step on its own: no CUDA graphs."""
     capture_sizes: Annotated[
         tuple[int, ...] | None,
-        Option(
-            "Rows of the steps that are captured as CUDA graphs, such as 1,2,4,8; empty for none.",
-            name="cudagraph_capture_sizes",
-            form="a list of numbers such as 1,2,4,8, each 1 or more",
-        ),
+        Option(name="cudagraph_capture_sizes", form="a list of numbers such as 1,2,4,8, each 1 or more"),
     ] = None
-    capture_lazily: Annotated[
-        bool,
-        Option("Capture a graph when a step first needs it, not at start.", name="cudagraph_capture_lazily"),
-    ] = False
-    policy: Annotated[
-        str,
-        Option(
-            "Order of turns: fair_shares, which shares the engine between tenants; first_come_first_served; or"
-            " package.module:Class."
-        ),
-    ] = "fair_shares"
-    disk_bytes: Annotated[
-        int | None, Option("KV that the store may hold while its disk has room; a share of that.", least=1)
-    ] = None
+    """Rows of the steps that are captured as CUDA graphs, such as 1,2,4,8; empty for none."""
+    capture_lazily: Annotated[bool, Option(name="cudagraph_capture_lazily")] = False
+    """Capture a graph when a step first needs it, not at start."""
+    policy: Annotated[str, Option()] = "fair_shares"
+    """Order of turns: fair_shares, which shares the engine between tenants; first_come_first_served; or
+    package.module:Class."""
+    disk_bytes: Annotated[int | None, Option(least=1)] = None
+    """KV that the store may hold while its disk has room; a share of that."""
     blocks: int | None = None
+    """KV on the device as a number of blocks, in place of ``kv_bytes``."""
     store: str | None = None
+    """A folder for KV on disk, below ``kv`` in it; none by default."""
     disk_reserve: int = 0
+    """Bytes of the store's disk that the journal needs free: KV gives way before there are fewer."""
     max_open: int = 65536
+    """Sequences that may be open at once."""
     depth: int | None = None
+    """Steps in flight; 1 on a CPU and 2 on a GPU by default."""
     watermark: float = 0.01
+    """Share of the blocks a new turn leaves free while others run."""
     lease_share: float = 0.5
+    """Share of the blocks, and of the host tier, that leases may cover in all."""
     idle_stretch: float = 1.25
+    """A step of turns may take at most so many times as long by prefill of idle sequences (such as input that
+    is still streamed) that is put into it; one step in thirteen may take longer. 1 or less: no limit."""
     patience: int = 4096
+    """Steps after which a turn goes before all younger ones, under a policy that promises no bound."""
     tenants: tuple[TenantBudget, ...] = ()
+    """Budgets of the tenants that may have less than all."""
     secret: bytes = b""
+    """Keys the block hashes, 16 to 64 bytes; if empty, a new one is made at each start."""
     logs: LogSettings = LogSettings()
     debug: bool = False
+    """Owner tags, and an audit whenever the engine is idle."""
 
     def __post_init__(self) -> None:
         if wrong := invalid(self):

@@ -29,7 +29,7 @@ from ...runtime.settings import EngineSettings
 from ..errors import GatewayError
 from ..settings import GatewaySettings, Network
 from . import options
-from .vllm_names import hint
+from .vllm_names import HINTS
 
 PREFIX = "HOLDFAST"
 MOST_FILE_BYTES = 1 << 20
@@ -45,19 +45,13 @@ class ServeCommand(TyperCommand):
     """The command ``serve``. It adds two error messages: for an option of vLLM's, what to do instead; for a
     wrong value from the file or the environment, where that value is."""
 
-    def __init__(self, *args: Any, **named: Any) -> None:
-        super().__init__(*args, **named)
-        params: list[Any] = self.params
-        for param in params:  # the help says once what the variables are called
-            param.show_envvar = False
-
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read argv, the environment and the file, as Typer's command does. Ends with exit code 2 and one line
         for what cannot be used."""
         known = {name for param in self.params for name in (*param.opts, *param.secondary_opts)}
         for word in args[: args.index("--") if "--" in args else None]:
             name = word.partition("=")[0]
-            if name not in known and (instead := hint(name)) is not None:
+            if name not in known and (instead := HINTS.get(name)) is not None:
                 options.refuse(f"{name}: {instead}")
         try:
             return super().parse_args(ctx, args)
@@ -101,21 +95,13 @@ def refusing(context: typer.Context) -> Iterator[None]:
         cause = str(error.args[0])
     else:
         return
-    named = [
+    named = set(re.findall(r"^\w+|(?<![\w-])--[\w-]+", cause))  # the setting it begins with, and options
+    places = [
         place
         for param in context.command.params
-        if (place := origin(context, param.name or "")) is not None and _names(cause, param)
+        if named & {param.name, *param.opts} and (place := origin(context, param.name or "")) is not None
     ]
-    options.refuse(f"{cause} ({', '.join(named)})" if named else cause)
-
-
-def _names(cause: str, param: Any) -> bool:
-    """Whether the error text ``cause`` is about the setting ``param``: it begins with the setting's name, or
-    has one of its options in it."""
-    words = [re.escape(name) for name in (*param.opts, *param.secondary_opts) if name.startswith("--")]
-    return cause.startswith((f"{param.name} ", f"{param.name}: ")) or bool(
-        words and re.search(rf"(?<![\w-])({'|'.join(words)})(?![\w-])", cause)
-    )
+    options.refuse(f"{cause} ({', '.join(places)})" if places else cause)
 
 
 # --- the file -----------------------------------------------------------------------------------------------
@@ -172,7 +158,7 @@ def _checked(context: typer.Context, path: Path, table: Mapping[str, Any]) -> di
 
 
 def _unknown(key: str, known: list[str]) -> str:
-    instead = hint(f"--{key.replace('_', '-')}")
+    instead = HINTS.get(f"--{key.replace('_', '-')}")
     close = get_close_matches(key.replace("-", "_"), known, 1)
     why = instead or (f"do you mean {close[0]}?" if close else "holdfast serve --help lists the options")
     return f"{key} is no setting: {why}"

@@ -61,21 +61,34 @@ def serve(
         str,
         typer.Argument(
             envvar="HOLDFAST_MODEL",
+            show_envvar=False,
             help="A local folder, a GGUF file, a hub id, `pocket`, which ships with Holdfast, or `smollm2`.",
         ),
     ],
     config: Annotated[
         Path | None,
         typer.Option(
-            callback=configuration.read_config, is_eager=True, help="A TOML file of options: `port = 8040`."
+            callback=configuration.read_config,
+            is_eager=True,
+            show_envvar=False,
+            help="A TOML file of options: `port = 8040`.",
         ),
     ] = None,
     print_config: Annotated[
         bool,
-        typer.Option("--print-config", help="Print all settings, each with where it comes from, and leave."),
+        typer.Option(
+            "--print-config",
+            show_envvar=False,
+            help="Print all settings, each with where it comes from, and leave.",
+        ),
     ] = False,
     no_store: Annotated[
-        bool, typer.Option("--no-store", help="Keep sessions in memory only: they end with the server.")
+        bool,
+        typer.Option(
+            "--no-store",
+            show_envvar=False,
+            help="Keep sessions in memory only: they end with the server.",
+        ),
     ] = False,
     **given: Any,
 ) -> None:

@@ -43,7 +43,7 @@ def _parameter(setting: Setting, group: str) -> inspect.Parameter:
         flags = [f"{flags[0]}/{flags[0].replace('--', '--no-')}"]
     bounds: dict[str, Any] = {"min": option.least, "max": option.most} if kind in (int, float) else {}
     panel = f"Options: {group.removesuffix('Settings').lower()}"
-    typed = typer.Option(*flags, help=option.help, rich_help_panel=panel, **bounds)
+    typed = typer.Option(*flags, help=setting.help, rich_help_panel=panel, show_envvar=False, **bounds)
     return inspect.Parameter(
         setting.name,
         inspect.Parameter.KEYWORD_ONLY,

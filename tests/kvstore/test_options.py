@@ -1,4 +1,4 @@
-"""Options: what is written for each field becomes the field's value, and a value that is not allowed is told."""
+"""Options: what is written for a field becomes its value, and a value that is not allowed is told."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ class Colour(StrEnum):
 class Some:
     """A field of each kind."""
 
-    room_bytes: Annotated[int | None, Option("", least=1)] = None
-    pair: Annotated[tuple[float, float], Option("", form="two numbers")] = (1.0, 0.5)
-    names: Annotated[tuple[str, ...], Option("")] = ()
-    colour: Annotated[Colour | None, Option("", words={"auto": None})] = None
-    most: Annotated[int | None, Option("", name="at_most", least=0, most=9, words={0: None})] = 4
-    kind: Annotated[str, Option("", choices=("auto", "float16"), words={"half": "float16"})] = "auto"
-    after: Annotated[int, Option("", name="ends", words={True: 512, False: 0})] = 512
-    key: Annotated[str | None, Option("")] = field(default=None, repr=False)
+    room_bytes: Annotated[int | None, Option(least=1)] = None
+    """Room for
+    all of it."""
+    pair: Annotated[tuple[float, float], Option(form="two numbers")] = (1.0, 0.5)
+    names: Annotated[tuple[str, ...], Option()] = ()
+    colour: Annotated[Colour | None, Option(words={"auto": None})] = None
+    most: Annotated[int | None, Option(name="at_most", least=0, most=9, words={0: None})] = 4
+    kind: Annotated[str, Option(choices=("auto", "float16"), words={"half": "float16"})] = "auto"
+    after: Annotated[int, Option(name="ends", words={True: 512, False: 0})] = 512
+    key: Annotated[str | None, Option()] = field(default=None, repr=False)
     inner: int = 3
 
 
@@ -88,3 +90,7 @@ def test_values_that_are_not_allowed_are_told() -> None:
 
 def test_a_field_that_is_not_shown_is_a_secret() -> None:
     assert [one.name for one in settings_of(Some) if one.secret] == ["key"]
+
+
+def test_the_text_below_a_field_is_its_help() -> None:
+    assert [one.help for one in settings_of(Some) if one.help] == ["Room for all of it."]
