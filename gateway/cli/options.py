@@ -58,11 +58,15 @@ def refuse(cause: str) -> NoReturn:
     raise typer.Exit(2)
 
 
+def state_folder() -> Path:
+    """The folder for what outlives a command: ``holdfast`` in ``$XDG_STATE_HOME``, by default in
+    ``~/.local/state``."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    return (Path(state) if state.startswith("/") else Path.home() / ".local" / "state") / "holdfast"
+
+
 def default_store(model: str) -> Path:
-    """The folder that is a model's store if none is given: ``$XDG_STATE_HOME/holdfast/<model>``, by default
-    under ``~/.local/state``."""
+    """The folder that is a model's store if none is given."""
     from ...runtime.model.folder import model_name
 
-    state = os.environ.get("XDG_STATE_HOME", "")
-    root = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
-    return root / "holdfast" / model_name(model).replace("/", "--")
+    return state_folder() / model_name(model).replace("/", "--")

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, get_args
 
 import msgspec
-from msgspec.inspect import StructType, type_info
+from msgspec.inspect import Field, StructType, type_info
 
 REFERENCE = "#/components/schemas/{name}"
 
@@ -24,6 +24,13 @@ def schemas_of(types: Iterable[Any]) -> tuple[list[dict[str, Any]], dict[str, An
         if "description" in component:
             component["description"] = inspect.cleandoc(component["description"])
     return list(schemas), dict(sorted(components.items()))
+
+
+def fields_of(struct: type) -> tuple[Field, ...]:
+    """The fields of a struct, with their types."""
+    info = type_info(struct)
+    assert isinstance(info, StructType)
+    return info.fields
 
 
 def members_of(union: Any) -> tuple[type, ...]:
@@ -51,11 +58,9 @@ def parameters_of(query: type | None) -> list[tuple[str, bool, dict[str, Any], s
     description, and its description. Empty for None."""
     if query is None:
         return []
-    info = type_info(query)
-    assert isinstance(info, StructType), "parameters are the fields of a struct"
     properties = msgspec.json.schema(query)["$defs"][query.__name__]["properties"]
     found = []
-    for field in info.fields:
+    for field in fields_of(query):
         schema = dict(properties[field.encode_name])
         text = schema.pop("description", "")
         found.append((field.encode_name, field.required, schema, text))
