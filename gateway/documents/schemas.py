@@ -13,17 +13,18 @@ from msgspec.inspect import Field, StructType, type_info
 REFERENCE = "#/components/schemas/{name}"
 
 
-def schemas_of(types: Iterable[Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The JSON Schema of each type, in order, and the components (schemas of structs) that these refer to, by
+def schemas_of(types: Iterable[Any]) -> tuple[dict[Any, dict[str, Any]], dict[str, Any]]:
+    """The JSON Schema of each type, by type, and the components (schemas of structs) that these refer to, by
     name.
 
     https://json-schema.org/draft/2020-12, which OpenAPI 3.1 and AsyncAPI 3.0 both read.
     """
-    schemas, components = msgspec.json.schema_components(list(types), ref_template=REFERENCE)
+    types = list(types)
+    schemas, components = msgspec.json.schema_components(types, ref_template=REFERENCE)
     for component in components.values():
         if "description" in component:
             component["description"] = inspect.cleandoc(component["description"])
-    return list(schemas), dict(sorted(components.items()))
+    return dict(zip(types, schemas, strict=True)), dict(sorted(components.items()))
 
 
 def fields_of(struct: type) -> tuple[Field, ...]:
