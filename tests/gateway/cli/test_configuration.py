@@ -75,6 +75,26 @@ VARIABLES = dict.fromkeys(TEXTS, "word") | {
 }
 
 
+def test_every_option_has_a_help_and_a_group() -> None:
+    bare = [name for name, param in SETTINGS.items() if name != "model" and not param.help]
+    assert not bare, f"a text below the field is its help: {bare}"
+    told = invoke("serve", "--help")[1]
+    assert re.findall(r"Options: (\w+)", told) == ["gateway", "network", "engine", "log"]
+
+
+def test_the_doctor_takes_the_options_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("holdfast.gateway.cli.doctor.run", lambda settings, keys: asked.append(settings) or 0)
+    words = ("--block-tokens", "32", "--kv-bytes", "1GiB", "--dtype", "half", "--kv-scales", "1,0.5")
+    assert invoke("doctor", "pocket", *words)[0] == 0 == invoke("doctor")[0]
+    settings = EngineSettings(
+        model="pocket", block_tokens=32, kv_bytes=1 << 30, dtype="float16", kv_scales=(1.0, 0.5)
+    )
+    assert asked == [settings, None]
+    code, told = invoke("doctor", "pocket", "--kv-bytes", "lots")
+    assert (code, told) == (2, "holdfast: --kv-bytes 'lots' is not a size such as 512MiB or 8GiB\n")
+
+
 def test_a_file_may_hold_the_model_lists_and_flags(served: list[Any], tmp_path: Path) -> None:
     text = 'model = "pocket"\nserved-model-name = ["a", "b"]\nallowed_host = "c.example"\nno-store = true\n'
     assert (
