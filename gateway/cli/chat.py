@@ -34,6 +34,7 @@ from ...sdk.frames.sampling import SamplingFields
 from ...sdk.params import SamplingOptions, UpdateOptions
 from ..documents.schemas import fields_of
 from .chat_state import LONGEST_TITLE, MOST_MARKS, ChatState, KeptSession, TypedLines
+from .options import refused
 from .terminal import PROMPT, Output, PlainLines, TerminalPrompt, in_units, printable
 from .type_words import in_words
 
@@ -72,11 +73,9 @@ def run(url: str | None, api_key: str | None, resume: str | None, fields: Update
         return asyncio.run(_chat(url or (kept.url if kept else DEFAULT_URL), api_key, kept, fields, state))
     except SDKError as error:
         begin = f"; {BEGIN}" if isinstance(error, SessionLost) else ""
-        print(f"holdfast: {told(error)}{begin}", file=sys.stderr)
-        return 2
+        return refused(f"{told(error)}{begin}")
     except LookupError as error:
-        print(f"holdfast: {error.args[0]}; {BEGIN}", file=sys.stderr)
-        return 2
+        return refused(f"{error.args[0]}; {BEGIN}")
 
 
 def _kept(state: ChatState, wanted: str, url: str | None) -> KeptSession:

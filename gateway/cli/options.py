@@ -52,10 +52,15 @@ def _parameter(setting: Setting, group: str) -> inspect.Parameter:
     )
 
 
+def refused(cause: str) -> int:
+    """Print on stderr why a command cannot do its work. Returns the exit code 2."""
+    print(f"holdfast: {cause}", file=sys.stderr)
+    return 2
+
+
 def refuse(cause: str) -> NoReturn:
     """Print on stderr why a command cannot start, and leave it with exit code 2."""
-    print(f"holdfast: {cause}", file=sys.stderr)
-    raise typer.Exit(2)
+    raise typer.Exit(refused(cause))
 
 
 def state_folder() -> Path:
