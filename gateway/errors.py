@@ -8,7 +8,7 @@ parent. An error that is in none of these trees is a mistake of the server. Erro
 GatewayError
 ├── AddressUnusable ── PortTaken
 ├── KeysUnusable ── LimitsTooLarge
-├── NetworkInvalid, CertificateUnusable, NameUnusable, TracingUnavailable
+├── OptionInvalid, CertificateUnusable, TracingUnavailable
 ├── KeyInvalid, OperatorWanted, HostRefused, OriginRefused, KeyRemoved
 ├── SlowReader, SlowSender, TooManyControlFrames, TooManyFragments, TooManyInvalid
 ├── TooManyChunks, TooManyBodies
@@ -113,16 +113,10 @@ class LimitsTooLarge(KeysUnusable):
     """The keys file lets tenants take more than the server or its machine has."""
 
 
-class NetworkInvalid(GatewayError):
-    """An option about host names, proxies, the root path or TLS is invalid."""
+class OptionInvalid(GatewayError):
+    """A setting of the gateway has a value that is not allowed."""
 
-    wire = _server("network_invalid", 503)
-
-
-class NameUnusable(GatewayError):
-    """A name under which the model is to be served is empty, too long, or has blanks."""
-
-    wire = _server("name_unusable", 503)
+    wire = _server("option_invalid", 503)
 
 
 class CertificateUnusable(GatewayError):
@@ -132,7 +126,7 @@ class CertificateUnusable(GatewayError):
 
 
 class TracingUnavailable(GatewayError):
-    """Traces were asked for, and the extra `otel` is not installed, or the endpoint is no URL."""
+    """Traces were asked for, and the extra `otel` is not installed."""
 
     wire = _server("tracing_unavailable", 503)
 

@@ -37,6 +37,7 @@ import msgspec
 from anyio.from_thread import start_blocking_portal
 
 from ..kvstore.log_lines import LogSettings
+from ..kvstore.options import settings_of
 from ..runtime.link.child import ENVIRONMENT
 from ..runtime.link.process import ChildEngine
 from ..runtime.link.thread import ThreadEngine
@@ -71,15 +72,16 @@ Conversation: TypeAlias = Sequence[ChatMessage]
 class LLMOptions(TypedDict, total=False):
     """The keyword arguments of `LLM` and `AsyncLLM`. Sizes in bytes, lengths in tokens.
 
-    dtype: of the weights and of computing: ``auto``, ``float32``, ``bfloat16`` or ``float16``. kv_cache_dtype:
-    ``auto`` or ``float8_e4m3fn``. device: as torch names it, or ``auto``. max_model_len: the longest prompt and
-    completion together. max_num_seqs: completions that run at once. max_num_batched_tokens: tokens that one
-    step computes. gpu_memory_utilization: the fraction of a GPU's memory to take. enforce_eager: no CUDA
-    graphs. block_size: tokens of one KV block. num_gpu_blocks, kv_cache_memory_bytes: KV on the device, as a
-    number of blocks or of bytes; at most one of them. seed: for the seeds of completions that set none, so that
-    a program gives the same results each time. tool_fallback: for a chat template that does not show tools:
-    write them into the instructions. process: run the engine in a process of its own. engine: all other
-    settings of the engine. gateway: the settings of sessions, among them the folder that keeps them.
+    dtype: of the weights and of computing: ``auto``, ``float32`` or ``float``, ``bfloat16``, ``float16`` or
+    ``half``. kv_cache_dtype: ``auto``, ``fp8``, ``fp8_e4m3`` or ``float8_e4m3fn``. device: as torch names it,
+    or ``auto``. max_model_len: the longest prompt and completion together. max_num_seqs: completions that run
+    at once. max_num_batched_tokens: tokens that one step computes. gpu_memory_utilization: the fraction of a
+    GPU's memory to take. enforce_eager: no CUDA graphs. block_size: tokens of one KV block. num_gpu_blocks,
+    kv_cache_memory_bytes: KV on the device, as a number of blocks or of bytes; at most one of them. seed: for
+    the seeds of completions that set none, so that a program gives the same results each time. tool_fallback:
+    for a chat template that does not show tools: write them into the instructions. process: run the engine in a
+    process of its own. engine: all other settings of the engine. gateway: the settings of sessions, among them
+    the folder that keeps them.
     """
 
     dtype: str
@@ -100,20 +102,8 @@ class LLMOptions(TypedDict, total=False):
     gateway: GatewaySettings | None
 
 
-_NAMES = {
-    "dtype": "dtype",
-    "kv_cache_dtype": "kv_dtype",
-    "device": "device",
-    "max_model_len": "max_context",
-    "max_num_seqs": "max_sequences",
-    "max_num_batched_tokens": "max_step_tokens",
-    "gpu_memory_utilization": "memory_utilization",
-    "enforce_eager": "enforce_eager",
-    "block_size": "block_tokens",
-    "num_gpu_blocks": "blocks",
-    "kv_cache_memory_bytes": "kv_bytes",
-}
-"""The engine's name for each setting that has vLLM's name here."""
+_SETTINGS = {setting.option.also or setting.name: setting for setting in settings_of(EngineSettings)}
+"""The engine's settings, by vLLM's names where they have some."""
 SPINNING = "GOMP_SPINCOUNT"
 
 
@@ -445,10 +435,13 @@ def _settings(
     gateway: GatewaySettings | None = None,
     **options: Any,
 ) -> tuple[EngineSettings, GatewaySettings, int | None, bool]:
-    unknown = set(options) - set(_NAMES)
-    if unknown:
+    if unknown := options.keys() - LLMOptions.__annotations__.keys():
         raise TypeError(f"LLM has no option {min(unknown)!r}")
-    changes = {_NAMES[name]: value for name, value in options.items() if value is not None}
+    changes = {} if (blocks := options.pop("num_gpu_blocks", None)) is None else {"blocks": blocks}
+    for name, value in options.items():
+        if value is not None:
+            setting = _SETTINGS[name]
+            changes[setting.field] = setting.option.words.get(value, value)
     base = engine or EngineSettings(model=model, logs=LogSettings(level="warning"))
     gateway = gateway or GatewaySettings()
     settings = msgspec.structs.replace(base, model=model, **changes)

@@ -9,19 +9,17 @@ import re
 from dataclasses import dataclass, field
 from ipaddress import ip_network
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Annotated, Literal
 
+from ..kvstore.options import Option, invalid
 from ..sessions.settings import JournalSettings
-from .errors import NameUnusable, NetworkInvalid, TracingUnavailable
+from ..sessions.tools.forms import CallForm, ReasoningForm
+from .errors import KeysUnusable, OptionInvalid
 from .net.rates import Rate
-
-if TYPE_CHECKING:  # importing it takes a second, and `--help` does not need it
-    from ..sessions.tools.formats import CallForm, ReasoningForm
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8040
 CYCLE_TOKENS = 512
-MetricsCompat: TypeAlias = Literal["none", "vllm"]
 ALLOWED_HOST = re.compile(r"\*|(\*\.)?[\w-]+(\.[\w-]+)*", re.ASCII)
 ORIGIN = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^\s/?#@]+")
 ENDPOINT = re.compile(r"https?://[^\s/?#@]+[^\s]*")
@@ -94,81 +92,101 @@ class ClientLimits:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """How the server is reached from elsewhere: host names, proxies, TLS. Raises ``NetworkInvalid`` if a value
+    """How the server is reached from elsewhere: host names, proxies, TLS. Raises ``OptionInvalid`` if a value
     is not valid."""
 
-    allowed_hosts: tuple[str, ...] = ()
-    """Names in the Host header that are answered besides addresses and localhost: ``chat.example.com``,
-    ``*.example.com``, or ``*`` for any."""
-    allowed_origins: tuple[str, ...] = ()
-    """Origins of other servers' pages that may connect without a key: ``https://app.example.com``, or ``*``."""
-    trusted_proxies: tuple[str, ...] = ()
-    """Addresses and networks of proxies: their ``X-Forwarded-For``, ``-Proto`` and ``-Host`` count."""
-    root_path: str = ""
-    """The prefix below which a proxy serves this server: ``/holdfast``."""
-    certificate: Path | None = None
-    """For TLS: the server's certificate, and those that link it to its authority, in PEM."""
-    private_key: Path | None = None
-    """The certificate's private key, if it is not in the same file."""
-    private_key_password: str | None = field(default=None, repr=False)
+    allowed_hosts: Annotated[tuple[str, ...], Option(name="allowed_host")] = ()
+    """A name of the server in the Host header: NAME, *.NAME or *; may be repeated. Addresses and localhost are
+    always answered."""
+    allowed_origins: Annotated[tuple[str, ...], Option(name="allow_origin")] = ()
+    """An origin of pages that may connect without a key: SCHEME://HOST[:PORT] or *; may be repeated."""
+    trusted_proxies: Annotated[tuple[str, ...], Option()] = ()
+    """Addresses or networks, separated by commas: their X-Forwarded-For, -Proto and -Host count."""
+    root_path: Annotated[str, Option()] = ""
+    """The prefix below which a proxy serves this server, such as /holdfast."""
+    certificate: Annotated[Path | None, Option(name="ssl_certfile")] = None
+    """TLS certificate chain in PEM."""
+    private_key: Annotated[Path | None, Option(name="ssl_keyfile")] = None
+    """Its private key, if not in the same file."""
+    private_key_password: Annotated[str | None, Option(name="ssl_keyfile_password")] = field(
+        default=None, repr=False
+    )
+    """Password of the private key."""
 
     def __post_init__(self) -> None:
+        proxies = tuple(one.strip() for word in self.trusted_proxies for one in word.split(","))
+        object.__setattr__(self, "trusted_proxies", proxies)
+        object.__setattr__(self, "root_path", self.root_path.rstrip("/"))
         for host in self.allowed_hosts:
             if not ALLOWED_HOST.fullmatch(host):
-                raise NetworkInvalid(f"--allowed-host {host!r} is not a host name, *.NAME or *")
+                raise OptionInvalid(f"--allowed-host {host!r} is not a host name, *.NAME or *")
         for origin in self.allowed_origins:
             if origin != "*" and not ORIGIN.fullmatch(origin):
-                raise NetworkInvalid(
+                raise OptionInvalid(
                     f"--allow-origin {origin!r} is not an origin such as https://app.example.com"
                 )
         for proxy in self.trusted_proxies:
             try:
                 ip_network(proxy, strict=False)
             except ValueError as error:
-                raise NetworkInvalid(f"--trusted-proxies: {error}") from None
+                raise OptionInvalid(f"--trusted-proxies: {error}") from None
         if self.root_path and not ROOT_PATH.fullmatch(self.root_path):
-            raise NetworkInvalid(f"--root-path {self.root_path!r} is not a path such as /holdfast")
+            raise OptionInvalid(f"--root-path {self.root_path!r} is not a path such as /holdfast")
         if self.certificate is None and self.private_key is not None:
-            raise NetworkInvalid("--ssl-keyfile needs --ssl-certfile")
+            raise OptionInvalid("--ssl-keyfile needs --ssl-certfile")
 
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """All settings of a server's gateway. ``port``: 0 takes a free one. ``api_key``: the only valid key; None,
-    without ``keys``: no key is needed. ``journal``: settings of the journal of sessions.
+    """All settings of a server's gateway. ``store``: None keeps sessions in memory. ``cycle_tokens``: for how
+    many tokens a reply may repeat a cycle (`sessions.turn.cycles`); 0: for any.
 
-    ``store``: the folder of the journal, in which sessions outlive the server; None keeps them in memory.
-    Raises ``NameUnusable`` if one of ``served_names`` is not valid, ``TracingUnavailable`` if
-    ``traces_endpoint`` is no URL.
+    Raises ``OptionInvalid`` for a value that is not allowed, ``KeysUnusable`` if both ``keys`` and ``api_key``
+    are given.
     """
 
-    host: str = DEFAULT_HOST
-    port: int = DEFAULT_PORT
-    api_key: str | None = None
-    keys: Path | None = None
-    """A file with keys, their tenants and the tenants' limits (`tenants`), in place of ``api_key``."""
-    operator_key: str | None = field(default=None, repr=False)
-    """The key that opens the totals in ``/metrics``, which tenants do not see."""
+    host: Annotated[str, Option()] = DEFAULT_HOST
+    """Address to listen on."""
+    port: Annotated[int, Option(least=0, most=65535)] = DEFAULT_PORT
+    """0 takes a free one."""
+    api_key: Annotated[str | None, Option()] = field(default=None, repr=False)
+    """Bearer key of the server; without it and --keys none is needed."""
+    keys: Annotated[Path | None, Option()] = None
+    """Keys and tenants: `KEY TENANT` on each line, or TOML with limits (gateway/README.md)."""
+    operator_key: Annotated[str | None, Option()] = field(default=None, repr=False)
+    """Bearer key that sees all of /metrics, and all sessions."""
     network: Network = Network()
     limits: ClientLimits = ClientLimits()
-    store: Path | None = None
+    store: Annotated[Path | None, Option()] = None
+    """Folder of the journal, in which sessions outlive the server; by default one per model under the user's
+    state folder."""
     journal: JournalSettings = JournalSettings()
-    calls: CallForm | None = None
-    """How the model writes tool calls; None: derived from its templates."""
-    reasoning: ReasoningForm | None = None
-    """How the model writes its reasoning; None: derived from its templates."""
-    tool_fallback: bool = False
-    """For a model with a template that does not show tools: write them into the instructions."""
-    page: bool = True
-    """Whether browsers get the playground at ``/`` and the documents at ``/docs``."""
-    served_names: tuple[str, ...] = ()
-    """The names under which the model is served, in place of its folder's name. A client that asks for none
-    gets the first. Raises ``NameUnusable``."""
-    default_max_tokens: int | None = 4096
-    """The most tokens of a reply that sets no limit of its own; None: as many as the context holds."""
-    cycle_tokens: int = CYCLE_TOKENS
-    """A reply that repeats the same tokens again and again ends after this many of them
-    (`sessions.turn.cycles`); 0: never for this reason."""
+    calls: Annotated[CallForm | None, Option(name="tool_call_parser", words={"auto": None})] = None
+    """How the model writes tool calls. auto: as its templates tell."""
+    reasoning: Annotated[ReasoningForm | None, Option(name="reasoning_parser", words={"auto": None})] = None
+    """How the model writes its reasoning, which is sent separately. auto: as its templates tell."""
+    tool_fallback: Annotated[bool, Option()] = False
+    """If the model's template does not show tools, write them into the instructions."""
+    served_names: Annotated[tuple[str, ...], Option(name="served_model_name")] = ()
+    """A name that clients may ask for, in place of MODEL's; may be repeated. A client that asks for none gets
+    the first."""
+    default_max_tokens: Annotated[int | None, Option(least=0, most=2**31 - 1, words={0: None})] = 4096
+    """Most tokens of a reply that sets no `max_output_tokens`; 0: as many as the context holds."""
+    cycle_tokens: Annotated[int, Option(name="end_cycles", words={True: CYCLE_TOKENS, False: 0})] = (
+        CYCLE_TOKENS
+    )
+    """End a reply that has repeated one cycle of at most 128 tokens for 512 tokens."""
+    traces_endpoint: Annotated[str | None, Option(name="otlp_traces_endpoint")] = None
+    """URL of an OpenTelemetry collector (OTLP over HTTP) that gets a span of each turn; needs the extra
+    otel."""
+    max_queue_seconds: Annotated[float | None, Option(least=0, words={0: None})] = 300.0
+    """A turn that would wait longer for the engine is refused with Retry-After; 0: every turn waits."""
+    drain_seconds: Annotated[float, Option(least=0)] = 10.0
+    """At SIGTERM running replies may end within this time; then sockets close."""
+    metrics_compat: Annotated[Literal["none", "vllm"], Option()] = "none"
+    """vllm: /metrics has vLLM's names, too, for routers and dashboards."""
+    page: Annotated[bool, Option()] = True
+    """Serve the playground at / and the documents of the API at /docs."""
     recovery_seconds: float = 60.0
     """If the engine dies, a running reply waits this long for another engine; then it fails."""
     loading_seconds: float = 60.0
@@ -176,23 +194,18 @@ class GatewaySettings:
     handshake_seconds: float = 5.0
     """The same for the handshake of a WebSocket; less, as many clients give up after ten seconds, and all try
     again after a refusal."""
-    traces_endpoint: str | None = None
-    """Where spans of turns go, by OTLP over HTTP; None: none are made. Raises ``TracingUnavailable``."""
-    max_queue_seconds: float | None = 300.0
-    """A turn that would wait longer for the engine is refused, with the time after which to try again; None:
-    every turn waits."""
-    metrics_compat: MetricsCompat = "none"
-    """Whether ``/metrics`` also has its numbers under the names of another server: ``vllm``, or ``none``."""
-    drain_seconds: float = 10.0
-    """At SIGTERM the server waits this long for running replies to end; then sockets close with 1012."""
 
     def __post_init__(self) -> None:
+        if wrong := invalid(self):
+            raise OptionInvalid(wrong)
+        if self.keys is not None and self.api_key is not None:
+            raise KeysUnusable("--keys and --api-key both set the valid keys: give one of them")
         if self.traces_endpoint is not None and not ENDPOINT.fullmatch(self.traces_endpoint):
-            raise TracingUnavailable(
+            raise OptionInvalid(
                 f"--otlp-traces-endpoint {self.traces_endpoint!r} is no URL such as http://localhost:4318"
             )
         for name in self.served_names:
             if not MODEL_NAME.fullmatch(name):
-                raise NameUnusable(
+                raise OptionInvalid(
                     f"--served-model-name {name[:300]!r} is not 1 to 256 characters without blanks"
                 )

@@ -17,9 +17,11 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
+
+from .options import Option
 
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 LogForm: TypeAlias = Literal["text", "json"]
@@ -38,8 +40,10 @@ CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), 127) if code not in 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the processes of a server log, and in which form."""
 
-    level: LogLevel = "info"
-    form: LogForm = "text"
+    level: Annotated[LogLevel, Option(name="log_level")] = "info"
+    """The least level that is logged."""
+    form: Annotated[LogForm, Option(name="log_format")] = "text"
+    """text: a line for each event; json: an object for each."""
 
 
 _BOUND: ContextVar[Mapping[str, object]] = ContextVar("facts of log lines", default=MappingProxyType({}))

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
 from ..kernels.names import BACKENDS
 from ..kvstore.log_lines import LogSettings
+from ..kvstore.options import Option, invalid
 from .errors import PoolTooSmall, SettingsInvalid
-from .model.kv_format import KVFormat
+from .model.kv_format import KV_DTYPES, KVFormat
 
 SECRET_BYTES = 32
 """The length of a secret that the engine makes itself."""
@@ -64,85 +65,92 @@ class TenantBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is asked for an engine; None and "auto" are resolved when the model is loaded.
-
-    model: a local folder, a GGUF file, a hub id, ``pocket`` or ``smollm2``.
-    device, dtype: as torch names them, or ``auto``.
-    kv_dtype: of the cache: ``auto``, the model's, or ``float8_e4m3fn``.
-    kv_scales: of keys and values, powers of two: what is stored is K and V divided by these.
-    blocks, kv_bytes: device KV as a number of blocks or of bytes; at most one of them.
-    host_bytes: memory for KV below the device; a share of the machine's by default, 0 for none.
-    store: a folder for KV on disk, below ``kv`` in it; none by default.
-    disk_bytes: how much it may hold; a share of what is free there by default.
-    disk_reserve: bytes of the store's disk that the journal needs free: KV gives way before there are fewer.
-    block_tokens: tokens in one block.
-    max_step_tokens: tokens one step may compute; by default more on a GPU (`step_size`).
-    max_sequences: turns that may run at once; by default more on a GPU.
-    max_open: sequences that may be open at once.
-    max_context: tokens a sequence may hold; the model's own limit by default.
-    kernels: the backend: ``reference``, ``cpu``, ``triton``, ``triton-invariant`` (bits that do not depend on
-        what else a step computes), or ``auto`` for the fastest that can compute here.
-    depth: steps in flight; 1 on a CPU and 2 on a GPU by default.
-    enforce_eager: each kernel of a step is launched on its own: no CUDA graphs.
-    capture_sizes: rows of the steps that are captured as CUDA graphs, () for none; by default `captures`.
-    capture_lazily: a graph is captured when a step first needs it, not at start.
-    memory_utilization: the fraction of a GPU's memory that weights, activations, graphs and KV, and what else
-        is there, may take together.
-    watermark: share of the blocks a new turn leaves free while others run.
-    lease_share: share of the blocks, and of the host tier, that leases may cover in all.
-    idle_stretch: a step of turns may take at most so many times as long by prefill of idle sequences (such as
-        input that is still streamed) that is put into it; one step in thirteen may take longer. 1 or less: no
-        limit.
-    policy: the order of turns: a name in `scheduler.policy`, or ``package.module:Class``.
-    patience: steps after which a turn goes before all younger ones, under a policy that promises no bound.
-    tenants: budgets of the tenants that may have less than all.
-    secret: keys the block hashes, 16 to 64 bytes; if empty, a new one is made at each start.
-    logs: what its processes log.
-    debug: owner tags and an audit whenever the engine is idle.
-    """
+    """What is asked for an engine; None and "auto" are resolved when the model is loaded."""
 
     model: str
-    device: str = "auto"
-    dtype: str = "auto"
-    kv_dtype: str = "auto"
-    kv_scales: tuple[float, float] = (1.0, 1.0)
+    """A local folder, a GGUF file, a hub id, ``pocket`` or ``smollm2``."""
+    device: Annotated[str, Option()] = "auto"
+    """cpu, cuda, cuda:1, or auto."""
+    dtype: Annotated[
+        str, Option(choices=("auto", *DTYPE_BYTES), words={"float": "float32", "half": "float16"})
+    ] = "auto"
+    """Of weights and computing. auto: as stored."""
+    kv_bytes: Annotated[int | None, Option(also="kv_cache_memory_bytes", least=1)] = None
+    """Memory for KV, such as 512MiB or 8GiB."""
+    host_bytes: Annotated[int | None, Option(least=0)] = None
+    """Memory for KV below the device; 0 for none, a share by default."""
+    block_tokens: Annotated[int, Option(also="block_size", least=1)] = 16
+    """Tokens in one block of KV."""
+    max_context: Annotated[int | None, Option(also="max_model_len", least=1)] = None
+    """Longest sequence in tokens; the model's own by default."""
+    kernels: Annotated[str, Option(choices=BACKENDS)] = "auto"
+    """auto: the fastest there is; triton-invariant: bits do not depend on what else a step computes."""
+    kv_dtype: Annotated[
+        str,
+        Option(
+            also="kv_cache_dtype",
+            choices=KV_DTYPES,
+            words={"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"},
+        ),
+    ] = "auto"
+    """Of KV. auto: as the model computes."""
+    kv_scales: Annotated[tuple[float, float], Option(form="two numbers such as 1,0.125")] = (1.0, 1.0)
+    """Of keys and values, powers of two such as 1,0.125: for 8-bit KV, which is stored divided by them."""
+    max_step_tokens: Annotated[int | None, Option(also="max_num_batched_tokens", least=1)] = None
+    """Tokens computed by one step; by default 512 on a CPU, 8192 on a GPU, 2048 on a small one."""
+    max_sequences: Annotated[int | None, Option(also="max_num_seqs", least=1)] = None
+    """Sequences that run at once; by default 64 on a CPU, 256 on a GPU, 128 on a small one."""
+    memory_utilization: Annotated[float, Option(name="gpu_memory_utilization")] = 0.9
+    """Fraction of the GPU's memory for weights, activations, graphs and KV together."""
+    enforce_eager: Annotated[bool, Option()] = False
+    """Launch each kernel of a step on its own: no CUDA graphs."""
+    capture_sizes: Annotated[
+        tuple[int, ...] | None,
+        Option(name="cudagraph_capture_sizes", form="a list of numbers such as 1,2,4,8, each 1 or more"),
+    ] = None
+    """Rows of the steps that are captured as CUDA graphs, such as 1,2,4,8; empty for none."""
+    capture_lazily: Annotated[bool, Option(name="cudagraph_capture_lazily")] = False
+    """Capture a graph when a step first needs it, not at start."""
+    policy: Annotated[str, Option()] = "fair_shares"
+    """Order of turns: fair_shares, which shares the engine between tenants; first_come_first_served; or
+    package.module:Class."""
+    disk_bytes: Annotated[int | None, Option(least=1)] = None
+    """KV that the store may hold while its disk has room; a share of that."""
     blocks: int | None = None
-    kv_bytes: int | None = None
-    host_bytes: int | None = None
+    """KV on the device as a number of blocks, in place of ``kv_bytes``."""
     store: str | None = None
-    disk_bytes: int | None = None
+    """A folder for KV on disk, below ``kv`` in it; none by default."""
     disk_reserve: int = 0
-    block_tokens: int = 16
-    max_step_tokens: int | None = None
-    max_sequences: int | None = None
+    """Bytes of the store's disk that the journal needs free: KV gives way before there are fewer."""
     max_open: int = 65536
-    max_context: int | None = None
-    kernels: str = "auto"
+    """Sequences that may be open at once."""
     depth: int | None = None
-    enforce_eager: bool = False
-    capture_sizes: tuple[int, ...] | None = None
-    capture_lazily: bool = False
-    memory_utilization: float = 0.9
+    """Steps in flight; 1 on a CPU and 2 on a GPU by default."""
     watermark: float = 0.01
+    """Share of the blocks a new turn leaves free while others run."""
     lease_share: float = 0.5
+    """Share of the blocks, and of the host tier, that leases may cover in all."""
     idle_stretch: float = 1.25
-    policy: str = "fair_shares"
+    """A step of turns may take at most so many times as long by prefill of idle sequences (such as input that
+    is still streamed) that is put into it; one step in thirteen may take longer. 1 or less: no limit."""
     patience: int = 4096
+    """Steps after which a turn goes before all younger ones, under a policy that promises no bound."""
     tenants: tuple[TenantBudget, ...] = ()
+    """Budgets of the tenants that may have less than all."""
     secret: bytes = b""
+    """Keys the block hashes, 16 to 64 bytes; if empty, a new one is made at each start."""
     logs: LogSettings = LogSettings()
     debug: bool = False
+    """Owner tags, and an audit whenever the engine is idle."""
 
     def __post_init__(self) -> None:
+        if wrong := invalid(self):
+            raise SettingsInvalid(wrong)
         if self.blocks is not None and self.kv_bytes is not None:
             raise SettingsInvalid("blocks and kv_bytes both say how much KV to hold: give one of them")
-        if self.kernels not in BACKENDS:
-            raise SettingsInvalid(f"kernels is {self.kernels!r}, not one of {', '.join(BACKENDS)}")
         KVFormat(self.kv_dtype, *self.kv_scales)
-        _check_least(1, blocks=self.blocks, kv_bytes=self.kv_bytes, max_context=self.max_context)
-        _check_least(0, host_bytes=self.host_bytes, disk_reserve=self.disk_reserve)
-        _check_least(1, disk_bytes=self.disk_bytes)
-        _check_least(1, max_step_tokens=self.max_step_tokens, max_sequences=self.max_sequences)
+        _check_least(1, blocks=self.blocks)
+        _check_least(0, disk_reserve=self.disk_reserve)
         if min(self.capture_sizes or (1,)) < 1:
             sizes = ",".join(map(str, self.capture_sizes or ()))
             raise SettingsInvalid(f"--cudagraph-capture-sizes {sizes}: a graph has 1 row or more")

@@ -175,18 +175,7 @@ class Chat:
         (`frames.response.ResponseParams`), with the sampling fields (`frames.sampling.SamplingFields`). Raises
         `FrameError` or `ToolInvalid` at once if they are wrong; reading raises what `Turn` raises.
         """
-        first = [] if text is None else [client.ItemCreate(item=named(MessageItem.of("user", text)))]
-        create, rounds = create_of(overrides), self._max_tool_rounds
-        return Turn(
-            self._connection,
-            create,
-            first,
-            self._tools,
-            rounds,
-            self._claim,
-            self._detached,
-            unread=Unread("chat.say(...)"),
-        )
+        return self._turn(create_of(overrides), _said(text), self._claim, Unread("chat.say(...)"))
 
     def respond(self, **overrides: Unpack[ResponseOptions]) -> Reply:
         """Ask for one response, without a new message. Iterate over its server events, or `await` the finished
@@ -224,7 +213,6 @@ class Chat:
         Raises `ToolInvalid` or `FrameError` at once; reading raises what `Run` raises.
         """
         table = self._tools if tools is None else tools_of(tools)
-        first = [] if prompt is None else [client.ItemCreate(item=named(MessageItem.of("user", prompt)))]
 
         async def claim(run: Run) -> None:
             await self._claim(run, self._connection.quiet)
@@ -232,20 +220,18 @@ class Chat:
                 self.session = await self._update({}, table)
             self._tools, self._outputs, self._tracers = table, run.outputs, tracers
 
-        hints = None if self._leased else hint_seconds
-        limits = limits or RunLimits()
         create, tracers = create_of(overrides), Tracers(trace)
         return Run(
             self._connection,
             create,
-            first,
+            _said(prompt),
             table,
-            limits,
+            limits or RunLimits(),
             claim,
             tracers,
-            hints,
+            None if self._leased else hint_seconds,
             self._detached,
-            unread=Unread("chat.run(...)"),
+            Unread("chat.run(...)"),
         )
 
     def input(self, role: client.TypedRole = "user") -> TextInput:
@@ -347,18 +333,18 @@ class Chat:
         """
         create = create_of(overrides)
         steer = client.ResponseSteer(input=[named(MessageItem.of("user", text))], response=create.response)
-        rounds, claim = self._max_tool_rounds, self._take_over
-        return Turn(
-            self._connection,
-            create,
-            [],
-            self._tools,
-            rounds,
-            claim,
-            self._detached,
-            steer,
-            Unread("chat.steer(...)"),
-        )
+        return self._turn(create, [], self._take_over, Unread("chat.steer(...)"), steer)
+
+    def _turn(
+        self,
+        create: client.ResponseCreate,
+        first: list[client.ItemCreate],
+        claim: Callable[[Turn], Awaitable[None]],
+        unread: Unread,
+        steer: client.ResponseSteer | None = None,
+    ) -> Turn:
+        rounds, apart = self._max_tool_rounds, self._detached
+        return Turn(self._connection, create, first, self._tools, rounds, claim, apart, steer, unread)
 
     async def fork(
         self, children: int = 1, at: AnyItem | str | None = None, *, shared: bool = False
@@ -697,3 +683,8 @@ class Chat:
         if outputs is not None:  # each call of a run that was left gets an output
             await outputs.finish()
         await self._tracers.aclose()
+
+
+def _said(text: str | None) -> list[client.ItemCreate]:
+    """What adds `text` as a message of the user; nothing for None."""
+    return [] if text is None else [client.ItemCreate(item=named(MessageItem.of("user", text)))]

@@ -42,8 +42,9 @@ LAYERS = {
     "gateway": {"sessions", "runtime", "sdk"},
     "benchmarks": {"sdk", "kernels", "kvstore", "runtime", "sessions", "gateway"},
 }
-COMMON = {"holdfast.kvstore.log_lines", "holdfast.kvstore.slices"}
-"""Modules that all rooms above may import: every process of a server logs in one form."""
+COMMON = {"holdfast.kvstore.log_lines", "holdfast.kvstore.options", "holdfast.kvstore.slices"}
+"""Modules that all rooms above may import: every process of a server logs in one form, and settings declare
+their options in one."""
 LAZY = {("gateway", "benchmarks")}  # the CLI's `holdfast bench`, by importlib
 SDK_NEEDS = {"msgspec", "websockets", "anyio"}
 ADAPTERS = {"sdk/adapters/mcp.py": {"mcp"}, "sdk/adapters/openai_agents.py": {"agents", "openai"}}

@@ -8,7 +8,6 @@ compares the tenants' quotas with what the server has.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from ...sdk.errors import FrameTooLarge
@@ -121,19 +120,3 @@ def written(value: object) -> str:
     if isinstance(value, Rate):
         return f"{value.per_second:g} per second, {value.burst:,} at once"
     return "none" if value is None else f"{value:,}" if isinstance(value, int) else f"{value}"
-
-
-MOST_BYTES = 1 << 63
-_SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<prefix>[kmgt]?)(i?b)?", re.IGNORECASE)
-
-
-def bytes_of(text: str) -> int:
-    """Read a size, such as ``8GiB``, ``512 MiB`` or ``4096``, as a number of bytes. All units are powers of
-    1024. Raises ``ValueError``."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        raise ValueError(f"{text!r} is not a size such as 512MiB or 8GiB")
-    size = float(found["number"]) * 1024 ** " kmgt".index(found["prefix"].lower() or " ")
-    if size >= MOST_BYTES:
-        raise ValueError(f"{text!r} is more bytes than any machine has")
-    return int(size)

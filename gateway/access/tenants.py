@@ -29,6 +29,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from ...kvstore.options import bytes_of
 from ...runtime.kv_placement.sizing import shown
 from ...runtime.link.messages import Hello
 from ...runtime.settings import EngineSettings, TenantBudget
@@ -36,7 +37,7 @@ from ...sessions.settings import UNLIMITED, JournalShare, SessionSettings, Tenan
 from ..errors import KeysUnusable, LimitsTooLarge
 from ..settings import GatewaySettings
 from .auth import NAME, Keys, add_key, read_text, salt_of
-from .quotas import TENANT_QUOTAS, bytes_of
+from .quotas import TENANT_QUOTAS
 from .rate_limits import KeyRates
 
 ALLOWED = tuple(quota.name for quota in TENANT_QUOTAS)

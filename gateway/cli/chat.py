@@ -32,9 +32,11 @@ from ...sdk.errors import ConnectionFault, FieldInvalid, SDKError, SessionLost
 from ...sdk.frames.items import MessageItem
 from ...sdk.frames.sampling import SamplingFields
 from ...sdk.params import SamplingOptions, UpdateOptions
+from ..documents.schemas import fields_of
 from .chat_state import LONGEST_TITLE, MOST_MARKS, ChatState, KeptSession, TypedLines
-from .terminal import PROMPT, Output, PlainLines, TerminalPrompt, printable
-from .type_words import fields_of, in_words
+from .options import refused
+from .terminal import PROMPT, Output, PlainLines, TerminalPrompt, in_units, printable
+from .type_words import in_words
 
 LAST_ITEMS = 8
 """In so many items of a conversation its last turn is looked for."""
@@ -71,11 +73,9 @@ def run(url: str | None, api_key: str | None, resume: str | None, fields: Update
         return asyncio.run(_chat(url or (kept.url if kept else DEFAULT_URL), api_key, kept, fields, state))
     except SDKError as error:
         begin = f"; {BEGIN}" if isinstance(error, SessionLost) else ""
-        print(f"holdfast: {told(error)}{begin}", file=sys.stderr)
-        return 2
+        return refused(f"{told(error)}{begin}")
     except LookupError as error:
-        print(f"holdfast: {error.args[0]}; {BEGIN}", file=sys.stderr)
-        return 2
+        return refused(f"{error.args[0]}; {BEGIN}")
 
 
 def _kept(state: ChatState, wanted: str, url: str | None) -> KeptSession:
@@ -516,7 +516,4 @@ def _plain(value: object) -> str:
 
 
 def _ago(seconds: float) -> str:
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit} ago"
-    return "just now"
+    return f"{in_units(seconds)} ago" if seconds >= 60 else "just now"

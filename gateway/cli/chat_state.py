@@ -15,6 +15,8 @@ from pathlib import Path
 import msgspec
 from prompt_toolkit.history import History
 
+from .options import state_folder
+
 MOST_SESSIONS = 50
 MOST_LINES = 1000
 MOST_MARKS = 100
@@ -46,15 +48,11 @@ class Kept(msgspec.Struct):
 
 
 class ChatState:
-    """Reads and changes the file ``chat.json`` in ``folder``: by default ``holdfast`` in ``$XDG_STATE_HOME``. A
-    file that cannot be read counts as empty; one that cannot be written stays as it is."""
+    """Reads and changes the file ``chat.json`` in ``folder``: by default `state_folder`. A file that cannot be
+    read counts as empty; one that cannot be written stays as it is."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        if folder is None:
-            state = os.environ.get("XDG_STATE_HOME", "")
-            root = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
-            folder = root / "holdfast"
-        self.file = folder / "chat.json"
+        self.file = (folder or state_folder()) / "chat.json"
 
     def read(self) -> Kept:
         """What the file holds now."""

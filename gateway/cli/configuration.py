@@ -12,21 +12,30 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 import typer
 from typer.core import TyperCommand
 
+from ...kvstore.log_lines import LogSettings
+from ...kvstore.options import settings_of
+from ...runtime.errors import RuntimeFault
+from ...runtime.settings import EngineSettings
+from ..errors import GatewayError
+from ..settings import GatewaySettings, Network
 from . import options
-from .vllm_names import hint
+from .vllm_names import HINTS
 
 PREFIX = "HOLDFAST"
 MOST_FILE_BYTES = 1 << 20
-SECRETS = frozenset({"api_key", "operator_key", "ssl_keyfile_password"})
+KINDS = (GatewaySettings, Network, EngineSettings, LogSettings)
+"""The settings that `serve` takes."""
+SECRETS = {setting.name for kind in KINDS for setting in settings_of(kind) if setting.secret}
 """The names of settings that are secret: `printed` does not show their values."""
 NO_SETTINGS = frozenset({"config", "print_config", "help"})
 """The names of options that a configuration file cannot set."""
@@ -36,19 +45,13 @@ class ServeCommand(TyperCommand):
     """The command ``serve``. It adds two error messages: for an option of vLLM's, what to do instead; for a
     wrong value from the file or the environment, where that value is."""
 
-    def __init__(self, *args: Any, **named: Any) -> None:
-        super().__init__(*args, **named)
-        params: list[Any] = self.params
-        for param in params:  # the help says once what the variables are called
-            param.show_envvar = False
-
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read argv, the environment and the file, as Typer's command does. Ends with exit code 2 and one line
         for what cannot be used."""
         known = {name for param in self.params for name in (*param.opts, *param.secondary_opts)}
         for word in args[: args.index("--") if "--" in args else None]:
             name = word.partition("=")[0]
-            if name not in known and (instead := hint(name)) is not None:
+            if name not in known and (instead := HINTS.get(name)) is not None:
                 options.refuse(f"{name}: {instead}")
         try:
             return super().parse_args(ctx, args)
@@ -81,24 +84,24 @@ def origin(context: typer.Context, name: str) -> str | None:
     return f"{PREFIX}_{name.upper()}" if kind == "ENVIRONMENT" else None
 
 
-def with_origins(context: typer.Context, cause: str) -> str:
-    """The error text ``cause``, with the places added at which the settings that it names are written, as far
-    as these are in the file or the environment."""
-    named = [
+@contextmanager
+def refusing(context: typer.Context) -> Iterator[None]:
+    """Leave the command with exit code 2 and one line if no valid settings can be made in the block. It names
+    the places at which the settings concerned are written, as far as these are in the file or the
+    environment."""
+    try:
+        yield
+    except (ValueError, GatewayError, RuntimeFault) as error:
+        cause = str(error.args[0])
+    else:
+        return
+    named = set(re.findall(r"^\w+|(?<![\w-])--[\w-]+", cause))  # the setting it begins with, and options
+    places = [
         place
         for param in context.command.params
-        if (place := origin(context, param.name or "")) is not None and _names(cause, param)
+        if named & {param.name, *param.opts} and (place := origin(context, param.name or "")) is not None
     ]
-    return f"{cause} ({', '.join(named)})" if named else cause
-
-
-def _names(cause: str, param: Any) -> bool:
-    """Whether the error text ``cause`` is about the setting ``param``: it begins with the setting's name, or
-    has one of its options in it."""
-    words = [re.escape(name) for name in (*param.opts, *param.secondary_opts) if name.startswith("--")]
-    return cause.startswith((f"{param.name} ", f"{param.name}: ")) or bool(
-        words and re.search(rf"(?<![\w-])({'|'.join(words)})(?![\w-])", cause)
-    )
+    options.refuse(f"{cause} ({', '.join(places)})" if places else cause)
 
 
 # --- the file -----------------------------------------------------------------------------------------------
@@ -139,7 +142,7 @@ def _checked(context: typer.Context, path: Path, table: Mapping[str, Any]) -> di
     }
     callback = context.command.callback
     assert callback is not None, "the command is a function"
-    hints = get_type_hints(inspect.unwrap(callback))
+    kinds = inspect.signature(callback, eval_str=True).parameters
     found: dict[str, Any] = {}
     for key, value in table.items():
         name = params.get(key.replace("-", "_"))
@@ -148,14 +151,14 @@ def _checked(context: typer.Context, path: Path, table: Mapping[str, Any]) -> di
         if name in found:
             options.refuse(f"{path}: {key}: this setting is there twice")
         try:
-            found[name] = _value(value, hints[name])
+            found[name] = _value(value, kinds[name].annotation.__origin__)
         except msgspec.ValidationError as error:
             options.refuse(f"{path}: {key}: {error}")
     return found
 
 
 def _unknown(key: str, known: list[str]) -> str:
-    instead = hint(f"--{key.replace('_', '-')}")
+    instead = HINTS.get(f"--{key.replace('_', '-')}")
     close = get_close_matches(key.replace("-", "_"), known, 1)
     why = instead or (f"do you mean {close[0]}?" if close else "holdfast serve --help lists the options")
     return f"{key} is no setting: {why}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +29,7 @@ from ...sessions.errors import SessionError
 from ..server import serving
 from ..settings import GatewaySettings
 from .chat import cost
+from .options import refused
 
 SKIES = {"Oslo": (7, "cloudy"), "Lima": (19, "foggy"), "Cairo": (31, "sunny")}
 COUNTED = "Every turn prefilled exactly its new tokens"
@@ -102,8 +102,7 @@ def played(play: Callable[[Console], Awaitable[int]]) -> int:
     try:
         return asyncio.run(whole())
     except (RuntimeFault, SessionError, SDKError) as error:
-        print(f"holdfast: {error.message}", file=sys.stderr)
-        return 2
+        return refused(error.message)
 
 
 def verdict(wrong: list[str], console: Console, right: Iterable[str] = ()) -> int:

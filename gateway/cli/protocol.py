@@ -6,7 +6,6 @@ test fails if the file is out of date.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -18,9 +17,10 @@ from ...sdk.frames import unserved
 from ...sdk.frames.client import ClientEvent, ClientFrame
 from ...sdk.frames.server import OwnFrame, ServerEvent, ServerFrame
 from ..access.quotas import CLIENT_QUOTAS, TENANT_QUOTAS, Quota, written
+from ..documents.schemas import fields_of, members_of, summary_of, tag_of, text_of
 from ..errors import TABLE, WireError
 from ..realtime import response
-from .type_words import fields_of, in_words
+from .type_words import in_words
 
 PATH = Path(__file__).resolve().parents[1] / "PROTOCOL.md"
 
@@ -96,26 +96,26 @@ def document() -> str:
 
 def _order() -> Iterator[str]:
     yield "## The order of a response's events\n"
-    yield _text(response) + "\n"
+    yield text_of(response) + "\n"
     yield "A client that was away gets the events after `last_event` again, in the same order.\n"
 
 
 def _events(title: str, frame: type, union: Any) -> Iterator[str]:
     yield f"## {title}\n"
-    yield _text(frame) + "\n"
+    yield text_of(frame) + "\n"
     yield from _table(fields_of(frame))
     common = {field.encode_name for field in fields_of(frame)}
-    for event in sorted(get_args(union), key=_tag):
-        yield f"### `{_tag(event)}`" + (" (ours)" if issubclass(event, OwnFrame) else "") + "\n"
-        yield _text(event) + "\n"
+    for event in members_of(union):
+        yield f"### `{tag_of(event)}`" + (" (ours)" if issubclass(event, OwnFrame) else "") + "\n"
+        yield text_of(event) + "\n"
         yield from _table(field for field in fields_of(event) if field.encode_name not in common)
 
 
 def _objects() -> Iterator[str]:
     """The lines of the part about structs that occur inside events, with a section for each, sorted by name."""
     events = [*get_args(ClientEvent), *get_args(ServerEvent)]
-    found: dict[str, type] = {}
-    waiting: list[type] = list(events)
+    found: dict[str, type[msgspec.Struct]] = {}
+    waiting: list[type[msgspec.Struct]] = list(events)
     while waiting:
         for field in fields_of(waiting.pop()):
             new = {struct.__name__: struct for struct in _structs(field.type)}
@@ -124,8 +124,8 @@ def _objects() -> Iterator[str]:
     yield "## Objects in events\n"
     for name in sorted(found):
         yield f"### {name}\n"
-        tag = _tag(found[name])
-        yield _text(found[name]) + (f" Its `type` is `{tag}`." if tag else "") + "\n"
+        tag = found[name].__struct_config__.tag
+        yield text_of(found[name]) + (f" Its `type` is `{tag}`." if tag else "") + "\n"
         yield from _table(fields_of(found[name]))
 
 
@@ -160,7 +160,7 @@ def _errors() -> Iterator[str]:
     yield "|---|---|---|---|---|"
     rows: dict[WireError, list[str]] = {}
     for kind, wire in TABLE.items():
-        rows.setdefault(wire, []).append(_sentence(kind))
+        rows.setdefault(wire, []).append(summary_of(kind).removesuffix("."))
     for wire, meanings in sorted(rows.items(), key=lambda row: (row[0].code, row[0].status)):
         told = "a mistake of the server, which its log tells" if wire.code == "internal_error" else None
         meaning = told or " / ".join(dict.fromkeys(meanings))
@@ -188,10 +188,6 @@ def _quota_rows(quotas: tuple[Quota, ...]) -> Iterator[str]:
 # --- types --------------------------------------------------------------------------------------------------
 
 
-def _tag(struct: Any) -> str:
-    return str(struct.__struct_config__.tag or "")
-
-
 def _table(fields: Any) -> Iterator[str]:
     rows = [
         f"| `{field.encode_name}` | {_cell(in_words(field.type))} | {_default(field)} |" for field in fields
@@ -209,7 +205,7 @@ def _default(field: Field) -> str:
     return "absent" if value is msgspec.NODEFAULT else f"`{msgspec.json.encode(value).decode()}`"
 
 
-def _structs(kind: Any) -> Iterator[type]:
+def _structs(kind: Any) -> Iterator[type[msgspec.Struct]]:
     """The structs that occur in a type of `msgspec.inspect`, also as elements or alternatives."""
     if isinstance(kind, StructType):
         yield kind.cls
@@ -218,16 +214,6 @@ def _structs(kind: Any) -> Iterator[type]:
             yield from _structs(inner)
     for inner in getattr(kind, "types", ()):
         yield from _structs(inner)
-
-
-def _text(documented: Any) -> str:
-    """The docstring of a type or module, with its line breaks and without indentation."""
-    return inspect.cleandoc(documented.__doc__ or "")
-
-
-def _sentence(kind: type) -> str:
-    """The first paragraph of a type's docstring, in one line and without the last full stop."""
-    return " ".join(_text(kind).split("\n\n")[0].split()).removesuffix(".")
 
 
 def _cell(text: str) -> str:

@@ -40,6 +40,7 @@ from ..operator.routes import SESSIONS
 from ..realtime.exports import export_of, resource_of
 from ..settings import GatewaySettings
 from .store import code_of
+from .terminal import in_units
 
 T = TypeVar("T")
 WALK = 128
@@ -274,19 +275,11 @@ _ROW = "{:<29} {:<9} {:<12} {:>5} {:>8}  {:<19} {:>7}  {}"
 
 
 def _row(one: ListedSession) -> str:
-    created, unused = one.created[:19].replace("T", " "), _age(one.unused_seconds)
+    created = one.created[:19].replace("T", " ")
+    unused = "-" if one.unused_seconds is None else in_units(one.unused_seconds)
     return _ROW.format(
         one.id, one.state, one.tenant[:12] or "-", one.turns, one.tokens, created, unused, _places(one)
     ).rstrip()
-
-
-def _age(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def _places(one: ListedSession) -> str:
@@ -308,7 +301,9 @@ def show(sessions: SessionSource, session_id: str, items: int, *, as_json: bool)
         "tenant": one.tenant,
         "state": one.state,
         "created": one.created,
-        "unused": "" if one.unused_seconds is None else f"{_age(one.unused_seconds)} in which a server ran",
+        "unused": ""
+        if one.unused_seconds is None
+        else f"{in_units(one.unused_seconds)} in which a server ran",
         "forked from": one.parent or "",
         "forks": ", ".join(f"{fork.id} {fork.name}".rstrip() for fork in one.forks),
         "KV": "" if one.kv is None else _places(one),

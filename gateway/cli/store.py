@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,9 +15,9 @@ from ..access.auth import salt_of
 from ..access.tenants import Tenants
 from ..errors import KeysUnusable
 from ..settings import GatewaySettings
+from .options import refused
 
 DAMAGED = 1
-REFUSED = 2
 
 
 def keep(act: str, folder: Path, target: Path | None, tenant: str | None, keys: Path | None) -> int:
@@ -42,11 +41,9 @@ def code_of(work: Callable[[], int]) -> int:
     try:
         return work()
     except (RuntimeFault, SDKError, SessionError, KeysUnusable) as fault:
-        print(f"holdfast: {fault.message}", file=sys.stderr)
-        return REFUSED
+        return refused(fault.message)
     except OSError as fault:
-        print(f"holdfast: {fault}", file=sys.stderr)
-        return REFUSED
+        return refused(str(fault))
     finally:
         logging.disable(logging.NOTSET)
 

@@ -219,3 +219,11 @@ def printable(text: str) -> str:
     """The text without control characters but line ends; a tab is four blanks."""
     text = text.replace("\t", "    ")
     return "".join(one for one in text if one == "\n" or unicodedata.category(one) != "Cc")
+
+
+def in_units(seconds: float) -> str:
+    """A time in its largest unit: ``3 h``."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -5,14 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from msgspec.inspect import Field, StructType, type_info
-
-
-def fields_of(struct: type[msgspec.Struct]) -> tuple[Field, ...]:
-    """The fields of a struct, with their types."""
-    info = type_info(struct)
-    assert isinstance(info, StructType)
-    return info.fields
 
 
 def in_words(kind: Any) -> str:

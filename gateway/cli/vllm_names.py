@@ -1,6 +1,6 @@
 """Options of ``vllm serve`` that have no meaning here, each with what to do instead.
 
-Those that mean the same are further names of our own options, in `options`.
+Those that mean the same are further names of our own options: `also` in an `Option`.
 """
 
 from __future__ import annotations
@@ -75,8 +75,3 @@ HINTS = {
     "--middleware": "a proxy in front of the server can do it",
 }
 """What to do instead, as text, by the name of vLLM's option."""
-
-
-def hint(option: str) -> str | None:
-    """What to do instead of this option of vLLM's; None if there is no hint for it."""
-    return HINTS.get(option)

@@ -15,9 +15,8 @@ def asyncapi(rows: Sequence[SocketRow], version: str) -> dict[str, Any]:
     channels: dict[str, Any] = {}
     operations: dict[str, Any] = {}
     messages: dict[str, Any] = {}
-    events = [(row, part) for row in rows for part in (row.receives, row.sends)]
-    schemas, components = schemas_of([one for _, union in events for one in members_of(union)])
-    left = iter(schemas)
+    unions = [union for row in rows for union in (row.receives, row.sends)]
+    schemas, components = schemas_of(one for union in unions for one in members_of(union))
     for row in rows:
         name = row.path.strip("/").replace("/", "_")
         channel = channels[name] = {
@@ -35,7 +34,7 @@ def asyncapi(rows: Sequence[SocketRow], version: str) -> dict[str, Any]:
                     "name": tag_of(event),
                     "summary": summary_of(event),
                     "contentType": "application/json",
-                    "payload": next(left),
+                    "payload": schemas[event],
                 }
                 if row.own is not None and issubclass(event, row.own):
                     messages[key]["tags"] = [{"name": "ours"}]

@@ -14,19 +14,15 @@ PARTS = ("request", "response", "streamed", "refused")
 
 def openapi(rows: Sequence[RouteRow], version: str) -> dict[str, Any]:
     """Make the OpenAPI document of the routes in ``rows``, as JSON values. ``version``: of this package."""
-    forms = [(row, part, _forms(getattr(row, part))) for row in rows for part in PARTS]
-    schemas, components = schemas_of([one for _, _, types in forms for one in types])
-    left = iter(schemas)
+    parts = [getattr(row, part) for row in rows for part in PARTS]
+    schemas, components = schemas_of(one for types in parts for one in _forms(types))
     paths: dict[str, dict[str, Any]] = {}
-    bodies: dict[tuple[str, str], dict[str, Any]] = {}
-    for row, part, types in forms:
-        if found := [next(left) for _ in types]:
-            bodies.setdefault((row.method, row.path), {})[part] = (
-                found[0] if len(found) == 1 else {"anyOf": found}
-            )
     for row in rows:
-        operation = _operation(row, bodies[row.method, row.path])
-        paths.setdefault(row.path, {})[row.method.lower()] = operation
+        bodies: dict[str, Any] = {}
+        for part in PARTS:
+            if found := [schemas[one] for one in _forms(getattr(row, part))]:
+                bodies[part] = found[0] if len(found) == 1 else {"anyOf": found}
+        paths.setdefault(row.path, {})[row.method.lower()] = _operation(row, bodies)
     groups = dict.fromkeys(row.group for row in rows)
     return {
         "openapi": "3.1.0",

@@ -8,22 +8,30 @@ from collections.abc import Iterable
 from typing import Any, get_args
 
 import msgspec
-from msgspec.inspect import StructType, type_info
+from msgspec.inspect import Field, StructType, type_info
 
 REFERENCE = "#/components/schemas/{name}"
 
 
-def schemas_of(types: Iterable[Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The JSON Schema of each type, in order, and the components (schemas of structs) that these refer to, by
+def schemas_of(types: Iterable[Any]) -> tuple[dict[Any, dict[str, Any]], dict[str, Any]]:
+    """The JSON Schema of each type, by type, and the components (schemas of structs) that these refer to, by
     name.
 
     https://json-schema.org/draft/2020-12, which OpenAPI 3.1 and AsyncAPI 3.0 both read.
     """
-    schemas, components = msgspec.json.schema_components(list(types), ref_template=REFERENCE)
+    types = list(types)
+    schemas, components = msgspec.json.schema_components(types, ref_template=REFERENCE)
     for component in components.values():
         if "description" in component:
             component["description"] = inspect.cleandoc(component["description"])
-    return list(schemas), dict(sorted(components.items()))
+    return dict(zip(types, schemas, strict=True)), dict(sorted(components.items()))
+
+
+def fields_of(struct: type) -> tuple[Field, ...]:
+    """The fields of a struct, with their types."""
+    info = type_info(struct)
+    assert isinstance(info, StructType)
+    return info.fields
 
 
 def members_of(union: Any) -> tuple[type, ...]:
@@ -51,11 +59,9 @@ def parameters_of(query: type | None) -> list[tuple[str, bool, dict[str, Any], s
     description, and its description. Empty for None."""
     if query is None:
         return []
-    info = type_info(query)
-    assert isinstance(info, StructType), "parameters are the fields of a struct"
     properties = msgspec.json.schema(query)["$defs"][query.__name__]["properties"]
     found = []
-    for field in info.fields:
+    for field in fields_of(query):
         schema = dict(properties[field.encode_name])
         text = schema.pop("description", "")
         found.append((field.encode_name, field.required, schema, text))

@@ -32,7 +32,7 @@ from ...sessions.errors import HandleUnknown, ItemInvalid, PromptTooLong, Storag
 from ...sessions.registry import Reopened
 from ...sessions.session import Session
 from ...sessions.text.tokenizer import ChatTokenizer
-from ...sessions.tools.formats import CallForm, ReasoningForm
+from ...sessions.tools.forms import CallForm, ReasoningForm
 from ...sessions.turn.events import (
     EndReason,
     ReplyDone,

@@ -20,7 +20,8 @@ from ..conversation.items import FunctionCall, FunctionCallOutput, Message, Prea
 from ..conversation.tree import Segment, TurnReply
 from ..errors import TemplateFailed
 from ..token_ids import ids_of
-from ..tools.formats import HERMES, REASONING, CallForm, Forms, ReasoningForm, find_forms
+from ..tools.formats import HERMES, REASONING, Forms, find_forms
+from ..tools.forms import CallForm, ReasoningForm
 from ..tools.scanner import CallArguments, CallOpened
 from .chat_template import ChatTemplate, RoleRules
 from .streaming_tokenizer import StablePrefixRule

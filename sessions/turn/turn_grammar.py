@@ -11,7 +11,7 @@ from ...runtime.verbs import Grammar, GrammarKind
 from ..conversation.items import Tool
 from ..errors import GrammarInvalid
 from ..text.language import Language
-from ..tools.formats import CallForm
+from ..tools.forms import CallForm
 from ..tools.grammar import CallWriter
 from .request import TurnRequest
 

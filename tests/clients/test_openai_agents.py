@@ -12,7 +12,7 @@ import pytest
 
 import holdfast
 from holdfast.gateway.settings import GatewaySettings
-from holdfast.sessions.tools.formats import CallForm
+from holdfast.sessions.tools.forms import CallForm
 from holdfast.tests.threaded import POCKET, serving
 
 from .conftest import needs

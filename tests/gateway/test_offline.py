@@ -31,7 +31,7 @@ from holdfast.gateway import offline
 from holdfast.gateway.batches.outputs import CompletionPiece
 from holdfast.gateway.batches.progress_bars import COMPILES, LoadingBar
 from holdfast.gateway.batches.prompts import conversation_of
-from holdfast.runtime.errors import EngineDied, ModelUnreadable
+from holdfast.runtime.errors import EngineDied, ModelUnreadable, SettingsInvalid
 from holdfast.runtime.link.messages import Heartbeat, Phase
 from holdfast.runtime.link.process import ChildEngine
 from holdfast.runtime.settings import EngineSettings
@@ -779,6 +779,12 @@ def test_what_cannot_be_loaded_says_why(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="tensor_parallel_size"):
         LLM("pocket", tensor_parallel_size=2)  # type: ignore[call-arg]
     assert "closed" in repr(AsyncLLM("pocket"))
+
+
+def test_types_have_the_names_that_the_command_line_has() -> None:
+    AsyncLLM("pocket", dtype="half", kv_cache_dtype="fp8")
+    with pytest.raises(SettingsInvalid, match="dtype is 'int7', not one of auto, float32"):
+        AsyncLLM("pocket", dtype="int7")
 
 
 # --- with async ---------------------------------------------------------------------------------------------

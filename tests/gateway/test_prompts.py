@@ -36,7 +36,7 @@ from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.settings import JournalSettings
 from holdfast.sessions.text.language import Language
-from holdfast.sessions.tools.formats import ReasoningForm
+from holdfast.sessions.tools.forms import ReasoningForm
 from holdfast.tests.gateway.keyed_service import MemoryWire
 from holdfast.tests.gateway.responses.stage import Stage
 from holdfast.tests.gateway.scripted_service import Scripted

@@ -11,7 +11,8 @@ from holdfast.sessions.conversation.items import FunctionCall, Message
 from holdfast.sessions.conversation.tree import TurnReply
 from holdfast.sessions.errors import CutInvalid
 from holdfast.sessions.token_ids import ids_from, ids_of
-from holdfast.sessions.tools.formats import Forms, ReasoningForm
+from holdfast.sessions.tools.formats import Forms
+from holdfast.sessions.tools.forms import ReasoningForm
 from holdfast.sessions.turn.reply_reader import ReplyReader
 
 from .session_stage import END, NAME, toks

@@ -24,7 +24,7 @@ from holdfast.gateway.access.auth import (
     salt_of,
     written_digest,
 )
-from holdfast.gateway.errors import KeysUnusable, NetworkInvalid
+from holdfast.gateway.errors import KeysUnusable, OptionInvalid
 from holdfast.gateway.settings import GatewaySettings, Network
 
 pytestmark = pytest.mark.anyio
@@ -187,8 +187,22 @@ def test_with_keys_any_host_is_accepted_unless_some_are_named() -> None:
     ],
 )
 def test_invalid_network_options_are_refused(fields: dict) -> None:
-    with pytest.raises(NetworkInvalid, match="--"):
+    with pytest.raises(OptionInvalid, match="--"):
         Network(**fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"port": 65536}, {"drain_seconds": -1.0}, {"default_max_tokens": 2**31}, {"served_names": ("a b",)}],
+)
+def test_invalid_settings_of_the_gateway_are_refused(fields: dict) -> None:
+    with pytest.raises(OptionInvalid):
+        GatewaySettings(**fields)
+
+
+def test_a_key_and_a_file_of_keys_are_not_given_together() -> None:
+    with pytest.raises(KeysUnusable, match="--keys and --api-key"):
+        GatewaySettings(keys=Path("keys"), api_key="k")
 
 
 async def test_an_operators_key_sees_all_and_opens_no_session() -> None:
@@ -284,7 +298,7 @@ async def test_pages_of_other_origins_may_connect_if_allowed(
 
 @pytest.mark.parametrize("origin", ["app.example.com", "https://", "https://a/b", "https://a b", ""])
 def test_what_is_no_origin_is_refused_at_start(origin: str) -> None:
-    with pytest.raises(NetworkInvalid, match="--allow-origin"):
+    with pytest.raises(OptionInvalid, match="--allow-origin"):
         Network(allowed_origins=(origin,))
 
 

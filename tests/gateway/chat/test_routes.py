@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.sessions.tools.formats import ReasoningForm
+from holdfast.sessions.tools.forms import ReasoningForm
 from holdfast.tests.gateway.messages.messages_stage import Stage, stage
 from holdfast.tests.sessions.text.chat_languages import ours
 

@@ -6,18 +6,15 @@ import re
 import tomllib
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import typer.main
 
 from holdfast.gateway.cli import main
 from holdfast.gateway.cli.configuration import NO_SETTINGS
-from holdfast.gateway.cli.options import TORCH_NAMES, Backends, Dtypes, KVDtypes
 from holdfast.gateway.cli.vllm_names import HINTS
-from holdfast.kernels.names import BACKENDS
-from holdfast.runtime.model.kv_format import KV_DTYPES
-from holdfast.runtime.settings import DTYPE_BYTES, EngineSettings
+from holdfast.runtime.settings import EngineSettings
 from holdfast.tests.gateway.cli.test_main import invoke
 
 SERVE = typer.main.get_command(main.app).commands["serve"]  # type: ignore[attr-defined]
@@ -76,6 +73,26 @@ VARIABLES = dict.fromkeys(TEXTS, "word") | {
     "ssl_keyfile": "/some/key",
     "otlp_traces_endpoint": "http://localhost:4318",
 }
+
+
+def test_every_option_has_a_help_and_a_group() -> None:
+    bare = [name for name, param in SETTINGS.items() if name != "model" and not param.help]
+    assert not bare, f"a text below the field is its help: {bare}"
+    told = invoke("serve", "--help")[1]
+    assert re.findall(r"Options: (\w+)", told) == ["gateway", "network", "engine", "log"]
+
+
+def test_the_doctor_takes_the_options_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("holdfast.gateway.cli.doctor.run", lambda settings, keys: asked.append(settings) or 0)
+    words = ("--block-tokens", "32", "--kv-bytes", "1GiB", "--dtype", "half", "--kv-scales", "1,0.5")
+    assert invoke("doctor", "pocket", *words)[0] == 0 == invoke("doctor")[0]
+    settings = EngineSettings(
+        model="pocket", block_tokens=32, kv_bytes=1 << 30, dtype="float16", kv_scales=(1.0, 0.5)
+    )
+    assert asked == [settings, None]
+    code, told = invoke("doctor", "pocket", "--kv-bytes", "lots")
+    assert (code, told) == (2, "holdfast: --kv-bytes 'lots' is not a size such as 512MiB or 8GiB\n")
 
 
 def test_a_file_may_hold_the_model_lists_and_flags(served: list[Any], tmp_path: Path) -> None:
@@ -221,9 +238,3 @@ def test_hints_name_options_that_exist() -> None:
     assert not known & set(HINTS)
     named = {name for text in HINTS.values() for name in re.findall(r"--[\w-]+", text)}
     assert named <= known
-
-
-def test_types_and_kernels_are_those_of_the_engine() -> None:
-    assert {TORCH_NAMES.get(name, name) for name in get_args(Dtypes)} == {"auto", *DTYPE_BYTES}
-    assert {TORCH_NAMES.get(name, name) for name in get_args(KVDtypes)} == set(KV_DTYPES)
-    assert get_args(Backends) == BACKENDS

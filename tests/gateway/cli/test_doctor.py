@@ -186,7 +186,6 @@ def test_all_of_it_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"dtype": "int7"}, "dtype int7: not one of auto"),
         ({"device": "meta"}, "device meta: not one of auto, cpu"),
         ({"device": "cuda:99"}, "device cuda:99: "),
         ({"kernels": "triton", "device": "cpu"}, "computes on a CUDA device, not on cpu"),

@@ -18,7 +18,7 @@ from holdfast.gateway.settings import GatewaySettings
 from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.settings import SessionSettings
 from holdfast.sessions.text.language import Language
-from holdfast.sessions.tools.formats import ReasoningForm
+from holdfast.sessions.tools.forms import ReasoningForm
 from holdfast.tests.gateway.scripted_service import END, Scripted
 from holdfast.tests.sessions.scripted_link import Recital
 from holdfast.tests.sessions.text.chat_languages import ids, ours

@@ -14,7 +14,7 @@ from holdfast.gateway.settings import GatewaySettings
 from holdfast.kvstore.log_lines import LogSettings, logging_lines
 from holdfast.sessions.errors import PromptTooLong
 from holdfast.sessions.settings import SessionSettings
-from holdfast.sessions.tools.formats import ReasoningForm
+from holdfast.sessions.tools.forms import ReasoningForm
 from holdfast.tests.sessions.text.chat_languages import ids
 
 from .messages_stage import WEATHER, call_text, exchange, stage, streamed

@@ -16,7 +16,8 @@ from holdfast.runtime.grammar.llguidance import Compiler
 from holdfast.runtime.model.folder import find_model
 from holdfast.runtime.verbs import Grammar, GrammarKind
 from holdfast.sessions.conversation.items import Tool
-from holdfast.sessions.tools.formats import SYNTAXES, CallForm
+from holdfast.sessions.tools.formats import SYNTAXES
+from holdfast.sessions.tools.forms import CallForm
 from holdfast.sessions.tools.grammar import STRING_BYTES, CallWriter, json_format
 from holdfast.tests.sessions.text.chat_languages import ours
 

@@ -42,7 +42,8 @@ from holdfast.runtime.verbs import (
 )
 from holdfast.sessions.conversation.items import Tool
 from holdfast.sessions.text.tokenizer import ChatTokenizer
-from holdfast.sessions.tools.formats import SYNTAXES, CallForm, Forms
+from holdfast.sessions.tools.formats import SYNTAXES, Forms
+from holdfast.sessions.tools.forms import CallForm
 from holdfast.sessions.tools.grammar import CallWriter
 from holdfast.sessions.tools.scanner import CallArguments, CallClosed, CallOpened, PlainText
 from holdfast.tests.runtime.schemas import ARGUMENTS, SCHEMAS

@@ -43,7 +43,8 @@ from holdfast.sessions.journal.store import JournalStore, StoredSession
 from holdfast.sessions.registry import Reopened, SessionRegistry
 from holdfast.sessions.session import Session
 from holdfast.sessions.token_ids import packed
-from holdfast.sessions.tools.formats import CallForm, Forms
+from holdfast.sessions.tools.formats import Forms
+from holdfast.sessions.tools.forms import CallForm
 from holdfast.sessions.turn.events import EndReason, ReplyCallDone, ReplyStatus, ReplyTextDelta
 from holdfast.sessions.turn.request import RequestBounds, TurnRequest
 

@@ -18,7 +18,8 @@ from holdfast.sessions.conversation.items import FunctionCall, FunctionCallOutpu
 from holdfast.sessions.session import Session
 from holdfast.sessions.text.language import Language
 from holdfast.sessions.text.tokenizer import ChatTokenizer
-from holdfast.sessions.tools.formats import REASONING, CallForm, find_forms
+from holdfast.sessions.tools.formats import REASONING, find_forms
+from holdfast.sessions.tools.forms import CallForm
 from holdfast.sessions.turn.events import ReplyStatus
 
 from ..scripted_link import Recital, ScriptedLink

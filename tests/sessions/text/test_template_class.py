@@ -13,7 +13,7 @@ from holdfast.sessions.conversation.tree import Script
 from holdfast.sessions.errors import TemplateFailed
 from holdfast.sessions.text.language import Language, TemplateClass, classify_template
 from holdfast.sessions.text.tokenizer import ChatTokenizer
-from holdfast.sessions.tools.formats import CallForm
+from holdfast.sessions.tools.forms import CallForm
 
 from ..session_stage import renderer_of
 from .chat_languages import FAMILIES, backend, end_id, ours

@@ -16,7 +16,8 @@ from holdfast.sessions.errors import GrammarInvalid
 from holdfast.sessions.text.language import Language, classify_template
 from holdfast.sessions.text.streaming_tokenizer import StablePrefixRule
 from holdfast.sessions.text.tokenizer import ChatTokenizer
-from holdfast.sessions.tools.formats import SYNTAXES, CallForm, Forms
+from holdfast.sessions.tools.formats import SYNTAXES, Forms
+from holdfast.sessions.tools.forms import CallForm
 from holdfast.sessions.tools.grammar import CallSyntax, CallWriter, json_format
 from holdfast.sessions.turn.request import TurnRequest
 from holdfast.sessions.turn.turn_grammar import TurnGrammar

@@ -21,7 +21,8 @@ from holdfast.sessions.errors import GrammarInvalid
 from holdfast.sessions.text.language import Language, classify_template
 from holdfast.sessions.text.streaming_tokenizer import StablePrefixRule
 from holdfast.sessions.text.tokenizer import ChatTokenizer
-from holdfast.sessions.tools.formats import SYNTAXES, CallForm, Forms, ReasoningForm
+from holdfast.sessions.tools.formats import SYNTAXES, Forms
+from holdfast.sessions.tools.forms import CallForm, ReasoningForm
 from holdfast.sessions.tools.grammar import json_format
 from holdfast.sessions.tools.scanner import CallArguments, CallOpened, PlainText
 from holdfast.sessions.turn.request import TurnRequest

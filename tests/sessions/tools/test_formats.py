@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.sessions.conversation.items import Tool
-from holdfast.sessions.tools.formats import REASONING, CallForm, Forms, ReasoningForm, find_forms
+from holdfast.sessions.tools.formats import REASONING, Forms, find_forms
+from holdfast.sessions.tools.forms import CallForm, ReasoningForm
 from holdfast.sessions.tools.reasoning import ReasoningSplitter
 from holdfast.sessions.tools.scanner import (
     CallArguments,

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.sessions.conversation.items import Tool
-from holdfast.sessions.tools.formats import CallForm, Forms, ReasoningForm
+from holdfast.sessions.tools.formats import Forms
+from holdfast.sessions.tools.forms import CallForm, ReasoningForm
 from holdfast.sessions.tools.scanner import (
     CallArguments,
     CallClosed,

@@ -10,7 +10,8 @@ import pytest
 from holdfast.runtime.verbs import Grammar, GrammarKind
 from holdfast.sessions.conversation.items import FunctionCall, Message, Tool
 from holdfast.sessions.journal.replay import reader_of
-from holdfast.sessions.tools.formats import Forms, ReasoningForm
+from holdfast.sessions.tools.formats import Forms
+from holdfast.sessions.tools.forms import ReasoningForm
 from holdfast.sessions.tools.grammar import json_format
 from holdfast.sessions.turn.request import TurnRequest
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from holdfast.runtime.verbs import TokenLogprob
 from holdfast.sessions.conversation.items import FunctionCall, Message
-from holdfast.sessions.tools.formats import CallForm, Forms, ReasoningForm
+from holdfast.sessions.tools.formats import Forms
+from holdfast.sessions.tools.forms import CallForm, ReasoningForm
 from holdfast.sessions.turn.events import (
     ReplyArgumentsDelta,
     ReplyCallDone,

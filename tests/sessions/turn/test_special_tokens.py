@@ -18,7 +18,7 @@ from holdfast.sessions.journal.replay import reader_of
 from holdfast.sessions.text.language import Language
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 from holdfast.sessions.token_ids import ids_from, ids_of
-from holdfast.sessions.tools.formats import CallForm, ReasoningForm
+from holdfast.sessions.tools.forms import CallForm, ReasoningForm
 from holdfast.sessions.turn.events import ReplyReasoningDelta
 from holdfast.sessions.turn.request import TurnRequest
 

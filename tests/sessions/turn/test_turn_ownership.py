@@ -23,7 +23,7 @@ from holdfast.sessions.settings import TenantLimits
 from holdfast.sessions.tenants import Tenant
 from holdfast.sessions.text.language import Language
 from holdfast.sessions.text.renderer import Renderer
-from holdfast.sessions.tools.formats import CallForm
+from holdfast.sessions.tools.forms import CallForm
 from holdfast.sessions.turn import response as response_module
 from holdfast.sessions.turn.events import ReplyDone, ReplyStatus
 from holdfast.sessions.turn.request import TurnRequest
