@@ -8,6 +8,7 @@ they are refused by name. Unknown fields are refused.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -16,6 +17,7 @@ from msgspec import UNSET, Meta, UnsetType
 from ...sdk.frames.formats import MAX_TOOLS, ResponseFormat, too_deep, too_wide
 from ...sdk.frames.response import KVReceipt
 from ...sdk.frames.sampling import MAX_STOPS, BadWords, LogitBias, Penalty, StopTokenIds
+from ..clients import CHAT, accepting
 from ..live.reply import ScoredToken
 
 MAX_CHOICES = 16
@@ -41,11 +43,12 @@ REFUSED_VALUES = {
     "messages[].content[].type": frozenset({"image_url", "input_audio", "file", "video_url", "audio_url"}),
     "messages[].role": frozenset({"function"}),
     "messages[].tool_calls[].type": frozenset({"custom"}),
-    "tools[].type": frozenset({"custom"}),
     "tool_choice.type": frozenset({"custom"}),
     "tool_choice.allowed_tools.tools[].type": frozenset({"custom"}),
     "modalities[]": frozenset({"audio"}),
 }
+UNSERVED_TOOLS = frozenset({"custom"})
+"""The types of tools that are left out: the server cannot run them, or has no call for them."""
 
 
 class _Body(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -238,7 +241,6 @@ class SamplingBody(_Body, kw_only=True, frozen=True):
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
@@ -249,9 +251,7 @@ class SamplingBody(_Body, kw_only=True, frozen=True):
 class ChatRequest(SamplingBody, kw_only=True, frozen=True):
     """The body of ``POST /v1/chat/completions``.
 
-    ``prompt_cache_key`` leads to the session that had it last, if the conversation continues that one. Without
-    effect: ``metadata``, ``user``, ``store``, ``service_tier``, ``safety_identifier``,
-    ``prompt_cache_retention``, ``reasoning_effort``, ``verbosity``.
+    ``prompt_cache_key`` leads to the session that had it last, if the conversation continues that one.
     """
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=20_000)]
@@ -263,16 +263,7 @@ class ChatRequest(SamplingBody, kw_only=True, frozen=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     modalities: list[Literal["text"]] | None = None
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: Any = None
-    reasoning_effort: str | None = None
-    verbosity: str | None = None
-    moderation: Any = None
 
 
 # --- answers ------------------------------------------------------------------------------------------------
@@ -383,7 +374,8 @@ class CompletionUsage(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ChatCompletion(_Told, omit_defaults=False, kw_only=True, frozen=True):
-    """The answer to a request that does not stream. ``kv``: where the prompt's KV came from (ours)."""
+    """The answer to a request that does not stream. ``kv``: where the prompt's KV came from (ours).
+    ``unserved``: the tools that were left out of the request (ours)."""
 
     id: str
     created: int
@@ -393,11 +385,12 @@ class ChatCompletion(_Told, omit_defaults=False, kw_only=True, frozen=True):
     object: str = "chat.completion"
     system_fingerprint: str | None = None
     kv: KVReceipt | UnsetType = UNSET
+    unserved: Sequence[str] | UnsetType = UNSET
 
 
 class ChatChunk(_Told, omit_defaults=False, kw_only=True, frozen=True):
     """One event of a stream. The chunk with the usage, if the client asked for that, comes last and has no
-    choices."""
+    choices. ``unserved``, in the first chunk: the tools that were left out of the request (ours)."""
 
     id: str
     created: int
@@ -407,9 +400,11 @@ class ChatChunk(_Told, omit_defaults=False, kw_only=True, frozen=True):
     object: str = "chat.completion.chunk"
     system_fingerprint: str | None = None
     kv: KVReceipt | UnsetType = UNSET
+    unserved: Sequence[str] | UnsetType = UNSET
 
 
-REQUEST = msgspec.json.Decoder(ChatRequest)
+ACCEPTED = accepting(ChatRequest, CHAT)
+REQUEST = msgspec.json.Decoder(ACCEPTED)
 """Decodes the body of ``POST /v1/chat/completions``."""
 
 

@@ -8,6 +8,7 @@ or writes, so they are refused by name. Unknown fields are refused.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -15,6 +16,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from ...sdk.frames.formats import MAX_DEPTH, too_deep, too_wide
 from ...sdk.frames.response import KVReceipt
+from ..clients import MESSAGES, accepting
 
 MAX_MESSAGES = 100_000
 MAX_TOOLS = 1_000
@@ -31,10 +33,22 @@ REFUSED = frozenset(
     }
 )
 """Fields of the standard that are refused, by their path; ``[]`` stands for any index."""
-TOOLS = re.compile(
-    r"(advisor|bash|browser|code_execution|computer|mcp|memory|text_editor|tool_search|web_fetch|web_search)_\w+"
-)
-"""The types of tools that are refused: Anthropic's server runs them, or defines what the model sees of them."""
+
+
+class _Hosted:
+    """The types of tools that are left out: Anthropic's server runs them, or defines what the model sees of
+    them. Each has a date in its type."""
+
+    _names = (
+        "advisor|bash|browser|code_execution|computer|mcp|memory|text_editor|tool_search|web_fetch|web_search"
+    )
+    _form = re.compile(rf"({_names})_[a-z0-9_]{{1,32}}")
+
+    def __contains__(self, kind: object) -> bool:
+        return isinstance(kind, str) and self._form.fullmatch(kind) is not None
+
+
+UNSERVED_TOOLS = _Hosted()
 BLOCKS = frozenset(
     {
         "image",
@@ -240,12 +254,6 @@ class OutputConfig(_MessagesBody, kw_only=True, frozen=True):
     task_budget: None = None
 
 
-class Metadata(_MessagesBody, kw_only=True, frozen=True):
-    """The field ``metadata``. It has no effect."""
-
-    user_id: str | None = None
-
-
 def _check_schema(schema: dict[str, Any]) -> None:
     if too_deep(schema):
         raise ValueError(f"The schema nests deeper than {MAX_DEPTH} levels")
@@ -267,9 +275,7 @@ class MessagesConversation(_MessagesBody, kw_only=True, frozen=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = None
-    cache_control: CacheControl = None
     context_management: dict[str, Any] | None = None
-    speed: Literal["standard", "fast"] | None = None
     mcp_servers: Annotated[list[Any], Meta(max_length=0)] | None = None
     compaction: None = None
 
@@ -279,11 +285,7 @@ class CountRequest(MessagesConversation, kw_only=True, frozen=True):
 
 
 class MessagesRequest(MessagesConversation, kw_only=True, frozen=True):
-    """The body of ``POST /v1/messages``.
-
-    Without effect: ``cache_control``, ``context_management`` (the answer says that no edit was applied),
-    ``diagnostics``, ``fallbacks``, ``inference_geo``, ``metadata``, ``service_tier``, ``speed``.
-    """
+    """The body of ``POST /v1/messages``. ``context_management``: the answer says that no edit was applied."""
 
     max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]
     stream: bool | None = None
@@ -291,11 +293,6 @@ class MessagesRequest(MessagesConversation, kw_only=True, frozen=True):
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
-    metadata: Metadata | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
-    diagnostics: dict[str, Any] | None = None
-    fallbacks: Any = None
-    inference_geo: str | None = None
     container: None = None
     thread: None = None
 
@@ -356,7 +353,8 @@ class EditsApplied(_Answered, kw_only=True, frozen=True):
 
 
 class MessageAnswer(_Answered, kw_only=True, frozen=True, tag_field="type", tag="message"):
-    """The answer to a request. In the first event of a stream it has no content and no stop reason yet."""
+    """The answer to a request. In the first event of a stream it has no content and no stop reason yet.
+    ``unserved``: the tools that were left out of the request (ours)."""
 
     id: str
     model: str
@@ -366,6 +364,7 @@ class MessageAnswer(_Answered, kw_only=True, frozen=True, tag_field="type", tag=
     stop_sequence: str | None = None
     role: str = "assistant"
     context_management: EditsApplied | UnsetType = UNSET
+    unserved: Sequence[str] | UnsetType = UNSET
 
 
 class TokenCount(_Answered, kw_only=True, frozen=True):
@@ -501,9 +500,10 @@ MessageEvent: TypeAlias = (
 """Any event of a stream."""
 
 
-REQUEST = msgspec.json.Decoder(MessagesRequest)
+ACCEPTED, COUNTED = accepting(MessagesRequest, MESSAGES), accepting(CountRequest, MESSAGES)
+REQUEST = msgspec.json.Decoder(ACCEPTED)
 """Decodes the body of ``POST /v1/messages``."""
-COUNT = msgspec.json.Decoder(CountRequest)
+COUNT = msgspec.json.Decoder(COUNTED)
 """Decodes the body of ``POST /v1/messages/count_tokens``."""
 
 
@@ -515,6 +515,4 @@ def is_unserved(path: str, value: Any) -> bool:
         return True
     if not isinstance(value, str):
         return False
-    if pattern.startswith("tools[]"):
-        return pattern == "tools[].type" and bool(TOOLS.fullmatch(value))
-    return pattern.endswith(".type") and value in BLOCKS
+    return not pattern.startswith("tools[]") and pattern.endswith(".type") and value in BLOCKS

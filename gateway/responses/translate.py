@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from ...sessions.conversation.items import (
 )
 from ...sessions.tools.grammar import json_format
 from ...sessions.turn.request import RequestBounds, Truncation, TurnRequest
+from ..clients import Asked
 from ..live.sessions import Transcript, cache_key
 from ..live.transcripts import Ask
 from . import frames
@@ -49,6 +50,7 @@ from .items import (
     KeptOutput,
     KeptOutputText,
     KeptReasoning,
+    whole_name,
 )
 
 SUMMARY_HEADING = "Summary of the conversation so far:\n"
@@ -96,7 +98,13 @@ def _kept(
             text = KeptInputText(text=text_of(content))
             return KeptMessage(id=item.id or name("msg"), role=role, content=[text])
         case GivenCall(call_id=call_id, name=called, arguments=arguments):
-            return KeptCall(id=item.id or name("fc"), call_id=call_id, name=called, arguments=arguments)
+            return KeptCall(
+                id=item.id or name("fc"),
+                call_id=call_id,
+                name=called,
+                arguments=arguments,
+                namespace=item.namespace or UNSET,
+            )
         case GivenOutput(call_id=call_id, output=output):
             return KeptOutput(id=item.id or name("fco"), call_id=call_id, output=text_of(output))
         case GivenReasoning():
@@ -154,7 +162,7 @@ def transcript_of(
             case KeptMessage(role=role):
                 plain: Role = "system" if role == "developer" else role
                 told.append(Message(id=new_id("item"), role=plain, text=item.text))
-            case KeptCall(call_id=call_id, name=name, arguments=arguments):
+            case KeptCall(call_id=call_id, called=name, arguments=arguments):
                 open_calls.add(call_id)
                 told.append(FunctionCall(id=new_id("item"), call_id=call_id, name=name, arguments=arguments))
             case KeptOutput(call_id=call_id, output=output):
@@ -185,17 +193,26 @@ def open_calls(items: Sequence[KeptItem]) -> list[KeptCall]:
     return [item for item in items if isinstance(item, KeptCall) and item.call_id not in answered]
 
 
-def tools_of(tools: Sequence[frames.OfferedFunction] | None) -> tuple[Tool, ...]:
-    """The tools of a body as tools of `sessions`."""
-    return tuple(
-        Tool(
-            name=tool.name,
-            description=tool.description or "",
-            parameters=tool.parameters or {},
-            strict=bool(tool.strict),
+def tools_of(tools: Sequence[frames.OfferedFunction | frames.OfferedNamespace] | None) -> tuple[Tool, ...]:
+    """The tools of a body as tools of `sessions`: those of a namespace by their whole names."""
+    return tuple(tool for offered in tools or () for tool in _tools(offered))
+
+
+def _tools(offered: frames.OfferedFunction | frames.OfferedNamespace) -> Iterator[Tool]:
+    if isinstance(offered, frames.OfferedFunction):
+        yield Tool(
+            name=offered.name,
+            description=offered.description or "",
+            parameters=offered.parameters or {},
+            strict=bool(offered.strict),
         )
-        for tool in tools or ()
-    )
+        return
+    heading = offered.description
+    for inner in (tool for one in offered.tools for tool in _tools(one)):
+        description = "\n\n".join(filter(None, (heading, inner.description)))
+        name = whole_name(offered.name, inner.name)
+        yield msgspec.structs.replace(inner, name=name, description=description)
+        heading = None
 
 
 # --- requests -----------------------------------------------------------------------------------------------
@@ -294,10 +311,11 @@ def summary_ask(transcript: Transcript, bounds: RequestBounds, defaults: Mapping
 
 
 def response_of(
-    body: frames.CreateBody, response_id: str, model: str, created_at: int, request: TurnRequest
+    asked: Asked[frames.CreateBody], response_id: str, model: str, created_at: int, request: TurnRequest
 ) -> ResponseObject:
     """The response object to a body, as it is when the response begins. ``request``: its turn, which has the
     sampling values in force."""
+    body = asked.body
     conversation = body.conversation_id
     top = body.top_logprobs
     drawn = request.sampling
@@ -327,5 +345,6 @@ def response_of(
         top_logprobs=top if isinstance(top, int) else 0,
         top_p=drawn.top_p,
         truncation=body.truncation or "disabled",
+        unserved=asked.unserved or UNSET,
         user=body.user,
     )
