@@ -5,7 +5,8 @@ export GOMP_SPINCOUNT := 20000
 PYTHON ?= python3
 BIN := .venv/bin
 PEERS := transformers openvino-genai
-CLIENTS := pydantic-ai langchain litellm llama-index
+CLIENTS := pydantic-ai langchain litellm llama-index aider llm
+NODE_CLIENTS := node agents
 LOADERS := guidellm aiperf
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 ROOMS := sdk kernels kvstore runtime sessions gateway benchmarks
@@ -92,10 +93,10 @@ gpu-wheels:
 	$(PYTHON) benchmarks/gpu/wheels.py
 
 # Programs and libraries that people already have, unmodified, each in an environment of its own, against a real
-# server; at the end a table of the calls. `make more` runs only those of .venv-clients. Without Node its two are
-# left out.
+# server; at the end a table of the calls. `make more` runs only those of .venv-clients. Without Node its programs,
+# which take a gigabyte of the disk, are left out.
 clients: .venv/ready .venv-clients/ready $(CLIENTS:%=.venv-clients-%/ready)
-	-$(MAKE) .venv-clients-node/ready
+	-$(MAKE) -k $(NODE_CLIENTS:%=.venv-clients-%/ready)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/clients
 
 # Two load generators, unmodified, against a real server. Their reports replace those in benchmarks/results/clients/.
@@ -125,10 +126,10 @@ chromium:
 	.venv-clients/bin/pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
-.venv-clients-node/ready: tests/clients/node/package.json tests/clients/node/package-lock.json
-	mkdir -p .venv-clients-node
-	cp $^ .venv-clients-node/
-	cd .venv-clients-node && npm ci --silent --no-audit --no-fund
+$(NODE_CLIENTS:%=.venv-clients-%/ready): .venv-clients-%/ready: tests/clients/%/package.json tests/clients/%/package-lock.json
+	mkdir -p .venv-clients-$*
+	cp $^ .venv-clients-$*/
+	cd .venv-clients-$* && npm ci --silent --no-audit --no-fund
 	touch $@
 
 define client

@@ -143,8 +143,8 @@ _OFFERED: msgspec.json.Decoder[list[_Offered]] = msgspec.json.Decoder(list[_Offe
 
 def asked(data: bytes, decode: Callable[[bytes], T], unserved: Container[str]) -> Asked[T]:
     """Decode a body without the tools that the server cannot run: those with a ``type`` in ``unserved``.
-    The rest of the body keeps its bytes. Raises what ``decode`` does, and ``FieldUnsupported`` if
-    ``tool_choice`` names such a tool, or asks for a call and no other tool is left."""
+    The rest of the body keeps its bytes. Raises what ``decode`` does, and ``FieldUnsupported`` for the tool if
+    ``tool_choice`` names it, or asks for a call and no other tool is left."""
     try:
         fields = _FIELDS.decode(data) if b'"tools"' in data else {}
         offered = _OFFERED.decode(fields["tools"]) if "tools" in fields else []
@@ -155,7 +155,7 @@ def asked(data: bytes, decode: Callable[[bytes], T], unserved: Container[str]) -
     if not out:
         return Asked(decode(data))
     left = [at for at in range(len(offered)) if at not in out]
-    _check_choice(choice, list(out.values()), others=bool(left))
+    _check_choice(choice, out, others=bool(left))
     if left:
         tools = _TOOLS.decode(fields["tools"])
         fields["tools"] = msgspec.Raw(msgspec.json.encode([tools[at] for at in left]))
@@ -168,19 +168,22 @@ def asked(data: bytes, decode: Callable[[bytes], T], unserved: Container[str]) -
     return Asked(body, [f"tools[{at}]: {one.type}" for at, one in out.items()])
 
 
-def _check_choice(choice: Any, out: Sequence[_Offered], *, others: bool) -> None:
-    """Raise ``FieldUnsupported`` if the ``choice`` forces one of the tools ``out``. ``others``: there are
-    further tools."""
+def _check_choice(choice: Any, out: dict[int, _Offered], *, others: bool) -> None:
+    """Raise ``FieldUnsupported`` if the ``choice`` forces one of the tools ``out``, by their numbers. ``others``:
+    there are further tools."""
     mode = choice.get("type") if isinstance(choice, dict) else choice
     if mode in (None, "auto", "none"):
         return
-    inner = choice.get(mode, choice) if isinstance(choice, dict) else None
+    inner = choice.get(mode, choice) if isinstance(choice, dict) and isinstance(mode, str) else None
     name = inner.get("name") if isinstance(inner, dict) else None
-    if name is not None and any(name in (one.name, one.custom and one.custom.name) for one in out):
-        told = "`tool_choice` names a tool that is in the standard, but not served here"
-        raise FieldUnsupported(told, "tool_choice")
-    if not others:
-        raise FieldUnsupported("`tool_choice` asks for a call, and no tool is served here", "tool_choice")
+    named = (at for at, one in out.items() if name and name in (one.name, one.custom and one.custom.name))
+    at = next(named, None if others else min(out))
+    if at is not None:
+        param = f"tools[{at}].type"
+        told = (
+            f"`{param}` {out[at].type!r} is in the standard, but not served here, and `tool_choice` forces it"
+        )
+        raise FieldUnsupported(told, param)
 
 
 def _renumbered(error: FrameError, left: Sequence[int]) -> FrameError:

@@ -1,5 +1,5 @@
-"""Writes ``gateway/PROTOCOL.md`` from the types of the frames, the error table and the table of quotas, and into
-``gateway/README.md`` the table of the fields that have no effect.
+"""Writes ``gateway/PROTOCOL.md`` from the types of the frames, the error table and the table of quotas; and the
+table of the fields that have no effect into ``gateway/README.md``.
 
 Run ``python -m holdfast.gateway.cli.protocol`` after any of these, or a docstring of theirs, has changed. A
 test fails if a file is out of date.

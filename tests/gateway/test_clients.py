@@ -197,7 +197,7 @@ async def test_a_tool_that_must_be_called_is_refused(face: str, others: bool) ->
         for choice in [NAMED[face], *([] if others else [required])]:
             answer = await post(on, face, {**body_of(face), "tools": tools, "tool_choice": choice})
             assert answer.status_code == 400
-            assert "unsupported_field" in answer.text and '"tool_choice' in answer.text
+            assert "unsupported_field" in answer.text and '"tools[0].type"' in answer.text
         assert prompts(on) == []
 
 

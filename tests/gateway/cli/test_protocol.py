@@ -1,4 +1,4 @@
-"""The protocol reference is as the frames, the errors and the quotas are now, and the README's table of fields."""
+"""The protocol reference is as the frames, errors and quotas are now, and the README's table of fields."""
 
 from __future__ import annotations
 
