@@ -30,8 +30,8 @@ T = TypeVar("T")
 
 class Answer(Telling[T], ABC):
     """The answer to one request, in the frames of its protocol. As a `Telling` it makes the events of a stream.
-    ``id``: of the answer. ``streamed``: the client wants a stream. ``headers``: of the HTTP answer. ``unserved``:
-    the tools that were left out of the request."""
+    ``id``: of the answer. ``streamed``: the client wants a stream. ``headers``: of the HTTP answer.
+    ``unserved``: the tools that were left out of the request."""
 
     PING: ClassVar[bytes] = PING
     """Sent while a stream is quiet."""

@@ -169,8 +169,8 @@ def asked(data: bytes, decode: Callable[[bytes], T], unserved: Container[str]) -
 
 
 def _check_choice(choice: Any, out: dict[int, _Offered], *, others: bool) -> None:
-    """Raise ``FieldUnsupported`` if the ``choice`` forces one of the tools ``out``, by their numbers. ``others``:
-    there are further tools."""
+    """Raise ``FieldUnsupported`` if the ``choice`` forces one of the tools ``out``, by their numbers.
+    ``others``: there are further tools."""
     mode = choice.get("type") if isinstance(choice, dict) else choice
     if mode in (None, "auto", "none"):
         return
