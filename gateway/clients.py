@@ -45,6 +45,8 @@ _LABEL = "a label for the operator of the service"
 _TIER = "there is one class of service"
 _CACHED = "all KV is kept"
 _EFFORT = "the model reasons as its template has it"
+_CLAUDE = ("@anthropic-ai/claude-code (npm)",)
+_CODEX = ("@openai/codex (npm)",)
 
 IGNORED = (
     Ignored(CHAT, "metadata", _LABEL, dict[str, Any] | None),
@@ -59,21 +61,21 @@ IGNORED = (
     Ignored(CHAT, "verbosity", "the model writes as it likes", TEXT),
     Ignored(COMPLETIONS, "user", _LABEL, TEXT),
     Ignored(MESSAGES, "cache_control", _CACHED, dict[str, Any] | None),
-    Ignored(MESSAGES, "context_management", "no edit is applied, and the answer says so"),
+    Ignored(MESSAGES, "context_management", "no edit is applied, and the answer says so", clients=_CLAUDE),
     Ignored(MESSAGES, "diagnostics", "none are made", dict[str, Any] | None),
     Ignored(MESSAGES, "fallbacks", "there is one model", ANY),
     Ignored(MESSAGES, "inference_geo", "there is one place", TEXT),
-    Ignored(MESSAGES, "messages[].content[].cache_control", _CACHED),
-    Ignored(MESSAGES, "metadata", _LABEL, dict[str, Any] | None),
-    Ignored(MESSAGES, "output_config.effort", _EFFORT),
+    Ignored(MESSAGES, "messages[].content[].cache_control", _CACHED, clients=_CLAUDE),
+    Ignored(MESSAGES, "metadata", _LABEL, dict[str, Any] | None, _CLAUDE),
+    Ignored(MESSAGES, "output_config.effort", _EFFORT, clients=_CLAUDE),
     Ignored(MESSAGES, "service_tier", _TIER, TEXT),
     Ignored(MESSAGES, "speed", "there is one speed", TEXT),
-    Ignored(MESSAGES, "system[].cache_control", _CACHED),
+    Ignored(MESSAGES, "system[].cache_control", _CACHED, clients=_CLAUDE),
     Ignored(MESSAGES, "thinking.budget_tokens", _EFFORT),
-    Ignored(RESPONSES, "client_metadata", _LABEL, dict[str, Any] | None),
+    Ignored(RESPONSES, "client_metadata", _LABEL, dict[str, Any] | None, _CODEX),
     Ignored(RESPONSES, "max_tool_calls", "it bounds tools that the server runs; the response repeats it"),
     Ignored(RESPONSES, "prompt_cache_retention", _CACHED, TEXT),
-    Ignored(RESPONSES, "reasoning", _EFFORT, ANY),
+    Ignored(RESPONSES, "reasoning", _EFFORT, ANY, _CODEX),
     Ignored(RESPONSES, "safety_identifier", f"{_LABEL}; the response repeats it"),
     Ignored(RESPONSES, "service_tier", _TIER, TEXT),
     Ignored(RESPONSES, "text.verbosity", "the model writes as it likes"),
