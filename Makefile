@@ -5,12 +5,13 @@ export GOMP_SPINCOUNT := 20000
 PYTHON ?= python3
 BIN := .venv/bin
 PEERS := transformers openvino-genai
-CLIENTS := pydantic-ai langchain litellm llama-index
+CLIENTS := pydantic-ai langchain litellm llama-index aider llm
+NODE_CLIENTS := node agents
 LOADERS := guidellm aiperf
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 ROOMS := sdk kernels kvstore runtime sessions gateway benchmarks
 
-.PHONY: serve demo smollm2 test more slow check bench peers faults paths fuzz aot aot-with gpu gpu-wheels clients load-clients chromium clean
+.PHONY: serve demo smollm2 test more slow check bench peers faults paths fuzz aot aot-with gpu gpu-wheels clients load-clients chromium node clean
 
 serve: .venv/ready
 	$(BIN)/holdfast serve pocket
@@ -92,10 +93,10 @@ gpu-wheels:
 	$(PYTHON) benchmarks/gpu/wheels.py
 
 # Programs and libraries that people already have, unmodified, each in an environment of its own, against a real
-# server; at the end a table of the calls. `make more` runs only those of .venv-clients. Without Node its two are
-# left out.
-clients: .venv/ready .venv-clients/ready $(CLIENTS:%=.venv-clients-%/ready)
-	-$(MAKE) .venv-clients-node/ready
+# server; at the end a table of the calls. `make more` runs only those of .venv-clients. Without Node its programs,
+# which take a gigabyte of the disk, are left out.
+clients: .venv/ready node .venv-clients/ready $(CLIENTS:%=.venv-clients-%/ready)
+	-$(MAKE) -k $(NODE_CLIENTS:%=.venv-clients-%/ready)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/clients
 
 # Two load generators, unmodified, against a real server. Their reports replace those in benchmarks/results/clients/.
@@ -110,6 +111,13 @@ chromium:
 			&& DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
 				chromium fonts-dejavu-core >/dev/null; } \
 		|| echo "Chromium cannot be installed here: tests that need a browser are skipped"
+
+# Debian's Node with npm, for the clients that need it; without it those tests are skipped.
+node:
+	@command -v npm >/dev/null \
+		|| { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq \
+			&& DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends nodejs npm >/dev/null; } \
+		|| echo "Node cannot be installed here: tests that need it are skipped"
 
 # torch first: alone, the constraint picks the build; pulled in by another package it may not.
 .venv/ready: pyproject.toml constraints.txt
@@ -129,6 +137,13 @@ chromium:
 	mkdir -p .venv-clients-node
 	cp $^ .venv-clients-node/
 	cd .venv-clients-node && npm ci --silent --no-audit --no-fund
+	touch $@
+
+# Programs for one platform each, which pin all they need: a lock would have to name those of all platforms.
+.venv-clients-agents/ready: tests/clients/agents/package.json
+	mkdir -p .venv-clients-agents
+	cp $^ .venv-clients-agents/
+	cd .venv-clients-agents && npm install --silent --no-package-lock --no-audit --no-fund
 	touch $@
 
 define client

@@ -13,10 +13,12 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import ClassVar, TypeVar
 
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from .access.auth import TurnCaller
+from .clients import headers_of
 from .live.reply import ReplyFold, Telling
 from .live.session import log_refusal
 from .live.transcripts import Ask, AskedTurn, Transcripts
@@ -28,15 +30,24 @@ T = TypeVar("T")
 
 class Answer(Telling[T], ABC):
     """The answer to one request, in the frames of its protocol. As a `Telling` it makes the events of a stream.
-    ``id``: of the answer. ``streamed``: the client wants a stream. ``headers``: of the HTTP answer."""
+    ``id``: of the answer. ``streamed``: the client wants a stream. ``headers``: of the HTTP answer.
+    ``unserved``: the tools that were left out of the request."""
 
     PING: ClassVar[bytes] = PING
     """Sent while a stream is quiet."""
 
-    def __init__(self, answer_id: str, *, streamed: bool, headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        answer_id: str,
+        *,
+        streamed: bool,
+        headers: dict[str, str] | None = None,
+        unserved: Sequence[str] = (),
+    ) -> None:
         self.id = answer_id
         self.streamed = streamed
-        self.headers = {"x-request-id": answer_id} if headers is None else headers
+        self.headers = ({"x-request-id": answer_id} if headers is None else headers) | headers_of(unserved)
+        self.unserved: Sequence[str] | UnsetType = unserved or UNSET
 
     def over(self, reply: ReplyFold) -> Iterable[T]:
         """The reply has ended: `finished`, unless it failed, which ends the stream with `failed`."""

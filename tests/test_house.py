@@ -127,7 +127,7 @@ INSIDE = {
         ["adapters", "examples"],
     ],
     "gateway": [
-        ["errors", "net.rates", "documents"],
+        ["errors", "net.rates", "documents", "clients"],
         ["settings", "access.attribution", "metrics.turns", "metrics.vllm"],
         [
             "net",

@@ -22,6 +22,7 @@ from ...sessions.errors import PromptTooLong
 from ...sessions.turn.events import TokenScore
 from ...sessions.turn.request import TurnRequest
 from ...sessions.workers import Stopped
+from ..clients import COMPLETIONS, accepting
 from ..live.reply import ReplyFold, ReplyPart
 from ..live.requests import grammar_of, names_in, renaming
 from ..live.sessions import Transcript
@@ -43,7 +44,7 @@ class CompletionRequest(SamplingBody, kw_only=True, frozen=True, rename={"max_ou
 
     ``echo``: the prompt's text comes before the reply's. ``logprobs``: each token's log probability, and those
     of so many alternatives; with ``echo`` also those of the prompt's tokens, but for the first one, and the
-    whole prompt is computed for them. ``user`` has no effect.
+    whole prompt is computed for them.
     """
 
     prompt: str | list[Any]
@@ -90,7 +91,8 @@ class Detokenized(msgspec.Struct, kw_only=True, frozen=True):
     prompt: str
 
 
-REQUEST = msgspec.json.Decoder(CompletionRequest)
+ACCEPTED = accepting(CompletionRequest, COMPLETIONS)
+REQUEST = msgspec.json.Decoder(ACCEPTED)
 TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
 DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
 

@@ -8,6 +8,7 @@ they are refused by name. Unknown fields are refused.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -16,6 +17,7 @@ from msgspec import UNSET, Meta, UnsetType
 from ...sdk.frames.formats import MAX_TOOLS, ResponseFormat, ToolDefinition
 from ...sdk.frames.response import KVReceipt
 from ...sdk.frames.sampling import MaxOutputTokens, SamplingFields, Stop, sampling_fields
+from ..clients import CHAT, accepting
 from ..live.reply import ScoredToken
 
 MAX_CHOICES = 16
@@ -40,11 +42,12 @@ REFUSED_VALUES = {
     "messages[].content[].type": frozenset({"image_url", "input_audio", "file", "video_url", "audio_url"}),
     "messages[].role": frozenset({"function"}),
     "messages[].tool_calls[].type": frozenset({"custom"}),
-    "tools[].type": frozenset({"custom"}),
     "tool_choice.type": frozenset({"custom"}),
     "tool_choice.allowed_tools.tools[].type": frozenset({"custom"}),
     "modalities[]": frozenset({"audio"}),
 }
+UNSERVED_TOOLS = frozenset({"custom"})
+"""The types of tools that are left out: the server cannot run them, or has no call for them."""
 
 
 class _Body(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -219,7 +222,6 @@ class SamplingBody(_Sampling, kw_only=True, frozen=True, forbid_unknown_fields=T
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
@@ -230,9 +232,7 @@ class SamplingBody(_Sampling, kw_only=True, frozen=True, forbid_unknown_fields=T
 class ChatRequest(SamplingBody, kw_only=True, frozen=True):
     """The body of ``POST /v1/chat/completions``.
 
-    ``prompt_cache_key`` leads to the session that had it last, if the conversation continues that one. Without
-    effect: ``metadata``, ``user``, ``store``, ``service_tier``, ``safety_identifier``,
-    ``prompt_cache_retention``, ``reasoning_effort``, ``verbosity``.
+    ``prompt_cache_key`` leads to the session that had it last, if the conversation continues that one.
     """
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=20_000)]
@@ -243,16 +243,7 @@ class ChatRequest(SamplingBody, kw_only=True, frozen=True):
     max_completion_tokens: MaxOutputTokens | None = None
     logprobs: bool | None = None
     modalities: list[Literal["text"]] | None = None
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: Any = None
-    reasoning_effort: str | None = None
-    verbosity: str | None = None
-    moderation: Any = None
 
 
 # --- answers ------------------------------------------------------------------------------------------------
@@ -363,7 +354,8 @@ class CompletionUsage(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ChatCompletion(_Told, omit_defaults=False, kw_only=True, frozen=True):
-    """The answer to a request that does not stream. ``kv``: where the prompt's KV came from (ours)."""
+    """The answer to a request that does not stream. ``kv``: where the prompt's KV came from (ours).
+    ``unserved``: the tools that were left out of the request (ours)."""
 
     id: str
     created: int
@@ -373,11 +365,12 @@ class ChatCompletion(_Told, omit_defaults=False, kw_only=True, frozen=True):
     object: str = "chat.completion"
     system_fingerprint: str | None = None
     kv: KVReceipt | UnsetType = UNSET
+    unserved: Sequence[str] | UnsetType = UNSET
 
 
 class ChatChunk(_Told, omit_defaults=False, kw_only=True, frozen=True):
     """One event of a stream. The chunk with the usage, if the client asked for that, comes last and has no
-    choices."""
+    choices. ``unserved``, in the first chunk: the tools that were left out of the request (ours)."""
 
     id: str
     created: int
@@ -387,9 +380,11 @@ class ChatChunk(_Told, omit_defaults=False, kw_only=True, frozen=True):
     object: str = "chat.completion.chunk"
     system_fingerprint: str | None = None
     kv: KVReceipt | UnsetType = UNSET
+    unserved: Sequence[str] | UnsetType = UNSET
 
 
-REQUEST = msgspec.json.Decoder(ChatRequest)
+ACCEPTED = accepting(ChatRequest, CHAT)
+REQUEST = msgspec.json.Decoder(ACCEPTED)
 """Decodes the body of ``POST /v1/chat/completions``."""
 
 

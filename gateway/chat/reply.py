@@ -12,6 +12,7 @@ from msgspec import UNSET
 from ...sessions.conversation.items import new_id
 from ...sessions.turn.events import TokenScore
 from ..answers import Answer
+from ..clients import Asked
 from ..errors import http_answer
 from ..live.reply import PartKind, ReplyEnding, ReplyFold, ReplyPart, ScoredToken
 from ..net.bodies import DONE, sent_event
@@ -19,6 +20,7 @@ from .frames import (
     CallDelta,
     ChatChunk,
     ChatCompletion,
+    ChatRequest,
     Choice,
     ChoiceLogprobs,
     ChunkChoice,
@@ -46,8 +48,9 @@ class OpenAIAnswer(Answer[T]):
     """What the answers of Chat Completions and of Completions share. ``prefix``: of its id. ``model``: its
     name."""
 
-    def __init__(self, prefix: str, model: str, body: SamplingBody) -> None:
-        super().__init__(new_id(prefix).replace("_", "-"), streamed=bool(body.stream))
+    def __init__(self, prefix: str, model: str, body: SamplingBody, unserved: Sequence[str] = ()) -> None:
+        answer_id = new_id(prefix).replace("_", "-")
+        super().__init__(answer_id, streamed=bool(body.stream), unserved=unserved)
         self.model = model
         self.created = int(time.time())
         self._told_usage = bool(body.stream_options and body.stream_options.include_usage)
@@ -67,16 +70,17 @@ class OpenAIAnswer(Answer[T]):
 
 
 class ChatAnswer(OpenAIAnswer[ChatChunk]):
-    """The answer of Chat Completions. ``logprobs``: the client asked for log probabilities."""
+    """The answer of Chat Completions."""
 
-    def __init__(self, model: str, body: SamplingBody, *, logprobs: bool) -> None:
-        super().__init__("chatcmpl", model, body)
-        self._logprobs = logprobs
+    def __init__(self, model: str, asked: Asked[ChatRequest]) -> None:
+        super().__init__("chatcmpl", model, asked.body, asked.unserved)
+        self._logprobs = bool(asked.body.logprobs)
 
     # --- a stream -------------------------------------------------------------------------------------------
 
     def started(self, reply: ReplyFold) -> Iterator[ChatChunk]:
-        yield self._chunk(ChunkChoice(index=reply.number, delta=Delta(role="assistant", content="")))
+        first = ChunkChoice(index=reply.number, delta=Delta(role="assistant", content=""))
+        yield self._chunk(first, unserved=self.unserved)
 
     def begun(self, reply: ReplyFold, part: ReplyPart) -> Iterator[ChatChunk]:
         if part.kind is PartKind.CALL:
@@ -119,6 +123,7 @@ class ChatAnswer(OpenAIAnswer[ChatChunk]):
             choices=list(map(self._choice, replies)),
             usage=usage_of(replies),
             kv=replies[0].receipt,
+            unserved=self.unserved,
         )
 
     def _choice(self, reply: ReplyFold) -> Choice:

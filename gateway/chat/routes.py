@@ -10,6 +10,7 @@ from ...sdk.frames.codec import decode_body
 from ...sessions.errors import PromptTooLong
 from ..access.auth import caller_of, refusing
 from ..answers import answered
+from ..clients import Asked, asked
 from ..documents.rows import RouteRow
 from ..live.requests import tools_of
 from ..net.bodies import IDS, PROMPTS, TEXT, json_answer
@@ -28,7 +29,7 @@ ROWS = (
         "POST",
         CHAT,
         "Reply to a conversation.",
-        request=frames.ChatRequest,
+        request=frames.ACCEPTED,
         response=frames.ChatCompletion,
         streamed=frames.ChatChunk,
         group="Chat Completions",
@@ -37,7 +38,7 @@ ROWS = (
         "POST",
         COMPLETIONS,
         "Continue prompts without a chat template.",
-        request=completions.CompletionRequest,
+        request=completions.ACCEPTED,
         response=completions.Completion,
         streamed=completions.Completion,
         group="Chat Completions",
@@ -81,13 +82,12 @@ class _ChatFace:
     async def chat(self, request: Request) -> Response:
         """Serve ``POST /v1/chat/completions``."""
         client, service = caller_of(request.scope), self._service
-        body, size = await service.read(
-            request, lambda data: decode_body(data, frames.REQUEST, frames.is_unserved)
-        )
+        given, size = await service.read(request, _chat)
+        body = given.body
         transcripts = await service.transcripts(body.model)
         bounds, sampling, most = transcripts.bounds, transcripts.sampling, transcripts.default_max_tokens
         ask = await service.aside(client.salt, size, lambda _: ask_of(body, bounds, sampling, most))
-        answer = ChatAnswer(body.model or service.model, body, logprobs=bool(body.logprobs))
+        answer = ChatAnswer(body.model or service.model, given)
         return await answered(service, request, client, transcripts, ask, answer)
 
     async def complete(self, request: Request) -> Response:
@@ -108,14 +108,14 @@ class _ChatFace:
     async def tokenize(self, request: Request) -> Response:
         """Serve ``POST /tokenize``: answer with the token ids of a text, or of a conversation's prompt."""
         client = caller_of(request.scope)
-        body, size = await self._service.read(
-            request, lambda data: decode_body(data, completions.TOKENIZE), TEXT
-        )
+        given, size = await self._service.read(request, _tokenize, TEXT)
+        body = given.body
         transcripts = await self._service.transcripts(body.model)
         text, special, context = body.prompt, body.add_special_tokens, transcripts.context
 
         def answer(ids: list[int]) -> Response:
-            return json_answer(completions.Tokenized(count=len(ids), max_model_len=context, tokens=ids))
+            told = completions.Tokenized(count=len(ids), max_model_len=context, tokens=ids)
+            return json_answer(told, headers=given.headers)
 
         if text is not None:
             return await self._service.aside(
@@ -143,3 +143,13 @@ class _ChatFace:
             size,
             lambda _: json_answer(completions.Detokenized(prompt=transcripts.raw_text(body.tokens))),
         )
+
+
+def _chat(data: bytes) -> Asked[frames.ChatRequest]:
+    return asked(
+        data, lambda left: decode_body(left, frames.REQUEST, frames.is_unserved), frames.UNSERVED_TOOLS
+    )
+
+
+def _tokenize(data: bytes) -> Asked[completions.TokenizeRequest]:
+    return asked(data, lambda left: decode_body(left, completions.TOKENIZE), frames.UNSERVED_TOOLS)

@@ -1,7 +1,8 @@
-"""Writes ``gateway/PROTOCOL.md`` from the types of the frames, the error table and the table of quotas.
+"""Writes ``gateway/PROTOCOL.md`` from the types of the frames, the error table and the table of quotas; and the
+table of the fields that have no effect into ``gateway/README.md``.
 
 Run ``python -m holdfast.gateway.cli.protocol`` after any of these, or a docstring of theirs, has changed. A
-test fails if the file is out of date.
+test fails if a file is out of date.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from msgspec.inspect import Field, StructType
 from ...sdk.frames import unserved
 from ...sdk.frames.client import ClientEvent, ClientFrame
 from ...sdk.frames.server import OwnFrame, ServerEvent, ServerFrame
+from .. import clients
 from ..access.quotas import CLIENT_QUOTAS, TENANT_QUOTAS, Quota, written
 from ..documents.schemas import fields_of, members_of, summary_of, tag_of, text_of
 from ..errors import TABLE, WireError
@@ -23,6 +25,8 @@ from ..realtime import response
 from .type_words import in_words
 
 PATH = Path(__file__).resolve().parents[1] / "PROTOCOL.md"
+README = PATH.parent / "README.md"
+_FIELDS = "<!-- Generated from `gateway/clients.py` by `python -m holdfast.gateway.cli.protocol`. -->"
 
 _BEGINNING = """\
 # The Realtime face on the wire
@@ -220,5 +224,12 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+def readme(text: str) -> str:
+    """The ``text`` of ``README.md`` with the table of fields without effect as it is now."""
+    head, mark, rest = text.partition(_FIELDS)
+    return "\n".join([head + mark, "", *clients.table(), rest[rest.index("\n\n", len("\n\n")) + 1 :]])
+
+
 if __name__ == "__main__":
     PATH.write_text(document())
+    README.write_text(readme(README.read_text()))

@@ -8,6 +8,7 @@ or writes, so they are refused by name. Unknown fields are refused.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -16,6 +17,7 @@ from msgspec import UNSET, Meta, UnsetType
 from ...sdk.frames.formats import MAX_DEPTH, too_deep, too_wide
 from ...sdk.frames.response import KVReceipt
 from ...sdk.frames.sampling import SamplingFields, sampling_fields
+from ..clients import MESSAGES, accepting
 
 MAX_MESSAGES = 100_000
 MAX_TOOLS = 1_000
@@ -32,10 +34,22 @@ REFUSED = frozenset(
     }
 )
 """Fields of the standard that are refused, by their path; ``[]`` stands for any index."""
-TOOLS = re.compile(
-    r"(advisor|bash|browser|code_execution|computer|mcp|memory|text_editor|tool_search|web_fetch|web_search)_\w+"
-)
-"""The types of tools that are refused: Anthropic's server runs them, or defines what the model sees of them."""
+
+
+class _Hosted:
+    """The types of tools that are left out: Anthropic's server runs them, or defines what the model sees of
+    them. Each has a date in its type."""
+
+    _names = (
+        "advisor|bash|browser|code_execution|computer|mcp|memory|text_editor|tool_search|web_fetch|web_search"
+    )
+    _form = re.compile(rf"({_names})_[a-z0-9_]{{1,32}}")
+
+    def __contains__(self, kind: object) -> bool:
+        return isinstance(kind, str) and self._form.fullmatch(kind) is not None
+
+
+UNSERVED_TOOLS = _Hosted()
 BLOCKS = frozenset(
     {
         "image",
@@ -242,12 +256,6 @@ class OutputConfig(_MessagesBody, kw_only=True, frozen=True):
     task_budget: None = None
 
 
-class Metadata(_MessagesBody, kw_only=True, frozen=True):
-    """The field ``metadata``. It has no effect."""
-
-    user_id: str | None = None
-
-
 def _check_schema(schema: dict[str, Any]) -> None:
     if too_deep(schema):
         raise ValueError(f"The schema nests deeper than {MAX_DEPTH} levels")
@@ -269,9 +277,7 @@ class MessagesConversation(_MessagesBody, kw_only=True, frozen=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = None
-    cache_control: CacheControl = None
     context_management: dict[str, Any] | None = None
-    speed: Literal["standard", "fast"] | None = None
     mcp_servers: Annotated[list[Any], Meta(max_length=0)] | None = None
     compaction: None = None
 
@@ -298,19 +304,10 @@ class MessagesRequest(
     forbid_unknown_fields=True,
     rename={"max_output_tokens": "max_tokens"},
 ):
-    """The body of ``POST /v1/messages``.
-
-    Without effect: ``cache_control``, ``context_management`` (the answer says that no edit was applied),
-    ``diagnostics``, ``fallbacks``, ``inference_geo``, ``metadata``, ``service_tier``, ``speed``.
-    """
+    """The body of ``POST /v1/messages``. ``context_management``: the answer says that no edit was applied."""
 
     max_output_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)]
     stream: bool | None = None
-    metadata: Metadata | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
-    diagnostics: dict[str, Any] | None = None
-    fallbacks: Any = None
-    inference_geo: str | None = None
     container: None = None
     thread: None = None
 
@@ -371,7 +368,8 @@ class EditsApplied(_Answered, kw_only=True, frozen=True):
 
 
 class MessageAnswer(_Answered, kw_only=True, frozen=True, tag_field="type", tag="message"):
-    """The answer to a request. In the first event of a stream it has no content and no stop reason yet."""
+    """The answer to a request. In the first event of a stream it has no content and no stop reason yet.
+    ``unserved``: the tools that were left out of the request (ours)."""
 
     id: str
     model: str
@@ -381,6 +379,7 @@ class MessageAnswer(_Answered, kw_only=True, frozen=True, tag_field="type", tag=
     stop_sequence: str | None = None
     role: str = "assistant"
     context_management: EditsApplied | UnsetType = UNSET
+    unserved: Sequence[str] | UnsetType = UNSET
 
 
 class TokenCount(_Answered, kw_only=True, frozen=True):
@@ -516,9 +515,10 @@ MessageEvent: TypeAlias = (
 """Any event of a stream."""
 
 
-REQUEST = msgspec.json.Decoder(MessagesRequest)
+ACCEPTED, COUNTED = accepting(MessagesRequest, MESSAGES), accepting(CountRequest, MESSAGES)
+REQUEST = msgspec.json.Decoder(ACCEPTED)
 """Decodes the body of ``POST /v1/messages``."""
-COUNT = msgspec.json.Decoder(CountRequest)
+COUNT = msgspec.json.Decoder(COUNTED)
 """Decodes the body of ``POST /v1/messages/count_tokens``."""
 
 
@@ -530,6 +530,4 @@ def is_unserved(path: str, value: Any) -> bool:
         return True
     if not isinstance(value, str):
         return False
-    if pattern.startswith("tools[]"):
-        return pattern == "tools[].type" and bool(TOOLS.fullmatch(value))
-    return pattern.endswith(".type") and value in BLOCKS
+    return not pattern.startswith("tools[]") and pattern.endswith(".type") and value in BLOCKS

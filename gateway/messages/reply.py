@@ -12,6 +12,7 @@ from msgspec import UNSET
 from ...sessions.conversation.items import new_id
 from ...sessions.turn.events import TokenScore
 from ..answers import Answer
+from ..clients import Asked
 from ..errors import messages_answer
 from ..live.reply import PartKind, ReplyEnding, ReplyFold, ReplyPart
 from ..net.bodies import sent_event
@@ -33,8 +34,9 @@ class MessageReply(Answer[frames.MessageStreamEvent]):
 
     PING = sent_event(frames.Ping(), "ping")
 
-    def __init__(self, body: frames.MessagesRequest, request_id: str) -> None:
-        super().__init__(new_id("msg"), streamed=bool(body.stream), headers={"request-id": request_id})
+    def __init__(self, asked: Asked[frames.MessagesRequest], request_id: str) -> None:
+        body, headers = asked.body, {"request-id": request_id}
+        super().__init__(new_id("msg"), streamed=bool(body.stream), headers=headers, unserved=asked.unserved)
         self._request_id = request_id
         self._model = body.model
         thinking = body.thinking
@@ -125,6 +127,7 @@ class MessageReply(Answer[frames.MessageStreamEvent]):
             stop_reason=None if ending is None else ending.stop_reason,
             stop_sequence=None if ending is None else ending.stop_sequence,
             context_management=UNSET if ending is None else self._edits,
+            unserved=self.unserved,
         )
 
 

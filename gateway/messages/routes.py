@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -13,6 +14,7 @@ from ...sdk.errors import FieldUnsupported
 from ...sdk.frames.codec import decode_body
 from ..access.auth import MESSAGES, REQUEST, TurnCaller, caller_of, refusing
 from ..answers import answered
+from ..clients import Asked, asked
 from ..documents.rows import RouteRow
 from ..errors import ThreadsNotServed
 from ..live.transcripts import Transcripts
@@ -31,7 +33,7 @@ ROWS = (
         "POST",
         MESSAGES,
         "Reply to a conversation.",
-        request=frames.MessagesRequest,
+        request=frames.ACCEPTED,
         response=frames.MessageAnswer,
         streamed=frames.MessageEvent,
         refused=frames.MessagesError,
@@ -41,7 +43,7 @@ ROWS = (
         "POST",
         COUNT,
         "Count the tokens of a conversation's prompt.",
-        request=frames.CountRequest,
+        request=frames.COUNTED,
         response=frames.TokenCount,
         refused=frames.MessagesError,
         group="Anthropic Messages",
@@ -64,23 +66,25 @@ class _MessagesFace:
     async def create(self, request: Request) -> Response:
         """Serve ``POST /v1/messages``: run the turn and answer with the reply, or with a stream."""
         client = caller_of(request.scope)
-        body, size = await self._read(request, frames.REQUEST)
+        given, size = await self._read(request, frames.REQUEST)
+        body = given.body
         transcripts = await self._service.transcripts(body.model)
         prompt = None
         if begun(body):
             prompt = tuple(await self._begun_prompt(transcripts, client, body, size))
         bounds, sampling = transcripts.bounds, transcripts.sampling
         ask = await self._service.aside(client.salt, size, lambda _: ask_of(body, bounds, sampling, prompt))
-        answer = MessageReply(body, request.scope[REQUEST])
+        answer = MessageReply(given, request.scope[REQUEST])
         return await answered(self._service, request, client, transcripts, ask, answer)
 
     async def count(self, request: Request) -> Response:
         """Serve ``POST /v1/messages/count_tokens``: answer with the number of tokens of a conversation's
         prompt."""
-        body, size = await self._read(request, frames.COUNT)
+        given, size = await self._read(request, frames.COUNT)
+        body = given.body
         transcripts = await self._service.transcripts(body.model)
         ids = await self._begun_prompt(transcripts, caller_of(request.scope), body, size)
-        headers = {"request-id": request.scope[REQUEST]}
+        headers = {"request-id": request.scope[REQUEST], **given.headers}
         return json_answer(frames.TokenCount(input_tokens=len(ids)), headers=headers)
 
     async def _begun_prompt(
@@ -102,11 +106,10 @@ class _MessagesFace:
         transcript = await self._service.aside(client.salt, size, lambda _: transcript_of(body))
         return await transcripts.prompt_tokens(client, transcript, text)
 
-    async def _read(self, request: Request, decoder: msgspec.json.Decoder[_T]) -> tuple[_T, int]:
+    async def _read(self, request: Request, decoder: msgspec.json.Decoder[_T]) -> tuple[Asked[_T], int]:
+        decode = partial(decode_body, decoder=decoder, unserved=frames.is_unserved)
         try:
-            return await self._service.read(
-                request, lambda data: decode_body(data, decoder, frames.is_unserved)
-            )
+            return await self._service.read(request, lambda data: asked(data, decode, frames.UNSERVED_TOOLS))
         except FieldUnsupported as error:
             if error.param == "thread":
                 raise ThreadsNotServed("`thread` is not served: send the whole conversation") from None

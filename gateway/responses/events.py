@@ -3,6 +3,7 @@ the answers of the other routes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -11,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from ...sdk.frames.formats import AnyText, JsonObject, JsonSchema, ToolChoice
 from ...sdk.frames.response import KVReceipt
 from ..live.reply import ScoredToken
-from .frames import OfferedFunction
+from .frames import OfferedFunction, OfferedNamespace
 from .items import KeptItem, KeptPart
 
 ResponseState: TypeAlias = Literal["queued", "in_progress", "completed", "cancelled", "incomplete", "failed"]
@@ -69,7 +70,8 @@ class ReplyTextSettings(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ResponseObject(msgspec.Struct, kw_only=True, frozen=True):
-    """A response, as answers and events show it. ``kv``: where the prompt's KV came from (ours)."""
+    """A response, as answers and events show it. ``kv``: where the prompt's KV came from (ours). ``unserved``:
+    the tools that were left out of the request (ours)."""
 
     id: str
     created_at: int
@@ -99,10 +101,11 @@ class ResponseObject(msgspec.Struct, kw_only=True, frozen=True):
     temperature: float = 0.0
     text: ReplyTextSettings = ReplyTextSettings()
     tool_choice: ToolChoice = "auto"
-    tools: list[OfferedFunction] = []
+    tools: list[OfferedFunction | OfferedNamespace] = []
     top_logprobs: int = 0
     top_p: float = 1.0
     truncation: Literal["auto", "disabled"] = "disabled"
+    unserved: Sequence[str] | UnsetType = UNSET
     usage: ResponseUsage | None = None
     user: str | None = None
 

@@ -22,6 +22,7 @@ from ...sessions.stored import StoredObject
 from ...sessions.workers import Stopped
 from ..access.auth import TurnCaller
 from ..answers import check
+from ..clients import Asked
 from ..errors import ConversationUnknown, PreviousResponseUnknown, ResponseUnknown
 from ..live.reply import PartKind
 from ..live.requests import tools_of
@@ -37,6 +38,7 @@ from .translate import (
     ask_of,
     check_create,
     compaction_of,
+    functions_in,
     kept_items,
     named_by,
     response_of,
@@ -105,14 +107,14 @@ class ResponsesFace:
     async def begin(
         self,
         client: TurnCaller,
-        body: frames.CreateBody,
+        asked: Asked[frames.CreateBody],
         *,
         streamed: bool,
         generate: bool = True,
         local: LocalResponses | None = None,
         steers: Sequence[GivenItem] = (),
     ) -> RunningResponse:
-        """Begin the response that ``body`` asks for. It runs to its end by itself. ``streamed``: its events are
+        """Begin the response that is asked for. It runs to its end by itself. ``streamed``: its events are
         read while it runs. ``generate`` false: prefill its prompt and write nothing. ``local``: the unstored
         responses that the client's connection remembers. ``steers``: further input items, from
         `response.steer`, which go before those of the body.
@@ -120,6 +122,7 @@ class ResponsesFace:
         Raises ``FieldInvalid``, ``PreviousResponseUnknown``, ``ConversationUnknown``, ``ConversationBusy`` and
         what `Transcripts.turn` raises: before anything was computed.
         """
+        body = asked.body
         check_create(body)
         transcripts = await self.service.transcripts(body.model)
         if body.stored:
@@ -129,16 +132,16 @@ class ResponsesFace:
         given = await self._given(client, body.input, response_id, past.items, steers)
         bounds, sampling, most = transcripts.bounds, transcripts.sampling, transcripts.default_max_tokens
 
-        def asked(_: Stopped) -> Ask:
+        def ask_for(_: Stopped) -> Ask:
             items, first = [*past.items, *given], len(past.items) + len(steers)
-            transcript = transcript_of(body.instructions, tools_of(body.tools), items, first)
+            transcript = transcript_of(body.instructions, tools_of(functions_in(body.tools)), items, first)
             named = named_by(body, transcript, response_id)
             return ask_of(body, named, bounds, sampling, most, streamed=streamed)
 
         size = ITEM_BYTES * (len(past.items) + len(given))
-        ask = await self.service.aside(client.salt, size, asked)
+        ask = await self.service.aside(client.salt, size, ask_for)
         model = body.model or self.service.model
-        begun = response_of(body, response_id, model, int(time.time()), ask.request)
+        begun = response_of(asked, response_id, model, int(time.time()), ask.request)
         if not generate:
             ask = ask.prefilling()
         if body.conversation_id is not None:
@@ -328,7 +331,9 @@ class ResponsesFace:
         transcript = await self.service.aside(
             client.salt,
             ITEM_BYTES * len(items),
-            lambda _: transcript_of(body.instructions, tools_of(body.tools), items, len(past.items)),
+            lambda _: transcript_of(
+                body.instructions, tools_of(functions_in(body.tools)), items, len(past.items)
+            ),
         )
         return CountedInput(input_tokens=len(await transcripts.prompt_tokens(client, transcript)))
 

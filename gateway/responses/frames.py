@@ -26,6 +26,7 @@ from ...sdk.frames.formats import (
 )
 from ...sdk.frames.response import Metadata
 from ...sdk.frames.sampling import SamplingFields
+from ..clients import RESPONSES, Asked, accepting, asked
 from .items import UNSERVED_ITEMS, UNSERVED_PARTS, GivenItem, GivenItems, Id, tag_items
 
 T = TypeVar("T")
@@ -41,6 +42,8 @@ UNSERVED = frozenset(
         "prompt",
         "tools[].async",
         "tools[].defer_loading",
+        "tools[].tools[].async",
+        "tools[].tools[].defer_loading",
         "prompt_cache_options.comparison_response_id",
     }
 )
@@ -57,7 +60,6 @@ UNSERVED_TOOLS = frozenset(
         "image_generation",
         "local_shell",
         "mcp",
-        "namespace",
         "programmatic_tool_calling",
         "shell",
         "tool_search",
@@ -67,6 +69,8 @@ UNSERVED_TOOLS = frozenset(
         "web_search_preview_2025_03_11",
     }
 )
+"""The types of tools that are left out, because the server cannot run them, or has no call for them; those of a
+``tool_choice`` are refused."""
 UNSERVED_VALUES = {
     "input[].type": UNSERVED_ITEMS,
     "items[].type": UNSERVED_ITEMS,
@@ -74,8 +78,8 @@ UNSERVED_VALUES = {
     "items[].content[].type": UNSERVED_PARTS,
     "input[].output[].type": UNSERVED_PARTS,
     "items[].output[].type": UNSERVED_PARTS,
-    "tools[].type": UNSERVED_TOOLS,
-    "tool_choice.type": UNSERVED_TOOLS,
+    "tools[].tools[].type": UNSERVED_TOOLS,
+    "tool_choice.type": UNSERVED_TOOLS | {"namespace"},
     "tool_choice.tools[].type": UNSERVED_TOOLS,
 }
 
@@ -107,6 +111,18 @@ class OfferedFunction(FunctionTool, kw_only=True, frozen=True, omit_defaults=Fal
         super().__post_init__()
         if any(too_deep(one) or too_wide(one) for one in (self.output_schema, self.allowed_callers)):
             raise ValueError("A field nests too deep, or holds an integer of more than 64 bits")
+
+
+class OfferedNamespace(_RequestPart, tag_field="type", tag="namespace", kw_only=True, frozen=True):
+    """Functions that the model may call by ``NAMESPACE.NAME``; a call of one has the field ``namespace``. The
+    description is read with that of the first function."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
+    tools: Annotated[list[OfferedFunction], Meta(max_length=MAX_TOOLS)]
+    description: str | None = None
+
+
+OfferedTools: TypeAlias = Annotated[list[OfferedFunction | OfferedNamespace], Meta(max_length=MAX_TOOLS)]
 
 
 class ReplyText(_RequestPart, kw_only=True, frozen=True):
@@ -144,10 +160,8 @@ class PromptCaching(_RequestPart, kw_only=True, frozen=True):
 class CreateBody(SamplingFields, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """The body of ``POST /v1/responses``.
 
-    ``prompt_cache_key`` leads to the session that had it last, if the conversation continues that one. Without
-    effect: ``user``, ``service_tier``, ``safety_identifier``, ``prompt_cache_retention``, ``reasoning``,
-    ``max_tool_calls`` (it bounds built-in tools). Ours, beside the sampling fields: ``ignore_eos``, as Chat
-    Completions have it.
+    ``prompt_cache_key`` leads to the session that had it last, if the conversation continues that one. Ours,
+    beside the sampling fields: ``ignore_eos``, as Chat Completions have it.
     """
 
     model: str | None = None
@@ -155,7 +169,7 @@ class CreateBody(SamplingFields, kw_only=True, frozen=True, forbid_unknown_field
     instructions: str | None = None
     previous_response_id: Id | None = None
     conversation: str | ConversationName | None = None
-    tools: Annotated[list[OfferedFunction], Meta(max_length=MAX_TOOLS)] | None = None
+    tools: OfferedTools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: ReplyText | None = None
@@ -167,13 +181,10 @@ class CreateBody(SamplingFields, kw_only=True, frozen=True, forbid_unknown_field
     stream: bool | None = None
     stream_options: StreamChoice | None = None
     prompt_cache_options: PromptCaching | None = None
-    reasoning: Any = None
     max_tool_calls: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     user: str | None = None
-    service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
     ignore_eos: bool | None = None
 
     @property
@@ -197,8 +208,6 @@ class CompactBody(_RequestPart, kw_only=True, frozen=True):
     previous_response_id: Id | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: PromptCaching | None = None
-    prompt_cache_retention: str | None = None
-    service_tier: str | None = None
 
 
 class CountBody(_RequestPart, kw_only=True, frozen=True):
@@ -210,10 +219,9 @@ class CountBody(_RequestPart, kw_only=True, frozen=True):
     instructions: str | None = None
     previous_response_id: Id | None = None
     conversation: str | ConversationName | None = None
-    tools: Annotated[list[OfferedFunction], Meta(max_length=MAX_TOOLS)] | None = None
+    tools: OfferedTools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning: Any = None
     text: ReplyText | None = None
     truncation: Literal["auto", "disabled"] | None = None
 
@@ -277,17 +285,21 @@ class LaneCancel(_RequestPart, kw_only=True, frozen=True, tag_field="type", tag=
 
 LaneEvent: TypeAlias = LaneCreate | LaneSteer | LaneCancel
 
+CREATE, COMPACT = accepting(CreateBody, RESPONSES), accepting(CompactBody, RESPONSES)
+COUNT = accepting(CountBody, RESPONSES)
+LANE: Any = accepting(LaneCreate, RESPONSES) | LaneSteer | LaneCancel
+"""The bodies, and the events of a WebSocket, with the fields that have no effect."""
 
-def decoded(data: bytes | str, form: type[T]) -> T:
-    """Decode a body or a frame as ``form``. Raises a `FrameError` that names the wrong field."""
-    return decode_prepared(data, form, _prepare, is_unserved)
+
+def decoded(data: bytes, form: type[T]) -> Asked[T]:
+    """Decode a body as ``form``, without the tools that are not served. Raises a `FrameError` that names the
+    wrong field."""
+    return asked(data, lambda left: decode_prepared(left, form, _prepare, is_unserved), UNSERVED_TOOLS)
 
 
-def decoded_event(data: bytes | str) -> LaneEvent:
+def decoded_event(data: bytes) -> Asked[LaneEvent]:
     """Decode the event in a frame of a WebSocket. Raises a `FrameError` that names the wrong field."""
-    form: Any = LaneEvent
-    event: LaneEvent = decoded(data, form)
-    return event
+    return decoded(data, LANE)
 
 
 def _prepare(whole: Any) -> None:

@@ -72,27 +72,28 @@ class GivenMessage(_Given, tag_field="type", tag="message", kw_only=True, frozen
 
 
 class GivenCall(_Given, tag_field="type", tag="function_call", kw_only=True, frozen=True):
-    """A tool call of the model that a client sends back."""
+    """A tool call of the model that a client sends back. ``namespace``: that of the function, if it has one."""
 
     call_id: CallId
     name: CallId
     arguments: str
     id: Id | None = None
     status: ItemStatus | None = None
-    namespace: None = None
+    namespace: CallId | None = None
     caller: Any = None
     created_by: str | None = None
 
 
 class GivenOutput(_Given, tag_field="type", tag="function_call_output", kw_only=True, frozen=True):
-    """The output of a tool, for the call with the id ``call_id``."""
+    """The output of a tool, for the call with the id ``call_id``. Its name and namespace have no effect: the
+    call has them."""
 
     call_id: CallId
     output: GivenParts
     id: Id | None = None
     status: ItemStatus | None = None
     name: str | None = None
-    namespace: None = None
+    namespace: str | None = None
     caller: Any = None
     created_by: str | None = None
 
@@ -169,6 +170,11 @@ def tag_items(items: Any) -> None:
             item["type"] = "message" if "role" in item or "content" in item else "item_reference"
 
 
+def whole_name(namespace: str, name: str) -> str:
+    """The name by which a model calls a function of a namespace."""
+    return f"{namespace}.{name}"
+
+
 # --- told and stored ----------------------------------------------------------------------------------------
 
 
@@ -211,13 +217,19 @@ class KeptMessage(msgspec.Struct, tag_field="type", tag="message", kw_only=True,
 
 
 class KeptCall(msgspec.Struct, tag_field="type", tag="function_call", kw_only=True, frozen=True):
-    """A tool call of the model."""
+    """A tool call of the model. ``namespace``: that of the function, if it has one."""
 
     id: str
     call_id: str
     name: str
     arguments: str
     status: ItemStatus = "completed"
+    namespace: str | UnsetType = UNSET
+
+    @property
+    def called(self) -> str:
+        """The function's whole name, by which the model calls it."""
+        return self.name if self.namespace is UNSET else whole_name(self.namespace, self.name)
 
 
 class KeptOutput(msgspec.Struct, tag_field="type", tag="function_call_output", kw_only=True, frozen=True):

@@ -44,6 +44,7 @@ from .events import (
     ResponseUsage,
     Unfinished,
 )
+from .frames import OfferedNamespace
 from .items import (
     ItemStatus,
     KeptCall,
@@ -52,6 +53,7 @@ from .items import (
     KeptOutputText,
     KeptReasoning,
     KeptReasoningText,
+    whole_name,
 )
 
 Cuts: TypeAlias = list[list[tuple[int, int]]]
@@ -84,6 +86,12 @@ class ResponseReply(Telling[ResponseStreamEvent]):
 
     def __init__(self, begun: ResponseObject, inputs: int) -> None:
         self.response = begun
+        self._namespaces = {
+            whole_name(space.name, function.name): space.name
+            for space in begun.tools
+            if isinstance(space, OfferedNamespace)
+            for function in space.tools
+        }
         self.cuts: Cuts = []
         self._inputs = inputs
         self._number = 0
@@ -126,7 +134,11 @@ class ResponseReply(Telling[ResponseStreamEvent]):
             case PartKind.REASONING:
                 item = KeptReasoning(id=self._id("rs"))
             case PartKind.CALL:
-                item = KeptCall(id=self._id("fc"), call_id=part.call_id, name=part.name, arguments="")
+                space = self._namespaces.get(part.name, UNSET)
+                name = part.name if space is UNSET else part.name.removeprefix(whole_name(space, ""))
+                item = KeptCall(
+                    id=self._id("fc"), call_id=part.call_id, name=name, arguments="", namespace=space
+                )
         self._items.append(item)
         self.cuts.append([])
         yield self._item("added", replace(item, status="in_progress"))
@@ -249,7 +261,7 @@ def _events(item: KeptItem, cut: Sequence[tuple[int, int]]) -> Iterator[ReplyEve
         case KeptReasoning(content=content):
             for text, _ in _pieces(content[0].text, cut):
                 yield ReplyReasoningDelta(text)
-        case KeptCall(call_id=call_id, name=name, arguments=arguments, status=status):
+        case KeptCall(call_id=call_id, called=name, arguments=arguments, status=status):
             yield ReplyCallStarted(item.id, call_id, name)
             for text, _ in _pieces(arguments, cut):
                 yield ReplyArgumentsDelta(item.id, call_id, text)

@@ -18,6 +18,7 @@ from ...kvstore.slices import sliced
 from ...sdk.errors import FieldInvalid
 from ...sessions.errors import TurnFailed
 from ..access.auth import Endpoint, caller_of, identity_of, refusal, refusing
+from ..clients import Asked
 from ..documents.rows import RouteRow, SocketRow
 from ..net.bodies import DONE, EventStream, json_answer, while_connected
 from ..net.channel import SERVE, SocketChannel
@@ -96,7 +97,7 @@ ROWS = (
         "POST",
         RESPONSES,
         "Reply to an input, or continue a stored response or a conversation.",
-        frames.CreateBody,
+        frames.CREATE,
         ResponseObject,
         streamed=ResponseStreamEvent,
     ),
@@ -104,10 +105,10 @@ ROWS = (
         "POST",
         f"{RESPONSES}/compact",
         "Shorten a context by a summary.",
-        frames.CompactBody,
+        frames.COMPACT,
         CompactionResult,
     ),
-    _row("POST", f"{RESPONSES}/input_tokens", "Count a prompt's tokens.", frames.CountBody, CountedInput),
+    _row("POST", f"{RESPONSES}/input_tokens", "Count a prompt's tokens.", frames.COUNT, CountedInput),
     _row(
         "GET",
         _ONE,
@@ -140,7 +141,7 @@ ROWS = (
 SOCKET = SocketRow(
     RESPONSES,
     "Responses in lanes",
-    receives=frames.LaneEvent,
+    receives=frames.LANE,
     sends=ResponseChanged
     | OutputItemEvent
     | ContentPartEvent
@@ -201,14 +202,15 @@ class _Responses:
         """Serve ``POST /v1/responses``: begin the response, and answer with it when it has ended, with its
         stream, or, if it runs in the background, before it has ended."""
         face = self._face
-        body = await _body(face, request, frames.CreateBody)
+        asked = await _asked(face, request, frames.CREATE)
+        body = asked.body
         streamed = bool(body.stream)
         caching = body.prompt_cache_options
         generate = not (caching is not None and caching.prewarm)
         running = await face.begin(
-            caller_of(request.scope), body, streamed=streamed or bool(body.background), generate=generate
+            caller_of(request.scope), asked, streamed=streamed or bool(body.background), generate=generate
         )
-        headers = {"x-request-id": running.response.id}
+        headers = {"x-request-id": running.response.id, **asked.headers}
         if streamed:
             events = _sent(running.events(asker=True))
             left = partial(self._left, running, background=bool(body.background))
@@ -285,13 +287,14 @@ class _Responses:
 
     async def compact(self, request: Request) -> Response:
         """Serve ``POST /v1/responses/compact``: answer with a summary in place of a conversation."""
-        body = await _body(self._face, request, frames.CompactBody)
-        return json_answer(await self._face.compact(caller_of(request.scope), body))
+        asked = await _asked(self._face, request, frames.COMPACT)
+        return json_answer(await self._face.compact(caller_of(request.scope), asked.body))
 
     async def count(self, request: Request) -> Response:
         """Serve ``POST /v1/responses/input_tokens``: answer with the number of a prompt's tokens."""
-        body = await _body(self._face, request, frames.CountBody)
-        return json_answer(await self._face.count(caller_of(request.scope), body))
+        asked = await _asked(self._face, request, frames.COUNT)
+        counted = await self._face.count(caller_of(request.scope), asked.body)
+        return json_answer(counted, headers=asked.headers)
 
 
 class _Conversations:
@@ -300,7 +303,7 @@ class _Conversations:
 
     async def create(self, request: Request) -> Response:
         """Serve ``POST /v1/conversations``: begin a conversation."""
-        body = await _body(self._face, request, frames.ConversationBody)
+        body = (await _asked(self._face, request, frames.ConversationBody)).body
         return json_answer(await self._face.make_conversation(caller_of(request.scope), body))
 
     async def retrieve(self, request: Request) -> Response:
@@ -310,7 +313,7 @@ class _Conversations:
 
     async def change(self, request: Request) -> Response:
         """Serve ``POST /v1/conversations/{id}``: replace the metadata."""
-        body = await _body(self._face, request, frames.ConversationChange)
+        body = (await _asked(self._face, request, frames.ConversationChange)).body
         name = request.path_params["conversation_id"]
         return json_answer(await self._face.change_conversation(caller_of(request.scope), name, body))
 
@@ -328,7 +331,7 @@ class _Conversations:
 
     async def add(self, request: Request) -> Response:
         """Serve ``POST /v1/conversations/{id}/items``: add items and answer with them."""
-        body = await _body(self._face, request, frames.ConversationItems)
+        body = (await _asked(self._face, request, frames.ConversationItems)).body
         name = request.path_params["conversation_id"]
         added = await self._face.add_items(caller_of(request.scope), name, body.items)
         return json_answer(ItemPage(data=added, first_id=added[0].id, last_id=added[-1].id, has_more=False))
@@ -348,9 +351,9 @@ class _Conversations:
         return json_answer(await self._face.remove_item(client, path["conversation_id"], path["item_id"]))
 
 
-async def _body(face: ResponsesFace, request: Request, form: type[T]) -> T:
-    body, _ = await face.service.read(request, lambda data: frames.decoded(data or b"{}", form))
-    return body
+async def _asked(face: ResponsesFace, request: Request, form: type[T]) -> Asked[T]:
+    asked, _ = await face.service.read(request, lambda data: frames.decoded(data or b"{}", form))
+    return asked
 
 
 async def _sent(batches: AsyncIterator[list[LoggedEvent]]) -> AsyncIterator[bytes]:

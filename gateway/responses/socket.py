@@ -26,6 +26,7 @@ from ...sdk.frames.codec import checked
 from ...sessions.conversation.items import new_id
 from ...sessions.turn.events import EndReason
 from ..access.auth import ClientIdentity
+from ..clients import Asked
 from ..errors import (
     Draining,
     NothingToCancel,
@@ -100,7 +101,7 @@ class ResponsesSocket:
         self._face = face
         self._limits = face.limits
         self._local = LocalResponses()
-        self._lanes: dict[str | None, deque[LaneCreate]] = {}  # what waits, by lane
+        self._lanes: dict[str | None, deque[Asked[LaneCreate]]] = {}  # what waits, by lane
         self._works: dict[str | None, asyncio.Task[None]] = {}  # what serves each lane
         self._others: set[asyncio.Task[None]] = set()
         self._in_flight = 0
@@ -173,11 +174,11 @@ class ResponsesSocket:
         while True:
             frame = await self._channel.receive()
             try:
-                event = decoded_event(checked(frame, self._limits.frame_bytes))
+                asked = decoded_event(checked(frame, self._limits.frame_bytes))
             except FrameError as error:
                 await self._refuse_frame(frame, error)
             else:
-                self._take(event)
+                self._take(asked)
             await self.outbox.room()
 
     async def _refuse_frame(self, frame: bytes | str, error: FrameError) -> None:
@@ -195,17 +196,17 @@ class ResponsesSocket:
                     await self.outbox.emptied()
             raise _SocketEnd(wire_error(TooManyInvalid())) from None
 
-    def _take(self, event: LaneEvent) -> None:
-        match event:
+    def _take(self, asked: Asked[LaneEvent]) -> None:
+        match event := asked.body:
             case LaneCreate():
-                self._enqueue(event)
+                self._enqueue(Asked(event, asked.unserved))
             case LaneSteer():
                 self._steer(event)
             case LaneCancel():
                 self._cancel(event)
 
-    def _enqueue(self, request: LaneCreate) -> None:
-        lane = request.stream_id
+    def _enqueue(self, asked: Asked[LaneCreate]) -> None:
+        lane = asked.body.stream_id
         try:
             if self._in_flight >= IN_FLIGHT:
                 raise TooManyRequests(f"This socket has {IN_FLIGHT} requests in flight; it may have no more")
@@ -217,7 +218,7 @@ class ResponsesSocket:
             self._tell_error(error, lane)
             return
         self._in_flight += 1
-        self._lanes.setdefault(lane, deque()).append(request)
+        self._lanes.setdefault(lane, deque()).append(asked)
         if lane not in self._works:
             self._works[lane] = asyncio.create_task(self._serve_lane(lane))
 
@@ -239,23 +240,24 @@ class ResponsesSocket:
         waiting = self._lanes[lane]
         try:
             while waiting:
-                request = waiting.popleft()
+                asked = waiting.popleft()
                 try:
-                    await self._serve(request)
+                    await self._serve(asked)
                 finally:
                     self._in_flight -= 1
         finally:
             del self._works[lane]
 
-    async def _serve(self, request: LaneCreate) -> None:
+    async def _serve(self, asked: Asked[LaneCreate]) -> None:
         """Serve one request, and after it the successors of its response, as long as `response.steer` events
         give these more input."""
+        request = asked.body
         before = self._owed.pop(request.previous_response_id or "", None)
         steers = [] if before is None else before.steers
         try:
             if request.background:
                 raise FieldInvalid("`background` is not served over a WebSocket", "background")
-            running = await self._begin(request, steers)
+            running = await self._begin(asked, steers)
         except Exception as error:
             self._local.evict(request.previous_response_id)
             self._tell_error(error, request.stream_id)
@@ -279,18 +281,19 @@ class ResponsesSocket:
                 return
             request = replace(request, input=None, previous_response_id=response.id)
             try:
-                running = await self._begin(request, served.steers)
+                running = await self._begin(Asked(request, asked.unserved), served.steers)
             except Exception as error:
                 log_refusal("", error)
                 self._fail_steers(served.steers, response.id, request.stream_id, error)
                 return
 
-    async def _begin(self, request: LaneCreate, steers: Sequence[_Steer]) -> RunningResponse:
+    async def _begin(self, asked: Asked[LaneCreate], steers: Sequence[_Steer]) -> RunningResponse:
+        request = asked.body
         caching = request.prompt_cache_options
         silent = request.generate is False or (caching is not None and bool(caching.prewarm))
         items = [item for steer in steers for item in steer.items]
         return await self._face.begin(
-            self.client.caller, request, streamed=True, generate=not silent, local=self._local, steers=items
+            self.client.caller, asked, streamed=True, generate=not silent, local=self._local, steers=items
         )
 
     async def _tell(self, running: RunningResponse, request: LaneCreate) -> _Served:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 from msgspec import UNSET
 
 from ...sdk.errors import FieldInvalid, FieldMissing
@@ -23,6 +24,7 @@ from ...sessions.conversation.items import (
     new_id,
 )
 from ...sessions.turn.request import RequestBounds, Truncation, TurnRequest
+from ..clients import Asked
 from ..live.requests import CallChoice, grammar_of, sampling_of
 from ..live.sessions import Transcript, cache_key
 from ..live.transcripts import Ask
@@ -46,6 +48,7 @@ from .items import (
     KeptOutput,
     KeptOutputText,
     KeptReasoning,
+    whole_name,
 )
 
 SUMMARY_HEADING = "Summary of the conversation so far:\n"
@@ -93,7 +96,13 @@ def _kept(
             text = KeptInputText(text=text_of(content))
             return KeptMessage(id=item.id or name("msg"), role=role, content=[text])
         case GivenCall(call_id=call_id, name=called, arguments=arguments):
-            return KeptCall(id=item.id or name("fc"), call_id=call_id, name=called, arguments=arguments)
+            return KeptCall(
+                id=item.id or name("fc"),
+                call_id=call_id,
+                name=called,
+                arguments=arguments,
+                namespace=item.namespace or UNSET,
+            )
         case GivenOutput(call_id=call_id, output=output):
             return KeptOutput(id=item.id or name("fco"), call_id=call_id, output=text_of(output))
         case GivenReasoning():
@@ -151,7 +160,7 @@ def transcript_of(
             case KeptMessage(role=role):
                 plain: Role = "system" if role == "developer" else role
                 told.append(Message(id=new_id("item"), role=plain, text=item.text))
-            case KeptCall(call_id=call_id, name=name, arguments=arguments):
+            case KeptCall(call_id=call_id, called=name, arguments=arguments):
                 open_calls.add(call_id)
                 told.append(FunctionCall(id=new_id("item"), call_id=call_id, name=name, arguments=arguments))
             case KeptOutput(call_id=call_id, output=output):
@@ -180,6 +189,22 @@ def open_calls(items: Sequence[KeptItem]) -> list[KeptCall]:
     """The tool calls among these items for which there is no output among them."""
     answered = {item.call_id for item in items if isinstance(item, KeptOutput)}
     return [item for item in items if isinstance(item, KeptCall) and item.call_id not in answered]
+
+
+def functions_in(
+    tools: Sequence[frames.OfferedFunction | frames.OfferedNamespace] | None,
+) -> Iterator[frames.OfferedFunction]:
+    """The functions among the tools of a body: those of a namespace by their whole names, the first of them
+    with the description of the namespace before its own."""
+    for offered in tools or ():
+        if isinstance(offered, frames.OfferedFunction):
+            yield offered
+            continue
+        heading = offered.description
+        for inner in offered.tools:
+            text = "\n\n".join(filter(None, (heading, inner.description)))
+            yield msgspec.structs.replace(inner, name=whole_name(offered.name, inner.name), description=text)
+            heading = None
 
 
 # --- requests -----------------------------------------------------------------------------------------------
@@ -254,10 +279,11 @@ def summary_ask(transcript: Transcript, bounds: RequestBounds, defaults: Mapping
 
 
 def response_of(
-    body: frames.CreateBody, response_id: str, model: str, created_at: int, request: TurnRequest
+    asked: Asked[frames.CreateBody], response_id: str, model: str, created_at: int, request: TurnRequest
 ) -> ResponseObject:
     """The response object to a body, as it is when the response begins. ``request``: its turn, which has the
     sampling values in force."""
+    body = asked.body
     conversation = body.conversation_id
     top = body.top_logprobs
     drawn = request.sampling
@@ -287,5 +313,6 @@ def response_of(
         top_logprobs=top if isinstance(top, int) else 0,
         top_p=drawn.top_p,
         truncation=body.truncation or "disabled",
+        unserved=asked.unserved or UNSET,
         user=body.user,
     )

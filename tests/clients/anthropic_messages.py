@@ -214,11 +214,12 @@ class Calls:
         picture: Any = {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1/x.png"}}
         hello = [user("Hi")]
         search: Any = {"type": "web_search_20250305", "name": "web_search", "max_uses": 1}
+        forced: Any = {"type": "tool", "name": "web_search"}
         stranger = Anthropic(base_url=self.url, api_key="wrong", max_retries=0)
         create = self.client.messages.create
         told: dict[str, Callable[[], Any]] = {
             "picture": lambda: create(messages=[{"role": "user", "content": [picture]}], **self.asked),
-            "server tool": lambda: create(messages=hello, tools=[search], **self.asked),
+            "server tool": lambda: create(messages=hello, tools=[search], tool_choice=forced, **self.asked),
             "no tokens": lambda: create(model=self.model, max_tokens=0, messages=hello),
             "no such model": lambda: create(model="nothing", max_tokens=9, messages=hello),
             "model": lambda: self.client.models.retrieve("nothing"),

@@ -13,7 +13,7 @@ import os
 import shutil
 import subprocess
 from collections import defaultdict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +44,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """Counts the calls to the servers that the test starts."""
+def calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
+    """Counts the calls to the servers that the test starts. At its end, the client must have sent the fields
+    that the table of ignored fields says it sends."""
     counted = request.node.stash[COUNTED] = Calls()
     build_app = server.build_app
     monkeypatch.setattr(server, "build_app", lambda service: counted.around(build_app(service)))
-    return counted
+    yield counted
+    client = request.node.get_closest_marker("client")
+    if client is not None:
+        assert not counted.unsent(client.args[0]), "the table in gateway/clients.py says that it sends these"
 
 
 @pytest.hookimpl(wrapper=True)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.gateway.clients import Asked
 from holdfast.gateway.live.reply import SILENT, ReplyFold
 from holdfast.gateway.messages import frames
 from holdfast.gateway.messages.reply import MessageReply, signature_of
@@ -36,7 +37,7 @@ def done(reason: EndReason = EndReason.STOP, stopped_by: str | None = None, **us
 
 def reply_to(**fields: Any) -> MessageReply:
     body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "x"}], **fields}
-    return MessageReply(frames.REQUEST.decode(msgspec.json.encode(body)), "req_1")
+    return MessageReply(Asked(frames.REQUEST.decode(msgspec.json.encode(body))), "req_1")
 
 
 def told(events: list[ReplyEvent], **fields: Any) -> list[Any]:

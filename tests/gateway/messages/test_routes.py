@@ -209,8 +209,6 @@ INVALID = (400, "invalid_request_error")
         ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
         ({"compaction": {"type": "summarize"}}, "compaction"),
         ({"output_config": {"task_budget": {"type": "tokens", "total": 1}}}, "output_config.task_budget"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
-        ({"tools": [{"name": "bash", "type": "bash_20250124"}]}, "tools[0].type"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages[0].content[0].type"),
         (

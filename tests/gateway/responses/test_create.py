@@ -176,7 +176,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": "x", "prompt": {"id": "p"}}, "unsupported_field", "prompt"),
     ({"input": "x", "truncation": "some"}, "invalid_value", "truncation"),
     ({"input": "x", "include": ["secrets"]}, "invalid_value", "include[0]"),
-    ({"input": "x", "tools": [{"type": "web_search"}]}, "unsupported_field", "tools[0].type"),
     ({"input": "x", "tools": [{"type": "magic"}]}, "invalid_value", "tools[0].type"),
     ({"input": "x", "tool_choice": {"type": "file_search"}}, "unsupported_field", "tool_choice.type"),
     ({"input": "x", "tool_choice": "required"}, "invalid_value", "tool_choice"),

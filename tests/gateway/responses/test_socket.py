@@ -394,3 +394,12 @@ async def test_a_server_that_leaves_says_goodbye() -> None:
             await line.next()
         assert closed.value.code == 1012
         await closing
+
+
+async def test_tools_that_cannot_be_run_are_left_out_and_named() -> None:
+    tools = [{"type": "web_search"}]
+    async with staged() as stage, connected(stage) as line:
+        first = await line.response("one", tools=tools, client_metadata={"turn_id": "1"})
+        assert first["unserved"] == ["tools[0]: web_search"] and first["tools"] == []
+        await line.create("two", tools=tools, tool_choice="required")
+        assert await line.error() == (400, "unsupported_field")
