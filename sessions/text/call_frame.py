@@ -74,10 +74,11 @@ class CallFrame:
 
     def _pattern(self, part: str, call: CallName) -> str:
         """A regular expression for ``part`` of the frame with the id and tool of ``call``. A number in it
-        matches any number, because templates count calls."""
+        matches any number, because templates count calls. An id with the tool's name is found by that."""
         own = self.sample
+        part = part if own.tool in own.id else part.replace(own.id, "\0")
         names = (call.tool, json.dumps(call.tool, ensure_ascii=False)[1:-1], str(escape(call.tool)))
-        pattern = re.sub("[0-9]+", "[0-9]+", part.replace(own.id, "\0").replace(own.tool, "\1"))
+        pattern = re.sub("[0-9]+", "[0-9]+", part.replace(own.tool, "\1"))
         return (
             re.escape(pattern)
             .replace(re.escape("[0-9]+"), "[0-9]+")

@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from enum import StrEnum
 from os.path import commonprefix
 from typing import Any
 
@@ -35,17 +36,32 @@ _SENTINEL = re.compile(f"{_OPEN}{_NONCE}\\.([0-9]+)\U000f0003")
 _MARK = re.compile(f"{_OPEN}{_NONCE}\\.([0-9]+)([ab])\U000f0003")
 """Finds the two marks that stand for a call's arguments in a rendered text: ``a`` in place of an argument's
 name, and ``b`` in place of its value; the number is the reply's."""
-_WRITTEN_ID = re.compile(r"(?:\[CALL_ID\]\s*|\"id\"\s*:\s*\")([A-Za-z0-9]{9})(?![A-Za-z0-9])")
-"""The id of a call as Mistral's models write it."""
 
 NO_TEMPLATE = (
     "The model has no chat template, so it has no conversations: use `/v1/completions` or `generate`, or put a "
     "template into its folder as chat_template.jinja (in a GGUF file: tokenizer.chat_template)"
 )
-SHORT_ID = 9
-"""How many characters a call's id has in Mistral's templates."""
 JOINT = "\n\n"
 """Stands between two messages that are joined into one."""
+
+
+class CallIds(StrEnum):
+    """The ids of calls that a template needs. The values are the forms of calls that have ids of their own."""
+
+    ANY = "any"
+    SHORT = "mistral"
+    """9 letters and digits."""
+    NUMBERED = "kimi_k2"
+    """``functions.NAME:NUMBER``, and the number counts the calls of the conversation."""
+
+
+_WRITTEN_IDS = {
+    CallIds.SHORT: re.compile(r"(?:\[CALL_ID\]\s*|\"id\"\s*:\s*\")([A-Za-z0-9]{9})(?![A-Za-z0-9])"),
+    CallIds.NUMBERED: re.compile(
+        r"<\|tool_call_begin\|>\s*([^\s<]+:[0-9]+)\s*<\|tool_call_argument_begin\|>"
+    ),
+}
+"""The id of a call as the model writes it; its one group is the id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +75,7 @@ class RoleRules:
     ``schemas``: the tools; ``outputs``: outputs of calls; ``calls``: calls that a client inserted.
 
     It needs or writes: ``frame``: what it writes around a reply's calls, if it must get them as ``tool_calls``;
-    ``short_ids``: calls have ids of 9 letters and digits; ``text_arguments``: it takes arguments as JSON text;
+    ``ids``: which ids calls have; ``text_arguments``: it takes arguments as JSON text;
     ``list_of_tools``: it takes an empty list where there are no tools; ``lead``: text that it writes before
     earlier replies, but not before the next one, because there the model writes it.
 
@@ -76,7 +92,7 @@ class RoleRules:
     calls: bool = True
     schemas: bool = True
     frame: CallFrame | None = None
-    short_ids: bool = False
+    ids: CallIds = CallIds.ANY
     text_arguments: bool = False
     list_of_tools: bool = False
     lead: str = ""
@@ -336,7 +352,7 @@ class ChatTemplate:
         if not text.startswith(opened):
             common = commonprefix([text, opened])  # noqa: RUF071 - by characters is what is wanted
             start = max(common.rfind("\n") + 1, self._tokenizer.last_control(common))
-        sample = CallName(self._id_of(call.call_id), call.name)
+        sample = CallName(self._id_of(call.call_id, call.name), call.name)
         return CallFrame.found(sample, text, start, marks, closing)
 
     def _unframed(self, text: str, said: _Messages) -> str:
@@ -416,7 +432,7 @@ class ChatTemplate:
         talk = _Talk(self._rules, known.messages, called)
         for segment in segments:
             items = segment.items if isinstance(segment, TurnReply) else (segment,)
-            names.update(self._names_in(segment))
+            names.update(self._names_in(segment, len(names)))
             match segment:
                 case TurnReply():
                     sentinel = _sentinel(replies)
@@ -440,26 +456,29 @@ class ChatTemplate:
         together = known.segments + segments
         return _Messages(known.preamble, known.tools, together, tuple(talk.messages), names, called, replies)
 
-    def _names_in(self, segment: Segment) -> Iterator[tuple[str, CallName]]:
+    def _names_in(self, segment: Segment, known: int) -> Iterator[tuple[str, CallName]]:
         """For each call of a segment: its id, and its name as the template gets it. If the model wrote ids of
-        its own (Mistral), the template gets those."""
+        its own (Mistral, Kimi), the template gets those. ``known``: the number of calls before."""
         items = segment.items if isinstance(segment, TurnReply) else (segment,)
         calls = [item for item in items if isinstance(item, FunctionCall)]
         written: list[str] = []
-        if calls and self._rules.short_ids and isinstance(segment, TurnReply):
+        if calls and self._rules.ids in _WRITTEN_IDS and isinstance(segment, TurnReply):
             text = self._tokenizer.backend.decode(segment.ids.tolist(), skip_special_tokens=False)
-            written = _WRITTEN_ID.findall(text)
+            written = _WRITTEN_IDS[self._rules.ids].findall(text)
         if len(written) != len(calls):
-            written = [self._id_of(call.call_id) for call in calls]
+            written = [self._id_of(call.call_id, call.name, known + at) for at, call in enumerate(calls)]
         for call, its_id in zip(calls, written, strict=True):
             yield call.call_id, CallName(its_id, call.name)
 
-    def _id_of(self, call_id: str) -> str:
-        """The id to give to the template for the call ``call_id``: a hash of 9 characters if the template
-        needs short ids and this is none; otherwise unchanged."""
-        if not self._rules.short_ids or (len(call_id) == SHORT_ID and call_id.isalnum()):
-            return call_id
-        return hashlib.blake2b(call_id.encode()).hexdigest()[:SHORT_ID]
+    def _id_of(self, call_id: str, tool: str = "", number: int = 0) -> str:
+        """The id to give to the template for the call ``call_id`` of ``tool``, which is call ``number`` of the
+        conversation: unchanged if the template can have it."""
+        match self._rules.ids:
+            case CallIds.SHORT if not re.fullmatch("[^\\W_]{9}", call_id):
+                return hashlib.blake2b(call_id.encode()).hexdigest()[:9]
+            case CallIds.NUMBERED if tool and not re.fullmatch(r"functions\..+:[0-9]+", call_id):
+                return f"functions.{tool}:{number}"
+        return call_id
 
     def _marked_call(
         self, call: FunctionCall, marks: tuple[str, str], its_id: str | None = None
@@ -470,7 +489,11 @@ class ChatTemplate:
         if self._rules.text_arguments:
             given = json.dumps(given, ensure_ascii=False)
         function = {"name": self._tokenizer.mark(call.name), "arguments": given}
-        return {"type": "function", "id": its_id or self._id_of(call.call_id), "function": function}
+        return {
+            "type": "function",
+            "id": its_id or self._id_of(call.call_id, call.name),
+            "function": function,
+        }
 
     def _message_form(self, item: Message | FunctionCallOutput, names: dict[str, CallName]) -> dict[str, Any]:
         match item:

@@ -20,10 +20,10 @@ from ..conversation.items import FunctionCall, FunctionCallOutput, Message, Prea
 from ..conversation.tree import Segment, TurnReply
 from ..errors import TemplateFailed
 from ..token_ids import ids_of
-from ..tools.formats import HERMES, REASONING, Forms, find_forms
+from ..tools.formats import HERMES, KIMI_SEP, REASONING, Forms, find_forms
 from ..tools.forms import CallForm, ReasoningForm
 from ..tools.scanner import CallArguments, CallOpened
-from .chat_template import ChatTemplate, RoleRules
+from .chat_template import CallIds, ChatTemplate, RoleRules
 from .streaming_tokenizer import StablePrefixRule
 from .template_sandbox import broken_limit
 from .tokenizer import ChatTokenizer, template_file
@@ -292,12 +292,13 @@ def _rules(tokenizer: ChatTokenizer) -> tuple[RoleRules, str]:
     framed = _framed(tokenizer, rules) if schemas else rules
     call = "" if framed.frame is None else framed.frame.written(_FIELD, _VALUE)
     if call and takes_outputs(framed):
+        plain = replace(framed, frame=None)
         same = outputs and all(
-            ChatTemplate(tokenizer, _NOON, rules).pieces(tooled, talk)[1:]
+            ChatTemplate(tokenizer, _NOON, plain).pieces(tooled, talk)[1:]
             == ChatTemplate(tokenizer, _NOON, framed).pieces(tooled, talk)[1:]
             for talk in talks
         )
-        rules, outputs = (replace(framed, frame=None) if same else framed), True
+        rules, outputs = (plain if same else framed), True
     rules = replace(rules, outputs=outputs)
     inserted: list[Segment] = [asked, _call(), output, answered, two]
     calls = schemas and shows(_TOOL, _VALUE, talk=inserted, rules=rules, preamble=tooled)
@@ -306,12 +307,12 @@ def _rules(tokenizer: ChatTokenizer) -> tuple[RoleRules, str]:
 
 def _framed(tokenizer: ChatTokenizer, rules: RoleRules) -> RoleRules:
     """The ``rules`` with three more found by trying: what the template writes around a reply's calls
-    (``frame``), and whether it takes their arguments as text and needs short ids. Unchanged if it writes no
+    (``frame``), whether it takes their arguments as text, and the ids that it needs. Unchanged if it writes no
     calls."""
-    for text, short in product((False, True), repeat=2):
-        found = replace(rules, text_arguments=text, short_ids=short)
+    for text, ids in product((False, True), (CallIds.NUMBERED, CallIds.ANY, CallIds.SHORT)):
+        found = replace(rules, text_arguments=text, ids=ids)
         frame = ChatTemplate(tokenizer, _NOON, found).call_frame(_tooled(), _user(1), _call())
-        if frame is not None:
+        if frame is not None and (ids is not CallIds.NUMBERED or KIMI_SEP in frame.head):
             return replace(found, frame=frame)
     return rules
 

@@ -54,3 +54,10 @@ def overlap(text: str, tags: Collection[str]) -> int:
         if end[0] in firsts and any(len(tag) > length and tag.startswith(end) for tag in tags):
             return length
     return 0
+
+
+def first_tag(text: str, tags: Sequence[str]) -> tuple[int, str]:
+    """The index of the first of the tags in the text, and that tag. If there is none, the index at which one
+    may begin at the text's end, and an empty tag."""
+    found = [(at, tag) for tag in tags if (at := text.find(tag)) >= 0]
+    return min(found) if found else (len(text) - overlap(text, tags), "")

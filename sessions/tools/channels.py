@@ -15,17 +15,9 @@ from enum import Enum, auto
 import regex
 
 from ..conversation.items import MAX_NAME
-from .scanner import (
-    SPACE,
-    CallArguments,
-    CallClosed,
-    CallOpened,
-    ObjectScanner,
-    Piece,
-    PlainText,
-    ReasoningText,
-    first_tag,
-)
+from ..text.stop_strings import first_tag
+from .objects import SPACE, ObjectScanner
+from .scanner import CallArguments, CallClosed, CallOpened, Piece, PlainText, ReasoningText
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")

@@ -1,9 +1,9 @@
 """How models write tool calls and reasoning: a table of the forms, and which form a model uses.
 
-A form of calls is a `CallFormat` in `FORMATS` if its arguments are JSON, and an `XmlFormat` in `XML_FORMATS` if
-each argument has tags of its own. Two forms have their own parsers instead: calls in Python, and messages in
-channels. A form with a `CallSyntax` in `SYNTAXES` can also be enforced by a grammar. `REASONING` has the forms
-of reasoning.
+A form of calls is a `CallFormat` in `FORMATS` if a call's arguments are an object, an `XmlFormat` in
+`XML_FORMATS` if each argument has tags of its own, and a pair of tags in `PYTHON_TAGS` if calls are Python. One
+form has a parser of its own instead: messages in channels. A form with a `CallSyntax` in `SYNTAXES` can also be
+enforced by a grammar. `REASONING` has the forms of reasoning.
 
 A model's form is found by texts that are typical of it (`_SIGNS`): first in transformers' response template
 (``response_template`` in the tokenizer's configuration), then in the chat template.
@@ -20,12 +20,14 @@ from typing import Any
 import regex
 
 from ..conversation.items import Tool
+from .arguments import ArgumentSyntax
 from .channels import CHANNEL, CONSTRAIN, MARKS, MESSAGE, ChannelParser
 from .forms import CallForm, ReasoningForm
 from .grammar import CallSyntax
+from .objects import SPACE
 from .python_calls import PythonCallParser
 from .reasoning import THINK, ReasoningSplitter, ReasoningTags
-from .scanner import SPACE, CallFormat, CallParser, CallScanner
+from .scanner import CallFormat, CallParser, CallScanner
 from .xml_calls import XmlCallParser, XmlFormat
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -35,6 +37,19 @@ ACTION, ACTION_END = "<|START_ACTION|>", "<|END_ACTION|>"
 SEED_OPEN, SEED_CLOSE = "<seed:tool_call>", "</seed:tool_call>"
 DEEPSEEK_CALLS, DEEPSEEK_CALL = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"
 DEEPSEEK_SEP, DEEPSEEK_END, DEEPSEEK_CLOSE = "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
+KIMI_CALLS, KIMI_CALL, KIMI_SEP = (
+    "<|tool_calls_section_begin|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+)
+KIMI_END, KIMI_CLOSE = "<|tool_call_end|>", "<|tool_calls_section_end|>"
+CALLS, CALLS_CLOSE = "<tool_calls>", "</tool_calls>"
+TOOLCALL, TOOLCALL_CLOSE = "<TOOLCALL>", "</TOOLCALL>"
+MINIMAX_OPEN, MINIMAX_CLOSE = "<minimax:tool_call>", "</minimax:tool_call>"
+GLM_MARKS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+GEMMA_OPEN, GEMMA_CLOSE, GEMMA_QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
+FUNCTION_OPEN, FUNCTION_CLOSE, FUNCTION_QUOTE = "<start_function_call>", "<end_function_call>", "<escape>"
+LFM_OPEN, LFM_CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
 
 
 _STRING = r'"(?:[^"\\]|\\.)*"'
@@ -59,8 +74,10 @@ _DEEPSEEK = CallFormat(
     named=regex.compile(
         rf"(?:{DEEPSEEK_CALL}\s*)?(?:function{DEEPSEEK_SEP})?{_NAME}\s*(?:{DEEPSEEK_SEP}|```json)\s*\{{"
     ),
+    over=DEEPSEEK_CLOSE,
     marks=(DEEPSEEK_CALLS, DEEPSEEK_CALL, DEEPSEEK_SEP, DEEPSEEK_END, DEEPSEEK_CLOSE),
 )
+_GEMMA_CALL = regex.compile(r"\s*call:\s*(?P<name>[^\s{}:<>]+)\s*\{")
 FORMATS = {
     CallForm.HERMES: CallFormat(openings=(OPEN,), closing=CLOSE, head=_TAGGED, no_arguments=b"{}", bare=True),
     CallForm.LLAMA3_JSON: CallFormat(head=_OBJECT, optional=PYTHON_TAG, marks=(PYTHON_TAG,)),
@@ -90,8 +107,36 @@ FORMATS = {
     CallForm.COMMAND_R7B: CallFormat(
         openings=(ACTION,), closing=ACTION_END, head=_ACTION, key="tool_name", marks=(ACTION, ACTION_END)
     ),
+    CallForm.KIMI_K2: CallFormat(
+        openings=(KIMI_CALLS, KIMI_CALL),
+        over=KIMI_CLOSE,
+        named=regex.compile(
+            rf"(?:{re.escape(KIMI_CALL)}\s*)?(?:functions\.)?{_NAME}:[0-9]+\s*{re.escape(KIMI_SEP)}\s*\{{"
+        ),
+        marks=(KIMI_CALLS, KIMI_CALL, KIMI_SEP, KIMI_END, KIMI_CLOSE),
+    ),
+    CallForm.MINIMAX: CallFormat(
+        openings=(CALLS,), closing=CALLS_CLOSE, head=_TAGGED, no_arguments=b"{}", marks=(CALLS, CALLS_CLOSE)
+    ),
+    CallForm.NEMOTRON_JSON: CallFormat(
+        openings=(TOOLCALL,), closing=TOOLCALL_CLOSE, head=_TAGGED, marks=(TOOLCALL, TOOLCALL_CLOSE)
+    ),
+    CallForm.GEMMA4: CallFormat(
+        openings=(GEMMA_OPEN,),
+        over=GEMMA_CLOSE,
+        named=_GEMMA_CALL,
+        quote=GEMMA_QUOTE,
+        marks=(GEMMA_OPEN, GEMMA_CLOSE, GEMMA_QUOTE),
+    ),
+    CallForm.FUNCTIONGEMMA: CallFormat(
+        openings=(FUNCTION_OPEN,),
+        over=FUNCTION_CLOSE,
+        named=_GEMMA_CALL,
+        quote=FUNCTION_QUOTE,
+        marks=(FUNCTION_OPEN, FUNCTION_CLOSE, FUNCTION_QUOTE),
+    ),
 }
-"""How a parser reads each form in which arguments are JSON."""
+"""How a parser reads each form in which a call's arguments are an object."""
 
 _TAGS = XmlFormat(
     openings=(OPEN, SEED_OPEN, "<function="),
@@ -103,8 +148,37 @@ _TAGS = XmlFormat(
     parameter_end="</parameter>",
     marks=(OPEN, CLOSE, SEED_OPEN, SEED_CLOSE),
 )
-XML_FORMATS = {CallForm.QWEN3_CODER: _TAGS, CallForm.SEED_OSS: _TAGS}
+_GLM = XmlFormat(
+    openings=(OPEN,),
+    closings=(),
+    head=regex.compile(r"<tool_call>\s*(?P<name>[^\s<>{}\[\]\"]+)(?=\s*<(?:arg_key>|/tool_call>))"),
+    end=CLOSE,
+    begin="<arg_key>",
+    parameter=regex.compile(r"<arg_key>(?P<name>[^<>]+)(?:</arg_key>)?\s*<arg_value>"),
+    parameter_end="</arg_value>",
+    exact=True,
+    marks=(OPEN, CLOSE, *GLM_MARKS),
+)
+XML_FORMATS = {
+    CallForm.QWEN3_CODER: _TAGS,
+    CallForm.SEED_OSS: _TAGS,
+    CallForm.GLM45: _GLM,
+    CallForm.GLM47: _GLM,
+    CallForm.MINIMAX_M2: XmlFormat(
+        openings=(MINIMAX_OPEN, "<invoke name="),
+        closings=(MINIMAX_CLOSE,),
+        head=regex.compile(rf'(?:{MINIMAX_OPEN}\s*)?<invoke name="?(?P<name>[^"<>\s]+)"?\s*>'),
+        end="</invoke>",
+        begin="<parameter name=",
+        parameter=regex.compile(r'<parameter name="?(?P<name>[^<>]+?)"?\s*>'),
+        parameter_end="</parameter>",
+        marks=(MINIMAX_OPEN, MINIMAX_CLOSE),
+    ),
+}
 """How a parser reads each form in which each argument has tags of its own."""
+
+PYTHON_TAGS: dict[CallForm, tuple[str, ...]] = {CallForm.PYTHONIC: (), CallForm.LFM2: (LFM_OPEN, LFM_CLOSE)}
+"""The tags around a list of calls in Python, for each form in which calls are written so."""
 
 _HEAD, _MIDDLE, _ACTED = '{"name": ', ', "arguments": ', '{"tool_name": '
 _NAMED = CallSyntax(TOOL_CALLS, "", "[ARGS]", "", "", "", bare=True)
@@ -144,7 +218,7 @@ SYNTAXES = {
         CLOSE,
         "\n",
         bare=True,
-        parameter=("<parameter=", ">\n", "\n</parameter>\n"),
+        parameter=ArgumentSyntax("<parameter=", ">\n", "\n</parameter>\n"),
     ),
     CallForm.SEED_OSS: CallSyntax(
         SEED_OPEN,
@@ -154,7 +228,84 @@ SYNTAXES = {
         SEED_CLOSE,
         "\n",
         bare=True,
-        parameter=("<parameter=", ">", "</parameter>\n"),
+        parameter=ArgumentSyntax("<parameter=", ">", "</parameter>\n"),
+    ),
+    CallForm.GLM45: CallSyntax(
+        OPEN,
+        "",
+        "\n",
+        "",
+        CLOSE,
+        "\n",
+        bare=True,
+        parameter=ArgumentSyntax("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
+    ),
+    CallForm.GLM47: CallSyntax(
+        OPEN,
+        "",
+        "",
+        "",
+        CLOSE,
+        "",
+        bare=True,
+        parameter=ArgumentSyntax("<arg_key>", "</arg_key><arg_value>", "</arg_value>"),
+    ),
+    CallForm.KIMI_K2: CallSyntax(
+        KIMI_CALLS,
+        KIMI_CALL + "functions.",
+        KIMI_SEP,
+        KIMI_END,
+        KIMI_CLOSE,
+        "",
+        listed=True,
+        bare=True,
+        numbered=True,
+    ),
+    CallForm.MINIMAX: CallSyntax(CALLS + "\n", _HEAD, _MIDDLE, "}\n", CALLS_CLOSE, "", listed=True),
+    CallForm.MINIMAX_M2: CallSyntax(
+        MINIMAX_OPEN + "\n",
+        '<invoke name="',
+        '">\n',
+        "</invoke>\n",
+        MINIMAX_CLOSE,
+        "",
+        listed=True,
+        bare=True,
+        parameter=ArgumentSyntax('<parameter name="', '">', "</parameter>\n"),
+    ),
+    CallForm.GEMMA4: CallSyntax(
+        GEMMA_OPEN,
+        "call:",
+        "{",
+        "}",
+        GEMMA_CLOSE,
+        "",
+        bare=True,
+        parameter=ArgumentSyntax("", ":", "", ",", GEMMA_QUOTE),
+    ),
+    CallForm.FUNCTIONGEMMA: CallSyntax(
+        FUNCTION_OPEN,
+        "call:",
+        "{",
+        "}",
+        FUNCTION_CLOSE,
+        "",
+        bare=True,
+        parameter=ArgumentSyntax("", ":", "", ",", FUNCTION_QUOTE),
+    ),
+    CallForm.LFM2: CallSyntax(
+        LFM_OPEN + "[",
+        "",
+        "(",
+        ")",
+        "]" + LFM_CLOSE,
+        ", ",
+        listed=True,
+        bare=True,
+        parameter=ArgumentSyntax("", "=", "", ", "),
+    ),
+    CallForm.NEMOTRON_JSON: CallSyntax(
+        TOOLCALL + "[", _HEAD, _MIDDLE, "}", "]" + TOOLCALL_CLOSE, ", ", listed=True
     ),
     CallForm.HARMONY: CallSyntax(
         "",
@@ -177,6 +328,7 @@ REASONING = {
     ),
     ReasoningForm.MISTRAL: ReasoningTags("[THINK]", "[/THINK]"),
     ReasoningForm.SEED: ReasoningTags("<seed:think>", "</seed:think>"),
+    ReasoningForm.GEMMA4: ReasoningTags("<|channel>", "<channel|>", ("<channel|>",), label="thought"),
 }
 """The tags of each form of reasoning."""
 
@@ -184,6 +336,8 @@ _ENDS = {
     CallForm.LLAMA3_JSON: frozenset({"<|eom_id|>"}),
     CallForm.PYTHONIC: frozenset({"<|eom_id|>", "<|eom|>"}),
     CallForm.HARMONY: frozenset({"<|call|>", "<|return|>"}),
+    CallForm.GEMMA4: frozenset({"<|tool_response>"}),
+    CallForm.FUNCTIONGEMMA: frozenset({"<start_function_response>"}),
 }
 """For some forms: special tokens that end a reply, even if the model's configuration does not list them."""
 _GOES_ON = {CallForm.HARMONY: frozenset({"<|end|>"})}
@@ -192,10 +346,21 @@ _GOES_ON = {CallForm.HARMONY: frozenset({"<|end|>"})}
 _SIGNS: tuple[tuple[str, CallForm | None], ...] = (
     ("<|channel|>", CallForm.HARMONY),
     (SEED_OPEN, CallForm.SEED_OSS),
+    ("]<]minimax[>[", None),
+    ("<invoke name=", CallForm.MINIMAX_M2),
     ("<parameter=", CallForm.QWEN3_CODER),
     ("</function>", None),
     ("<function=", CallForm.QWEN3_CODER),
-    ("<arg_key>", None),
+    ("{function-name}<arg_key>", CallForm.GLM47),
+    ("<arg_key>", CallForm.GLM45),
+    (KIMI_SEP, CallForm.KIMI_K2),
+    (GEMMA_OPEN, CallForm.GEMMA4),
+    (FUNCTION_OPEN, CallForm.FUNCTIONGEMMA),
+    (TOOLCALL, CallForm.NEMOTRON_JSON),
+    (LFM_OPEN, CallForm.LFM2),
+    ("<|tool_list_start|>", CallForm.LFM2),
+    ("List of tools: [", CallForm.LFM2),
+    (CALLS, CallForm.MINIMAX),
     (f"function{DEEPSEEK_SEP}", CallForm.DEEPSEEK_V3),
     (f"type'] + '{DEEPSEEK_SEP}", CallForm.DEEPSEEK_V3),
     (DEEPSEEK_CALL, CallForm.DEEPSEEK_V31),
@@ -243,8 +408,9 @@ class Forms:
             return ChannelParser()
         if self.calls in XML_FORMATS:
             return XmlCallParser(XML_FORMATS[self.calls], tools)
-        form = FORMATS.get(self.calls)
-        return PythonCallParser() if form is None else CallScanner(form, {tool.name for tool in tools})
+        if self.calls in PYTHON_TAGS:
+            return PythonCallParser(*PYTHON_TAGS[self.calls])
+        return CallScanner(FORMATS[self.calls], {tool.name for tool in tools})
 
     def text_parser(self) -> CallParser | None:
         """A new parser for a reply in which calls are delivered as text; None if its text needs no parser."""
@@ -262,7 +428,10 @@ class Forms:
         tags = REASONING.get(self.reasoning)
         if tags is None or self.calls is CallForm.HARMONY:
             return None
-        return ReasoningSplitter(tags, opened=self.opened or self.reasoning is ReasoningForm.OPENED)
+        calls = KIMI_CALLS if self.calls is CallForm.KIMI_K2 else ""
+        return ReasoningSplitter(
+            tags, opened=self.opened or self.reasoning is ReasoningForm.OPENED, calls=calls
+        )
 
     def without_reasoning(self) -> Forms:
         """The same forms without reasoning, for a reply that follows a grammar from its first token on."""
@@ -273,7 +442,8 @@ class Forms:
         tokens, so the reader of a reply puts these texts back. ``specials``: ids of special tokens by their
         text. ``parse_calls``: if false, tokens of calls are not among them."""
         form, tags = FORMATS.get(self.calls) or XML_FORMATS.get(self.calls), REASONING.get(self.reasoning)
-        texts = () if form is None or not parse_calls else form.marks
+        texts = PYTHON_TAGS.get(self.calls, ()) if form is None else form.marks
+        texts = texts if parse_calls else ()
         texts += () if tags is None else (tags.begin, tags.end, *tags.around)
         texts += MARKS if self.calls is CallForm.HARMONY else ()
         return {specials[text]: text for text in texts if text in specials}

@@ -40,6 +40,29 @@ class CallForm(StrEnum):
     Nemotron 3."""
     SEED_OSS = "seed-oss"
     """``<seed:tool_call><function=f><parameter=a>…</parameter></function></seed:tool_call>``: Seed-OSS."""
+    GLM45 = "glm45"
+    """``<tool_call>f``, ``<arg_key>a</arg_key>``, ``<arg_value>…</arg_value>``, ``</tool_call>``, each on a
+    line: GLM 4.5 and 4.6, Ling 3."""
+    GLM47 = "glm47"
+    """The same without line breaks: GLM 4.7. Its parser also reads the form `GLM45`, and the other way
+    round."""
+    KIMI_K2 = "kimi_k2"
+    """``<|tool_calls_section_begin|>``, calls, ``<|tool_calls_section_end|>``; a call is
+    ``<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{…}<|tool_call_end|>``. Kimi K2."""
+    MINIMAX = "minimax"
+    """``<tool_calls>{"name": "f", "arguments": {…}} …</tool_calls>``: MiniMax M1; with a list inside: Apriel,
+    Hunyuan A13B."""
+    MINIMAX_M2 = "minimax_m2"
+    """``<minimax:tool_call><invoke name="f"><parameter name="a">…</parameter></invoke></minimax:tool_call>``:
+    MiniMax M2."""
+    GEMMA4 = "gemma4"
+    """``<|tool_call>call:f{a:<|"|>…<|"|>,b:1}<tool_call|>``: Gemma 4."""
+    FUNCTIONGEMMA = "functiongemma"
+    """``<start_function_call>call:f{a:<escape>…<escape>,b:1}<end_function_call>``: FunctionGemma."""
+    LFM2 = "lfm2"
+    """``<|tool_call_start|>[f(city="Oslo"), g(a=1)]<|tool_call_end|>``: LFM2."""
+    NEMOTRON_JSON = "nemotron_json"
+    """``<TOOLCALL>[{"name": "f", "arguments": {…}}, …]</TOOLCALL>``: Nemotron Nano 2."""
     HARMONY = "harmony"
     """Messages in channels: ``<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>``.
     It has reasoning of its own (the channel ``analysis``). gpt-oss."""
@@ -60,3 +83,5 @@ class ReasoningForm(StrEnum):
     """Magistral, Ministral 3: ``[THINK]…[/THINK]``."""
     SEED = "seed"
     """Seed-OSS: ``<seed:think>…</seed:think>``."""
+    GEMMA4 = "gemma4"
+    """Gemma 4: ``<|channel>thought … <channel|>``."""

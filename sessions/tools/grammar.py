@@ -16,7 +16,7 @@ from ...runtime.grammar.limits import excess
 from ...runtime.verbs import Grammar, GrammarKind
 from ..conversation.items import Tool
 from ..errors import GrammarInvalid
-from .parameter_types import writes_text
+from .arguments import EMPTY, ArgumentRules, ArgumentSyntax, closed, quoted, styled
 
 if TYPE_CHECKING:
     from ..text.tokenizer import ChatTokenizer
@@ -30,17 +30,14 @@ STRING_BYTES = 32 << 10
 MOST_ESCAPED = 12
 """Bytes of one character that is written as two escapes of JSON, as an emoji can be."""
 
-STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""Separators of JSON arguments, as templates write them."""
-
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
     """How a model writes a call: ``opening head NAME middle ARGUMENTS tail closing``.
 
     ``between``: the text between two calls. ``listed``: opening and closing are around all calls together, not
-    around each one. ``bare``: NAME is written as it is, not as a JSON string. ``parameter``: the texts before a
-    parameter's name, behind the name, and behind its value; None if the arguments are a JSON object.
+    around each one. ``bare``: NAME is written as it is, not as a JSON string. ``numbered``: a colon and a
+    number follow NAME. ``parameter``: how each argument is written; None if the arguments are a JSON object.
     ``channels``: calls and texts are messages in channels; then a call ends the reply.
     """
 
@@ -52,7 +49,8 @@ class CallSyntax:
     between: str
     listed: bool = False
     bare: bool = False
-    parameter: tuple[str, str, str] | None = None
+    numbered: bool = False
+    parameter: ArgumentSyntax | None = None
     channels: bool = False
 
 
@@ -145,7 +143,7 @@ class CallWriter:
             )
         start = f"start: answer | {self._calls(MAX_CALLS)}" if tools else "start: answer"
         final = self._tag("<|channel|>final<|message|>") if self.form.channels else ""
-        written = f"answer: {final} %json {_styled(json.loads(answer.text))}"
+        written = f"answer: {final} %json {styled(json.loads(answer.text))}"
         most = self._string_bytes(tools) and max(answer.string_bytes, self._string_bytes(tools))
         return self._grammar(start, written, *(self._rules(tools) if tools else ()), string_bytes=most)
 
@@ -165,7 +163,7 @@ class CallWriter:
         marked = "| WORDS mark" if marks else ""
         if self._token(first) is not None:
             return self._grammar(f"start: (WORDS call {marked})* WORDS", words, mark, *rules)
-        opened = f"opened[lazy]: /(.|\\n)*/ {_quoted(first)}"
+        opened = f"opened[lazy]: /(.|\\n)*/ {quoted(first)}"
         start = f"start: (opened {self._tag(''.join(others))} rest {marked})* WORDS"
         return self._grammar(start, words, mark, opened, *rules)
 
@@ -188,29 +186,41 @@ class CallWriter:
         more = f"(between body){{0,{MAX_CALLS - 1}}}" if form.listed and not one else ""
         yield f"call: {self._tag(form.opening)} rest"
         yield f"rest: body {more} {self._tag(form.closing)}"
-        yield f"between: {self._tag(form.between) or _EMPTY}"
+        yield f"between: {self._tag(form.between) or EMPTY}"
         names = [tool.name if form.bare else json.dumps(tool.name, ensure_ascii=False) for tool in tools]
+        number, middle = ('":" /[0-9]{1,4}/', form.middle) if form.numbered else ("", "")
         arguments = [
             f"%json {_arguments(tool)}" if form.parameter is None else f"given{at}"
             for at, tool in enumerate(tools)
         ]
         options = " | ".join(
-            f"{self._tag(name + form.middle)} {given}" for name, given in zip(names, arguments, strict=True)
+            f"{self._tag(name if number else name + form.middle)} {number} {self._tag(middle)} {given}"
+            for name, given in zip(names, arguments, strict=True)
         )
         yield f"body: {self._tag(form.head)} ({options}) {self._tag(form.tail)}"
         if form.parameter is not None:
+            rules = ArgumentRules(form.parameter, self._tag, self._until)
+            yield from rules.shared()
             for at, tool in enumerate(tools):
-                yield from _parameters(at, tool, *form.parameter)
-            yield f"text[lazy]: /(.|\\n)*/ {_quoted(form.parameter[2])}"
+                yield from rules.of_tool(at, tool)
 
     def _tag(self, text: str) -> str:
         """``text``, a text such as `form.opening` that the model writes around calls, as a Lark expression:
         special tokens in it are written by name or number. Empty for an empty text."""
         found = [(part, self._token(part)) for part in self._parts(text)]
         return " ".join(
-            _quoted(part) if token is None else part if _TOKEN_NAME.fullmatch(part) else f"<[{token}]>"
+            quoted(part) if token is None else part if _TOKEN_NAME.fullmatch(part) else f"<[{token}]>"
             for part, token in found
         )
+
+    def _until(self, text: str) -> str:
+        """The Lark rule ``text``: any text up to ``text``, and that. If it has a special token, any text in
+        ``text`` before that token counts as free."""
+        parts = self._parts(text)
+        tokens = [at for at, part in enumerate(parts) if self._token(part) is not None]
+        if not tokens:
+            return f"text[lazy]: /(.|\\n)*/ {quoted(text)}"
+        return f"text: FREE {self._tag(''.join(parts[tokens[0] :]))}\nFREE: /(.|\\n)*/"
 
     def _parts(self, text: str) -> list[str]:
         """The text cut into parts. Each part is one token, or text that contains no such token."""
@@ -232,7 +242,10 @@ class CallWriter:
         """The ids in `marks`, and other added tokens that the model may write and llguidance would not match as
         text, such as ``<think>``."""
         form = self.form
-        own = {part for tag in (form.opening, form.closing) for part in self._parts(tag)}
+        tags = [form.opening, form.head, form.middle, form.tail, form.closing]
+        if form.parameter is not None:
+            tags += [form.parameter.before, form.parameter.behind, form.parameter.end, form.parameter.quote]
+        own = {part for tag in tags for part in self._parts(tag)}
         known = self.tokenizer.backend.get_added_tokens_decoder().items()
         return sorted(
             number
@@ -243,78 +256,16 @@ class CallWriter:
         )
 
 
-_EMPTY = '""'
 _TAG = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
 """What may be a single token inside the texts of a form."""
 _TOKEN_NAME = re.compile(r"</?[\w|]+>", re.ASCII)
 """A token that Lark can refer to by its name."""
 
 
-def _parameters(at: int, tool: Tool, before: str, behind: str, end: str) -> Iterator[str]:
-    """The Lark rules for the arguments of tool number ``at``, where each argument has tags. ``before``,
-    ``behind``: the texts around a parameter's name; ``end``: the text behind its value. Of a text's schema only
-    ``enum`` is enforced."""
-    root = {"type": "object", **tool.parameters}
-    properties = root.get("properties")
-    if not isinstance(properties, dict):
-        yield f"given{at}: ({_quoted(before)} /[^<>\\n]+/ {_quoted(behind)} text)*"
-        return
-    required = root.get("required")
-    required = required if isinstance(required, list) else []
-    names = []
-    for number, (name, schema) in enumerate(properties.items()):
-        shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
-        schema = {**schema, **shared} if isinstance(schema, dict) else {}
-        values = schema.get("enum")
-        if not writes_text(schema, root):
-            value = f"%json {_styled(closed(schema), lenient=not tool.strict)} {_quoted(end)}"
-        elif isinstance(values, list) and values and all(isinstance(one, str) for one in values):
-            value = f"({' | '.join(map(_quoted, values))}) {_quoted(end)}"
-        else:
-            value = "text"
-        yield f"given{at}x{number}: {_quoted(before + name + behind)} {value}"
-        names.append(f"given{at}x{number}{'' if name in required else '?'}")
-    yield f"given{at}: {' '.join(names) or _EMPTY}"
-
-
 def _arguments(tool: Tool) -> str:
     schema = closed({"type": "object", **tool.parameters}) if tool.parameters else {"type": "object"}
-    return _styled(schema, lenient=not tool.strict)
-
-
-def closed(schema: Any) -> Any:
-    """The schema, changed so that objects with ``properties`` allow no others, unless they say that they do. So
-    the model cannot invent arguments."""
-    if isinstance(schema, list):
-        return [closed(inner) for inner in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found = {key: closed(value) if key in _NESTED else value for key, value in schema.items()}
-    for key in _NAMED:
-        if isinstance(found.get(key), dict):
-            found[key] = {name: closed(inner) for name, inner in found[key].items()}
-    if isinstance(found.get("properties"), dict) and not _OPEN.intersection(found):
-        found["additionalProperties"] = False
-    return found
-
-
-_NESTED = frozenset({"items", "prefixItems", "anyOf", "oneOf"})
-_NAMED = ("properties", "$defs", "definitions")
-_OPEN = frozenset(
-    {"additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref"}
-)
-
-
-def _styled(schema: dict[str, Any], *, lenient: bool = False) -> str:
-    own = schema.get("x-guidance")
-    lenient = lenient or (isinstance(own, dict) and own.get("lenient") is True)
-    return _json({**exact(schema), "x-guidance": {**STYLE, "lenient": lenient}})
+    return styled(schema, lenient=not tool.strict)
 
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-def _quoted(text: str) -> str:
-    """A text as a literal in Lark; empty for an empty text."""
-    return json.dumps(text, ensure_ascii=False) if text else ""

@@ -23,10 +23,9 @@ NULL = "null"
 """A value that is null in any type, in upper or lower case."""
 
 
-def writes_text(schema: dict[str, Any], root: dict[str, Any]) -> bool:
-    """Whether a value of a parameter with this schema is written as plain text, not as JSON. ``root``: the
-    schema that ``$ref`` refers to."""
-    return only_text(types_of(schema, root))
+def may_be_text(types: list[str]) -> bool:
+    """Whether a value of these types may be a text. True for an empty list."""
+    return not types or any(kind in _TEXTS and kind != NULL for kind in types)
 
 
 def only_text(types: list[str]) -> bool:
@@ -36,7 +35,8 @@ def only_text(types: list[str]) -> bool:
 
 
 def types_of(schema: Any, root: dict[str, Any]) -> list[str]:
-    """The types that a schema allows; empty if it names none. ``root``: the schema that ``$ref`` refers to."""
+    """The types that a schema allows, each once; empty if it names none, and has no ``enum`` or ``const`` to
+    tell them. ``root``: the schema that ``$ref`` refers to."""
     types: list[str] = []
     left = [schema]
     for _ in range(MAX_SCHEMAS):
@@ -44,19 +44,56 @@ def types_of(schema: Any, root: dict[str, Any]) -> list[str]:
         if not isinstance(one, dict):
             continue
         reference, kinds = one.get("$ref"), one.get("type")
-        if isinstance(reference, str) and reference.startswith("#/"):
-            left.append(_found(reference[2:].split("/"), root))
-        types += [
-            str(kind).strip().lower() for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind
-        ]
+        if isinstance(reference, str):
+            left.append(found_at(reference, root))
+        kinds = kinds if isinstance(kinds, list) else [kinds] if kinds else map(_type_of, _values(one))
+        types += [str(kind).strip().lower() for kind in kinds if kind]
         for union in (one.get("anyOf"), one.get("oneOf")):
             left += union if isinstance(union, list) else []
-    return types
+    return list(dict.fromkeys(types))
 
 
-def _found(keys: list[str], root: Any) -> Any:
-    """The part of ``root`` at the path ``keys``, which is that of a reference; None if there is none."""
-    for key in keys:
+def constants(schema: Any, root: dict[str, Any], depth: int = 8) -> list[Any] | None:
+    """All values that a schema allows, if ``enum``, ``const`` or the type null name them, also in a union; else
+    None. ``root``: the schema that ``$ref`` refers to. ``depth``: of references and unions."""
+    if not isinstance(schema, dict) or not depth:
+        return None
+    if isinstance(schema.get("$ref"), str):
+        return constants(found_at(schema["$ref"], root), root, depth - 1)
+    options = schema.get("anyOf", schema.get("oneOf"))
+    if isinstance(options, list):
+        found = [constants(one, root, depth - 1) for one in options]
+        return None if None in found else [value for values in found for value in values or ()] or None
+    return [None] if schema.get("type") == NULL else _values(schema) or None
+
+
+def _values(schema: dict[str, Any]) -> list[Any]:
+    """The values of ``const`` or ``enum`` in a schema; empty if it has neither."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return values if isinstance(values, list) else []
+
+
+def _type_of(value: Any) -> str:
+    """The name of a JSON value's type."""
+    match value:
+        case None:
+            return NULL
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+    return "array" if isinstance(value, list) else "object"
+
+
+def found_at(reference: str, root: Any) -> Any:
+    """The part of ``root`` that a reference refers to; None if there is none."""
+    if not reference.startswith("#/"):
+        return None
+    for key in reference[2:].split("/"):
         root = root.get(key) if isinstance(root, dict) else None
     return root
 
@@ -64,11 +101,14 @@ def _found(keys: list[str], root: Any) -> Any:
 def converted(text: str, types: list[str]) -> str:
     """Turn the text of a value into JSON, as the first of ``types`` that it fits. If it fits none, it becomes
     a JSON string. Not for values that are always text (`only_text`)."""
-    if text.lower() == NULL:
+    word = text.strip().lower()
+    if word == NULL:
         return NULL
     for kind in types:
-        if kind in ("boolean", "bool", "binary") and (len(types) == 1 or text.lower() in ("true", "false")):
-            return json.dumps(text.lower() == "true")
+        if kind in ("boolean", "bool", "binary"):
+            if len(types) == 1 or word in ("true", "false"):
+                return json.dumps(word == "true")
+            continue
         value = None if kind in _TEXTS or len(text) > MAX_VALUE else _json_of(text, kind)
         if value is not None:
             return value
@@ -89,6 +129,8 @@ def _json_of(text: str, kind: str) -> str | None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the parser warns of odd escapes in the model's text
                 value = ast.literal_eval(text)
+        if not isinstance(value, {"object": dict, "array": list}.get(kind, object)):
+            return None
         found = json.dumps(value, ensure_ascii=False, allow_nan=False)
         found.encode()  # refuse a lone surrogate
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError, OverflowError):

@@ -1,20 +1,20 @@
 """Tool calls in Python, ``[get_weather(city="Oslo"), add(a=1, b=2)]``, read from streamed text.
 
-A call is delivered when its parenthesis closes. Its arguments are Python literals, given by name, and become
-JSON. Nothing is evaluated.
+A call's arguments are delivered when its parenthesis closes. They are Python literals, given by name, and
+become JSON. Nothing is evaluated.
 """
 
 from __future__ import annotations
 
 import ast
 import json
-import keyword
 import re
 import warnings
 from collections.abc import Iterator
 from enum import Enum, auto
 
 from ..conversation.items import MAX_NAME
+from ..text.stop_strings import first_tag
 from .scanner import CallArguments, CallClosed, CallOpened, Piece, PlainText
 
 MAX_CALL = 65_536
@@ -23,20 +23,19 @@ MAX_CALL = 65_536
 _OPENS = re.compile(r"\s*\[\s*[A-Za-z_][\w.]*\s*\(")
 _MAY_OPEN = re.compile(r"\s*(?:\[\s*(?:[A-Za-z_][\w.]*\s*)?)?")
 _NAME = re.compile(r"[\s,\[]*([A-Za-z_][\w.]*)\s*\(")
-_KEYWORD = re.compile(rf"[(,]\s*(?P<name>{'|'.join(sorted(keyword.kwlist))})\s*=(?!=)")
-_ESCAPED = "__keyword_"
+_ARGUMENT_OR_CONTROL = re.compile(r"(?P<control>[\x00-\x1f])|[(,]\s*(?P<name>[^\s()\[\]{},'\"=]+)\s*=(?!=)")
 _PAIRS = {")": "(", "]": "[", "}": "{"}
 _WORDS = {"true": True, "false": False, "null": None}
 
 
 class _ListState(Enum):
-    """Where in a reply the next text is: at its beginning, in its list of calls, in text, or behind the
-    list."""
+    """Where in a reply the next text is: in text, where a list of calls may begin, in the list, or behind
+    it."""
 
+    TEXT = auto()
     BEGINNING = auto()
     CALLS = auto()
-    TEXT = auto()
-    END = auto()  # the list is over: the rest is dropped
+    END = auto()  # the list is over: what follows is dropped
 
 
 class _ParenthesisScanner:
@@ -53,6 +52,11 @@ class _ParenthesisScanner:
     def between_arguments(self) -> bool:
         """Whether the next text is in no string and no inner bracket."""
         return not self._quote and self._opened == ["("]
+
+    @property
+    def in_line(self) -> bool:
+        """Whether the next text is in a string that has to end on its line."""
+        return len(self._quote) == 1
 
     def feed(self, text: str) -> bool:
         """Read ``text``, which is all text of the call so far, from the index ``read`` on. Returns whether
@@ -103,98 +107,179 @@ class _ParenthesisScanner:
 
 
 class PythonCallParser:
-    """Splits one reply into text and calls that are written in Python: the reply is a list of calls from its
-    beginning on, or it is all text."""
+    """Splits one reply into text and calls that are written in Python. Without an ``opening`` tag, the reply is
+    a list of calls from its beginning on, or it is all text. With one, a list of calls stands between it and
+    the ``closing`` tag, and a call that cannot be read is told as broken."""
 
-    def __init__(self) -> None:
-        self._state = _ListState.BEGINNING
-        self._held = ""
-        self._called = False  # a call was delivered
+    def __init__(self, opening: str = "", closing: str = "") -> None:
+        self._opening, self._closing = opening, closing
+        self._state = _ListState.TEXT if opening else _ListState.BEGINNING
+        self._held = ""  # text that is not decided yet
+        self._before = ""  # text before `_held` that is delivered if no call follows
+        self._trim = False  # drop white space, because the text is directly behind a closing tag
+        self._called = False  # a call of this list was delivered
+        self._open = False  # the call that is being read was told
         self._scanner = _ParenthesisScanner()
 
     def feed(self, text: str) -> Iterator[Piece]:
         """Take more text of the reply. Yields what is certain now, in order: text and parts of calls."""
         self._held += text
-        if self._state is _ListState.BEGINNING:
-            self._begin()
-        while self._state is _ListState.CALLS and not self._ends() and self._scanner.feed(self._held):
-            written, self._held = self._held[: self._scanner.read], self._held[self._scanner.read :]
-            self._scanner = _ParenthesisScanner()
-            yield from self._call(written)
-        if self._state is _ListState.CALLS and len(self._held) > MAX_CALL:
-            self._state = _ListState.END if self._called else _ListState.TEXT
-        if self._state is _ListState.TEXT:
-            yield from self._text()
-        elif self._state is _ListState.END:
-            self._held = ""
+        before: tuple[_ListState, int] | None = None
+        while self._held and before != (self._state, len(self._held)):
+            before = (self._state, len(self._held))
+            match self._state:
+                case _ListState.TEXT:
+                    yield from self._in_text()
+                case _ListState.BEGINNING:
+                    yield from self._begin()
+                case _ListState.CALLS:
+                    yield from self._in_calls()
+                case _ListState.END:
+                    self._behind()
 
     def passes(self, text: str) -> bool:
-        """Whether `feed` would yield ``text`` unchanged as plain text. Always False here."""
-        return False
+        """Whether `feed` would yield all of ``text`` as plain text now, and change nothing."""
+        free = self._opening and self._state is _ListState.TEXT and not (self._held or self._trim)
+        return bool(free) and self._opening[0] not in text and not text[-1].isspace()
 
     def finish(self, *, cut: bool) -> Iterator[Piece]:
         """Called once, when the reply is over: yields the rest of its text and calls. ``cut``: it was ended
-        from outside; then an incomplete call is dropped."""
+        from outside; then an incomplete call without tags is dropped."""
+        held, self._held = self._held, ""
         unknown = self._state is _ListState.CALLS and not self._called and not cut
-        if unknown or self._state is _ListState.BEGINNING:
-            yield from self._text()
-        self._state, self._held = _ListState.END, ""
+        if self._open:
+            yield CallClosed(complete=False)
+        elif self._state is _ListState.TEXT:
+            yield from self._text(held)
+        elif unknown or (self._state is _ListState.BEGINNING and not (cut and self._opening)):
+            yield from self._text(self._before + held)
+        self._state, self._open = _ListState.END, False
 
-    def _begin(self) -> None:
+    def _in_text(self) -> Iterator[Piece]:
+        if not self._opening:
+            words, self._held = self._held, ""
+            yield from self._text(words)
+            return
+        at, tag = first_tag(self._held, (self._opening,))
+        words, behind = self._held[:at].rstrip(), at + len(tag)
+        if tag:
+            self._state, self._called, self._before = (
+                _ListState.BEGINNING,
+                False,
+                self._held[len(words) : behind],
+            )
+        self._held = self._held[behind if tag else len(words) :]
+        yield from self._text(words)
+
+    def _begin(self) -> Iterator[Piece]:
         if _OPENS.match(self._held):
             self._state = _ListState.CALLS
         elif _MAY_OPEN.fullmatch(self._held) is None:
-            self._state = _ListState.TEXT
+            yield from self._no_list()
 
-    def _ends(self) -> bool:
-        """Whether the list of calls is over; if its closing bracket comes now, go to the state END."""
+    def _no_list(self) -> Iterator[Piece]:
+        """What is held is no list of calls: it is text."""
+        self._state = _ListState.TEXT
+        yield from self._text(self._before)
+
+    def _in_calls(self) -> Iterator[Piece]:
+        """Read on in the list: tell each call with the parenthesis that closes it, or its name first if there
+        are tags. Then the list cannot reach beyond the closing tag."""
         if self._called and self._held.lstrip().startswith("]"):
             self._state = _ListState.END
-        return self._state is _ListState.END
+            return
+        end, tag = self._end()
+        name = None if self._open or not self._opening else _NAME.match(self._held, 0, end)
+        if name is not None and len(name[1]) <= MAX_NAME:
+            self._called = self._open = True
+            yield CallOpened(name[1])
+        closed = self._scanner.feed(self._held[:end])
+        if closed and self._scanner.read <= MAX_CALL:
+            written, self._held = self._held[: self._scanner.read], self._held[self._scanner.read :]
+            self._scanner = _ParenthesisScanner()
+            yield from self._call(written)
+        elif tag or self._scanner.read > MAX_CALL:
+            self._scanner = _ParenthesisScanner()
+            if self._open:
+                yield CallClosed(complete=False)
+            self._open, self._state = False, _ListState.END
+            yield from () if self._called else self._no_list()
 
-    def _text(self) -> Iterator[Piece]:
-        text, self._held = self._held, ""
-        if text:
-            yield PlainText(text)
+    def _end(self) -> tuple[int, str]:
+        """Where the closing tag is, as `first_tag` tells it. Only text that was not read yet is searched."""
+        if not self._closing:
+            return len(self._held), ""
+        start = max(0, self._scanner.read - len(self._closing))
+        at, tag = first_tag(self._held[start:], (self._closing,))
+        return start + at, tag
+
+    def _behind(self) -> None:
+        """Drop what follows the list, up to the closing tag if there is one."""
+        at, tag = first_tag(self._held, (self._closing,)) if self._closing else (len(self._held), "")
+        self._held = self._held[at + len(tag) :]
+        if tag:
+            self._state, self._trim, self._before = _ListState.TEXT, True, ""
+
+    def _text(self, words: str) -> Iterator[Piece]:
+        if self._trim:
+            words = words.lstrip()
+        if words:
+            self._trim = False
+            yield PlainText(words)
 
     def _call(self, written: str) -> Iterator[Piece]:
         name = _NAME.match(written)
         arguments = None if name is None else _arguments(written[name.start(1) :])
-        if name is not None and arguments is not None and len(name[1]) <= MAX_NAME:
-            self._called = True
+        known = name is not None and len(name[1]) <= MAX_NAME
+        if name is None or not (known and (arguments is not None or self._called)):
+            if not self._called:
+                self._held = written + self._held
+                yield from self._no_list()
+            return
+        if not self._open:
             yield CallOpened(name[1])
+        self._called, self._open = True, False
+        if arguments is not None:
             yield CallArguments(arguments)
-            yield CallClosed(complete=True)
-        elif not self._called:
-            self._state, self._held = _ListState.TEXT, written + self._held
-        elif name is not None and len(name[1]) <= MAX_NAME:
-            yield CallOpened(name[1])
-            yield CallClosed(complete=False)
+        yield CallClosed(complete=arguments is not None)
 
 
-def _parsed(written: str) -> ast.expr:
-    """The call's syntax tree. Raises what `ast.parse` raises."""
+def _parsed(written: str) -> tuple[ast.expr, list[str]]:
+    """The call's syntax tree, and names that stand for its arguments' names, which are numbered then. Raises
+    what `ast.parse` raises."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the parser warns of odd escapes in the model's text
         try:
-            return ast.parse(written, mode="eval").body
-        except SyntaxError:
-            return ast.parse(_escaped_keywords(written), mode="eval").body
+            return ast.parse(written, mode="eval").body, []
+        except (SyntaxError, ValueError):
+            mended, names = _mended(written)
+            return ast.parse(mended, mode="eval").body, names
 
 
-def _escaped_keywords(written: str) -> str:
-    """The call with a prefix on arguments that are named like Python's keywords, so that it parses."""
-    kept, at, scanner = list[str](), 0, _ParenthesisScanner()
-    for found in _KEYWORD.finditer(written):
-        scanner.feed(written[: found.start("name")])
-        if scanner.between_arguments:
-            kept += [written[at : found.start("name")], _ESCAPED]
-            at = found.start("name")
-    return "".join([*kept, written[at:]])
+def _mended(written: str) -> tuple[str, list[str]]:
+    """A call that is no Python, mended: its arguments' names, which may be no names of Python, replaced by
+    numbered ones, and control characters in its strings, such as line breaks, written as escapes. Also returns
+    the names."""
+    kept, names, at, scanner = list[str](), list[str](), 0, _ParenthesisScanner()
+    for found in _ARGUMENT_OR_CONTROL.finditer(written):
+        scanner.feed(written[: found.end() if found["control"] else found.start("name")])
+        if found["control"] and scanner.in_line and written[found.start() - 1] != "\\":
+            kept += [written[at : found.start()], f"\\x{ord(found['control']):02x}"]
+            at = found.end()
+        elif found["name"] and scanner.between_arguments:
+            kept += [written[at : found.start("name")], f"_{len(names)}"]
+            names.append(found["name"])
+            at = found.end("name")
+    return "".join([*kept, written[at:]]), names
 
 
 class _JSONWords(ast.NodeTransformer):
-    """Replaces JSON's ``true``, ``false`` and ``null``, which models mix in, by Python's constants."""
+    """Replaces JSON's ``true``, ``false`` and ``null``, which models mix in, by Python's constants, and sets
+    by lists."""
+
+    def visit_Set(self, node: ast.Set) -> ast.AST:
+        """Called for each set in the syntax tree: returns it as a list, because JSON has no sets."""
+        return self.generic_visit(ast.List(node.elts, ast.Load()))
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         """Called for each name in the syntax tree: returns Python's constant for one of JSON's words, else the
@@ -207,12 +292,12 @@ def _arguments(written: str) -> str | None:
     if len(written) > MAX_CALL:
         return None
     try:
-        call = _parsed(written)
+        call, names = _parsed(written)
         if not isinstance(call, ast.Call) or call.args or any(one.arg is None for one in call.keywords):
             return None
         given = {
-            str(one.arg).removeprefix(_ESCAPED): ast.literal_eval(_JSONWords().visit(one.value))
-            for one in call.keywords
+            names[at] if names else str(one.arg): ast.literal_eval(_JSONWords().visit(one.value))
+            for at, one in enumerate(call.keywords)
         }
         arguments = json.dumps(given, ensure_ascii=False, allow_nan=False)
         arguments.encode()  # refuse a lone surrogate

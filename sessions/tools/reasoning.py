@@ -9,20 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from ..text.stop_strings import overlap
-from .scanner import first_tag
+from ..text.stop_strings import first_tag
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningTags:
     """How one form writes reasoning: between the tags ``begin`` and ``end``.
 
-    ``around``: tags that the model writes around its answer. The answer is delivered without them.
+    ``around``: tags that the model writes around its answer. The answer is delivered without them. ``label``:
+    text at the beginning of the reasoning that is no part of it.
     """
 
     begin: str
     end: str
     around: tuple[str, ...] = ()
+    label: str = ""
 
 
 THINK = ReasoningTags("<think>", "</think>")
@@ -38,10 +39,12 @@ class _SplitState(Enum):
 
 class ReasoningSplitter:
     """Splits one reply into reasoning and answer. ``opened``: the template wrote the opening tag, so the reply
-    begins inside the reasoning."""
+    begins inside the reasoning. ``calls``: an opening of calls that ends the reasoning, too; empty if there is
+    none."""
 
-    def __init__(self, tags: ReasoningTags = THINK, *, opened: bool = False) -> None:
+    def __init__(self, tags: ReasoningTags = THINK, *, opened: bool = False, calls: str = "") -> None:
         self._tags = tags
+        self._ends = (tags.end, calls) if calls else (tags.end,)
         self._state = _SplitState.REASONING if opened else _SplitState.BEGINNING
         self._held = ""
         self._lead = True  # drop white space: the next text begins the reasoning or the answer
@@ -71,22 +74,20 @@ class ReasoningSplitter:
         return "", held if self._state is _SplitState.BEGINNING else self._trimmed(held)
 
     def _begin(self) -> None:
-        bare, begin = self._held.lstrip(), self._tags.begin
+        bare, begin = self._held.lstrip(), self._tags.begin + self._tags.label
         if bare.startswith(begin):
             self._state, self._held = _SplitState.REASONING, bare[len(begin) :]
         elif not begin.startswith(bare):
             self._state, self._lead = _SplitState.ANSWER, False
 
     def _reason(self) -> str:
-        reasoning, tag, after = self._held.partition(self._tags.end)
+        at, tag = first_tag(self._held, self._ends)
+        reasoning = self._held[:at].rstrip()
+        self._held = self._held[at + len(tag) if tag == self._tags.end else at if tag else len(reasoning) :]
+        trimmed = self._trimmed(reasoning)
         if tag:
-            self._state, self._held = _SplitState.ANSWER, after
-            trimmed = self._trimmed(reasoning.rstrip())
-            self._lead = True
-            return trimmed
-        free = len(reasoning[: len(reasoning) - overlap(reasoning, [self._tags.end])].rstrip())
-        self._held = reasoning[free:]
-        return self._trimmed(reasoning[:free])
+            self._state, self._lead = _SplitState.ANSWER, True
+        return trimmed
 
     def _answer(self) -> str:
         answer = ""

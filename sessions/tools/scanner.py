@@ -8,9 +8,8 @@ as not complete. The result does not depend on how the text was cut into pieces.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol, TypeAlias
@@ -19,14 +18,9 @@ import msgspec
 import regex
 
 from ..conversation.items import MAX_NAME
-from ..text.stop_strings import overlap
+from ..text.stop_strings import first_tag
+from .objects import SPACE, GemmaScanner, ObjectScanner, object_in
 
-SPACE = " \t\n\r"
-"""The white space of JSON."""
-
-_LITERAL = re.compile(r"true|false|null|-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
-_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')  # characters of a string that neither end it nor begin an escape
-_HEX = frozenset("0123456789abcdefABCDEF")
 _FIRST_KEY = re.compile(r'\{\s*"([^"\\]*)"')
 _BARE = regex.compile(r'\s*(?:```[a-z]*\s*)?(?P<call>\{\s*"name"\s*:\s*"(?P<name>[^"\\]+)")')
 _BLOCK = re.compile(r"```[a-z]*\s*(.*?)\s*```", re.DOTALL)
@@ -99,11 +93,15 @@ class CallFormat:
     """How one form writes calls with JSON arguments. The head of a call is its text before the ``{`` of its
     arguments.
 
-    ``head``: matches the head of a call that is an object; its group ``name`` is a JSON string.
+    ``head``: matches the head of a call that is an object; its group ``name`` is a JSON string. None if the
+    form has no such calls.
 
     ``openings``: tags before calls. If there are none, a reply is either only calls or only text.
 
     ``closing``: the tag behind calls. If it is empty, a call ends with its arguments.
+
+    ``over``: of a form without a closing tag: the tag behind the last call, where text may follow. If it is
+    empty, text behind a call is dropped.
 
     ``optional``: text that may come between an opening, or the beginning of the reply, and the calls.
 
@@ -120,18 +118,23 @@ class CallFormat:
     ``bare``: a whole reply that is nothing but one call of an offered tool, alone or as a block of code, is a
     call without its tags.
 
+    ``quote``: the arguments are in the notation of Gemma, with this text around strings. If it is empty, they
+    are JSON.
+
     ``marks``: the form's special tokens. Decoding drops these, so the reader puts their texts back.
     """
 
-    head: re.Pattern[str]
+    head: re.Pattern[str] | None = None
     openings: tuple[str, ...] = ()
     closing: str = ""
+    over: str = ""
     optional: str = ""
     listed: bool = False
     key: str = "name"
     named: regex.Pattern[str] | None = None
     no_arguments: bytes = b""
     bare: bool = False
+    quote: str = ""
     marks: tuple[str, ...] = ()
 
 
@@ -151,7 +154,8 @@ class CallScanner:
 
     In a form with a closing tag, everything between an opening and the closing tag is either only calls or
     text. In other forms, text that begins like a call is a call until it breaks. Text behind a call is dropped
-    there; only further calls are delivered. ``names``: those of the tools that are offered.
+    there, up to the tag ``over``; only further calls are delivered. ``names``: those of the tools that are
+    offered.
     """
 
     def __init__(self, form: CallFormat, names: Collection[str] = ()) -> None:
@@ -165,10 +169,11 @@ class CallScanner:
         self._before = ""  # text before `_held` that is delivered if no call follows
         self._listed = False  # the call that may begin is an element of a list
         self._called = False  # a call was delivered; in forms with a closing tag: since the last tag
-        self._object = ObjectScanner()  # the object that is being read: a call or its arguments
+        self._object: ObjectScanner | GemmaScanner = ObjectScanner()  # what is read: a call or its arguments
         self._scanned = 0  # how many characters of `_held` `_object` has read in the state HEAD
         self._body = ""  # what it has made of them
-        self._around = ObjectScanner()  # the object around the arguments: finds where the call ends
+        self._around: ObjectScanner | GemmaScanner = ObjectScanner()
+        """The object around the arguments: finds where the call ends."""
         self._lost = False  # no list of calls follows: skip everything up to a tag
         self._trim = False  # drop white space, because the text is directly behind a closing tag
         self._firsts = frozenset(opening[0] for opening in form.openings)
@@ -266,14 +271,17 @@ class CallScanner:
         """Go to the state ARGUMENTS: the call of the tool ``name`` begins, and ``held`` begins with its
         arguments."""
         self._state, self._held, self._called = _ScanState.ARGUMENTS, held, True
-        self._object, self._around, self._lost = ObjectScanner(), ObjectScanner(), False
+        quote = self._form.quote
+        self._object = GemmaScanner(quote) if quote else ObjectScanner()
+        self._around, self._lost = ObjectScanner(), False
         self._around.feed(_ARGUMENTS_READ)
         yield CallOpened(name)
 
     def _opened(self, end: int) -> tuple[str, str] | None:
         """If the held text begins with the head of a call (its text before the arguments) that ends before the
         index ``end``: the tool's name, and the held text from the arguments on. Else None."""
-        head = self._form.head.match(self._held, 0, end)
+        form = self._form.head
+        head = None if form is None else form.match(self._held, 0, end)
         name = None if head is None else _name_in(head["name"])
         return None if head is None or name is None else (name, self._held[head.end() - 1 :])
 
@@ -298,21 +306,21 @@ class CallScanner:
                 self._expect(bare[len(form.optional) :], before)
         elif form.listed and not self._listed and bare[0] == "[":
             self._expect(bare[1:], self._before + "[", listed=True)
-        elif bare[0] == "{":
-            yield from self._in_object()
+        elif bare[0] == "{" and form.head is not None:
+            yield from self._in_object(form.head)
         elif form.named is not None and not self._listed:
             yield from self._in_named(form.named)
         else:
             yield from self._no_call()
 
-    def _in_object(self) -> Iterator[Piece]:
+    def _in_object(self, form: re.Pattern[str]) -> Iterator[Piece]:
         """Read an object. If its head does not match, it can still be a call: its first key must be one that
         calls have."""
         opened = self._opened(len(self._held))
         if opened is not None:
             yield from self._open(*opened)
             return
-        head, key = self._form.head.match(self._held), _FIRST_KEY.match(self._held)
+        head, key = form.match(self._held), _FIRST_KEY.match(self._held)
         if head is None and (key is None or key[1] in self._keys):
             self._scan(len(self._held))
             if not self._object.broken and not self._object.done:
@@ -342,11 +350,15 @@ class CallScanner:
 
     def _behind(self) -> None:
         """After a call, in a form without a closing tag: drop text up to the next opening tag or, in forms
-        without these and inside a list, the next ``{``. There a call may begin: go to the state HEAD."""
-        end, tag = first_tag(self._held, self._form.openings)
-        begun = self._held.find("{", 0, end) if not self._form.openings or self._listed else -1
+        without these and inside a list, the next ``{``. There a call may begin: go to the state HEAD. Behind
+        the tag ``over``, go to the state TEXT."""
+        form = self._form
+        end, tag = first_tag(self._held, (*form.openings, form.over) if form.over else form.openings)
+        begun = self._held.find("{", 0, end) if not form.openings or self._listed else -1
         if begun >= 0:
             self._expect(self._held[begun:], listed=self._listed)
+        elif tag and tag == form.over:
+            self._state, self._held, self._trim = _ScanState.TEXT, self._held[end + len(tag) :], True
         elif tag:
             self._expect(self._held[end + len(tag) :])
         else:
@@ -423,13 +435,6 @@ class CallScanner:
             yield from _pieces_of(call)
 
 
-def first_tag(text: str, tags: Sequence[str]) -> tuple[int, str]:
-    """The index of the first of the tags in the text, and that tag. If there is none, the index at which one
-    may begin at the text's end, and an empty tag."""
-    found = [(at, tag) for tag in tags if (at := text.find(tag)) >= 0]
-    return min(found) if found else (len(text) - overlap(text, tags), "")
-
-
 def _pieces_of(call: tuple[str, str]) -> Iterator[Piece]:
     yield CallOpened(call[0])
     yield CallArguments(call[1])
@@ -483,125 +488,3 @@ def _whole_call(body: str, form: CallFormat) -> tuple[str, str] | None:
         return None
     name, whole = _name_in(bytes(call.get(form.key, b""))), object_in(arguments)
     return None if name is None or whole is None else (name, whole)
-
-
-# --- JSON objects -----------------------------------------------------------------------------------------
-
-
-class _Expect(Enum):
-    """What may come next in an object, outside of strings and literals."""
-
-    VALUE = auto()
-    VALUE_OR_END = auto()
-    KEY = auto()
-    KEY_OR_END = auto()
-    COLON = auto()
-    COMMA_OR_END = auto()
-
-
-_KEYS = (_Expect.KEY, _Expect.KEY_OR_END)
-_VALUES = (_Expect.VALUE, _Expect.VALUE_OR_END)
-_ENDS = (_Expect.COMMA_OR_END, _Expect.KEY_OR_END, _Expect.VALUE_OR_END)
-
-
-class ObjectScanner:
-    """Finds the end of one JSON object (RFC 8259). It remembers only the nesting, not the text.
-
-    Two mistakes that models make are mended: control characters in a string, such as a line break, are written
-    as escapes, and a comma before a closing bracket is left out.
-
-    ``done``: the object is whole. ``broken``: the text is not a valid object. ``written``: what the last `feed`
-    makes of its text; together, a valid object.
-    """
-
-    def __init__(self) -> None:
-        self.done = False
-        self.broken = False
-        self.written = ""
-        self._comma = ""  # a comma and the white space behind it, which wait for what follows
-        self._open: list[str] = []
-        self._expect = _Expect.VALUE
-        self._string: str | None = None  # None outside, "" inside, "\\" or "u…" within an escape
-        self._literal = ""
-
-    def feed(self, text: str) -> int:
-        """Read until the object is done or broken, or the text ends. Returns how many characters of ``text``
-        belong to it."""
-        at, written = 0, list[str]()
-        while at < len(text) and not (self.done or self.broken):
-            if self._string == "" and (plain := _PLAIN.match(text, at)):
-                written.append(plain[0])
-                at = plain.end()
-            else:
-                made = self._read(text[at])
-                if not self.broken:
-                    written.append(made)
-                    at += 1
-        self.written = "".join(written)
-        return at
-
-    def _read(self, character: str) -> str:
-        """Read one character. Returns what is written for it, and for a comma before it."""
-        if self._string is not None:
-            control = self._string == "" and character < " "
-            self._in_string(character, self._string)
-            return json.dumps(character)[1:-1] if control else character
-        if self._literal and character not in ",]}" + SPACE:
-            self._literal += character
-            return character
-        self.broken = bool(self._literal) and _LITERAL.fullmatch(self._literal) is None
-        self._literal = ""
-        if self.broken:
-            return ""
-        if character in SPACE:
-            if self._comma:
-                self._comma += character
-                return ""
-            return character
-        comma = self._comma[1:] if character in "]}" else self._comma
-        self._token(character)
-        self._comma = character if character == "," else ""
-        return comma + ("" if character == "," else character)
-
-    def _in_string(self, character: str, escape: str) -> None:
-        if escape == "":
-            self._string = {'"': None, "\\": "\\"}.get(character, "")
-        elif escape == "\\":
-            self.broken = character not in '"\\/bfnrtu'
-            self._string = "u" if character == "u" else ""
-        else:
-            self.broken = character not in _HEX
-            self._string = "" if len(escape) == 4 else escape + character
-
-    def _token(self, character: str) -> None:
-        """Read the first character of a string or literal, or one of ``{}[]:,``."""
-        expect = self._expect
-        if not self._open and character != "{":
-            self.broken = True
-        elif character == '"' and expect in _KEYS + _VALUES:
-            self._string = ""
-            self._expect = _Expect.COLON if expect in _KEYS else _Expect.COMMA_OR_END
-        elif character == ":" and expect is _Expect.COLON:
-            self._expect = _Expect.VALUE
-        elif character == "," and expect is _Expect.COMMA_OR_END:
-            self._expect = _Expect.KEY if self._open[-1] == "{" else _Expect.VALUE
-        elif character in "]}":
-            ends = expect in _ENDS or bool(self._comma)
-            self.broken = not ends or self._open.pop() + character not in ("{}", "[]")
-            self._expect = _Expect.COMMA_OR_END
-            self.done = not self.broken and not self._open
-        elif character in "{[" and expect in _VALUES:
-            self._open.append(character)
-            self._expect = _Expect.KEY_OR_END if character == "{" else _Expect.VALUE_OR_END
-        elif expect in _VALUES:
-            self._literal, self._expect = character, _Expect.COMMA_OR_END
-        else:
-            self.broken = True
-
-
-def object_in(text: str) -> str | None:
-    """The JSON object that the text is, apart from white space around it, mended as `ObjectScanner` does; None
-    if it is none."""
-    scanner = ObjectScanner()
-    stripped = text.strip(SPACE)
-    return scanner.written if scanner.feed(stripped) == len(stripped) and scanner.done else None

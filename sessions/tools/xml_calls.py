@@ -17,8 +17,9 @@ from typing import Any
 import regex
 
 from ..conversation.items import MAX_NAME, Tool
+from ..text.stop_strings import first_tag
 from .parameter_types import NULL, converted, only_text, types_of
-from .scanner import CallArguments, CallClosed, CallOpened, Piece, PlainText, first_tag
+from .scanner import CallArguments, CallClosed, CallOpened, Piece, PlainText
 
 MAX_HEAD = 1024
 """The most characters from an opening to the end of the call's head."""
@@ -35,6 +36,9 @@ class XmlFormat:
     ``parameter``: matches the tag before a value; it begins with the text ``begin``. ``parameter_end``: the tag
     behind the value.
 
+    ``exact``: a text is its value as it stands, also if it is ``null``. Else one line break at each of its ends
+    belongs to the tags.
+
     ``marks``: the form's special tokens. Decoding drops these, so the reader puts their texts back.
     """
 
@@ -45,6 +49,7 @@ class XmlFormat:
     begin: str
     parameter: regex.Pattern[str]
     parameter_end: str
+    exact: bool = False
     marks: tuple[str, ...] = ()
 
 
@@ -72,7 +77,7 @@ class XmlCallParser:
         self._trim = False  # drop white space, because the text is directly behind a call
         self._schema: dict[str, Any] = {}  # the schema of the open call's arguments
         self._names: set[str] = set()  # names of the open call's parameters so far
-        self._value = _Value([], repeated=False)
+        self._value = _Value([])
 
     def feed(self, text: str) -> Iterator[Piece]:
         """Take more text of the reply. Yields what is certain now, in order: text and parts of calls."""
@@ -146,7 +151,7 @@ class XmlCallParser:
                 self._held = self._held[len(tag) :]
             elif not parameter.partial:
                 self._part, self._held = _Part.VALUE, self._held[parameter.end() :]
-                yield from self._begin(parameter["name"].strip())
+                yield from self._begin(parameter["name"])
         elif tag:
             self._part = _Part.BEHIND
             self._held = self._held[len(tag) :] if tag == form.end else self._held
@@ -156,8 +161,11 @@ class XmlCallParser:
     def _begin(self, name: str) -> Iterator[Piece]:
         """Begin the value of the parameter ``name``. If a name comes again, its later values are dropped."""
         properties = self._schema.get("properties")
-        found = properties.get(name) if isinstance(properties, dict) else None
-        self._value = _Value(types_of(found, self._schema), repeated=name in self._names)
+        properties = properties if isinstance(properties, dict) else {}
+        name = name if name in properties else name.strip()
+        found = properties.get(name)
+        types = types_of(found, self._schema)
+        self._value = _Value(types, repeated=name in self._names, exact=self._form.exact)
         if name not in self._names:
             yield CallArguments(f"{', ' if self._names else '{'}{json.dumps(name, ensure_ascii=False)}: ")
         self._names.add(name)
@@ -204,36 +212,44 @@ class XmlCallParser:
 
 class _Value:
     """Turns the text of one argument's value into JSON while it comes. ``types``: the types that the schema
-    allows. ``repeated``: the value is dropped, because the call has had an argument of this name."""
+    allows. ``repeated``: the value is dropped, because the call has had an argument of this name. ``exact``: as
+    `XmlFormat` has it."""
 
-    def __init__(self, types: list[str], *, repeated: bool) -> None:
+    def __init__(self, types: list[str], *, repeated: bool = False, exact: bool = False) -> None:
         self._types = types
         self._repeated = repeated
         self._streams = only_text(types)
+        self._break = "" if exact else "\n"  # what is dropped at both ends
+        self._null = "" if exact and NULL not in types else NULL  # the text that is null; empty: none is
         self._held = ""
         self._begun = False  # a part of the value was delivered
-        self._lead = True  # a line break directly behind the opening tag is dropped
+        self._lead = True  # the next text is directly behind the opening tag
 
     def feed(self, text: str) -> str:
         """Take more text of the value. Returns what is certain now of its JSON; "" for a value that is not
         text."""
         self._held += text
         if self._lead and self._held:
-            self._held, self._lead = self._held.removeprefix("\n"), False
-        if not self._streams or (not self._begun and NULL.startswith(self._held.rstrip("\n").lower())):
+            self._held, self._lead = self._held.removeprefix(self._break), False
+        if not self._streams or (not self._begun and self._may_be_null(self._held)):
             return ""
-        free = len(self._held) - self._held.endswith("\n")
+        free = len(self._held) - (bool(self._break) and self._held.endswith("\n"))
         text, self._held = self._held[:free], self._held[free:]
         return self._quoted(text) if text else ""
 
     def finish(self) -> str:
         """Called once, when the value is over: returns the rest of its JSON; "" if it is dropped."""
-        text = self._held.removesuffix("\n")
+        text = self._held.removesuffix(self._break)
         if self._repeated:
             return ""
-        if not self._begun and (text.lower() == NULL or not self._streams):
+        if not self._begun and not self._streams:
             return converted(text, self._types)
-        return self._quoted(text) + '"'
+        null = not self._begun and text.lower() == self._null
+        return NULL if null and text else self._quoted(text) + '"'
+
+    def _may_be_null(self, text: str) -> bool:
+        """Whether the value, which begins with ``text``, may be null."""
+        return self._null.startswith(text.removesuffix(self._break).lower())
 
     def _quoted(self, text: str) -> str:
         """``text`` as the inside of a JSON string. The opening quotation mark comes first if nothing was

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 from jinja2.exceptions import SecurityError
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -33,11 +34,13 @@ from holdfast.sessions.conversation.items import (
 )
 from holdfast.sessions.conversation.tree import TurnReply
 from holdfast.sessions.errors import TemplateFailed
+from holdfast.sessions.text.chat_template import CallIds
 from holdfast.sessions.text.language import Language
 from holdfast.sessions.text.renderer import Renderer
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 from holdfast.sessions.text.tool_fallback import answered, called, instructions_with
 from holdfast.sessions.token_ids import ids_of
+from holdfast.sessions.tools.formats import REASONING
 from holdfast.sessions.turn.reply_reader import ReplyReader
 from holdfast.sessions.turn.request import TurnRequest
 
@@ -302,6 +305,12 @@ def _tools(name: str) -> str:
     return EQUAL if shown and talk.prompt() == encoded(name, text) else "differs"
 
 
+def id_for(name: str, call: FunctionCall, at: int = 0) -> str:
+    """The id that the template gets for call number ``at``."""
+    numbered = language(name).report.rules.ids is CallIds.NUMBERED
+    return f"functions.{call.name}:{at}" if numbered else call.call_id
+
+
 def written_call(name: str, *calls: FunctionCall) -> tuple[str, list[int], list[int], bool]:
     """Calls (`CALL`, or others) and their outputs as transformers has the template write them.
 
@@ -309,7 +318,8 @@ def written_call(name: str, *calls: FunctionCall) -> tuple[str, list[int], list[
     """
     before = theirs(name, [ASKED], [SCHEMA])
     rules, made, told = language(name).report.rules, [], []
-    for call in calls or (CALL,):
+    for at, call in enumerate(calls or (CALL,)):
+        call = msgspec.structs.replace(call, call_id=id_for(name, call, at))
         arguments = call.arguments if rules.text_arguments else json.loads(call.arguments)
         function = {"name": call.name, "arguments": arguments}
         made.append({"type": "function", "id": call.call_id, "function": function})
@@ -337,6 +347,9 @@ def _calls(name: str) -> str:
     if not found.report.call:
         return UNWRITTEN
     _, reply, _, _ = written_call(name)
+    tags = REASONING.get(found.forms.reasoning)
+    if found.forms.opened and tags is not None and tags.end not in tokenizer_of(name).decode(reply):
+        reply = [*encoded(name, tags.end), *reply]  # the model closes what the prompt has opened
     ends = frozenset(map(found.tokenizer.backend.token_to_id, PUBLISHED[name].ends))
     reader = ReplyReader(found.tokenizer, end_ids=ends, forms=found.forms)
     reader.feed(reply)

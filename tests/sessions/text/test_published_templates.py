@@ -17,6 +17,7 @@ from holdfast.sessions.conversation.edits import end_with, rewind
 from holdfast.sessions.conversation.items import FunctionCall, FunctionCallOutput, Message, Preamble, new_id
 from holdfast.sessions.session import Session
 from holdfast.sessions.text.language import Language
+from holdfast.sessions.text.renderer import Renderer
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 from holdfast.sessions.tools.formats import REASONING, find_forms
 from holdfast.sessions.tools.forms import CallForm
@@ -43,6 +44,7 @@ from .published_templates import (
     Talk,
     compared,
     encoded,
+    id_for,
     language,
     theirs,
     tokenizer_of,
@@ -50,7 +52,15 @@ from .published_templates import (
     written_call,
 )
 
-FRAMED = ["mistral-nemo", "mistral-small-3.2", "ministral-3", "gpt-oss", "gemma-4", "minimax-m2"]
+FRAMED = [
+    "mistral-nemo",
+    "mistral-small-3.2",
+    "ministral-3",
+    "gpt-oss",
+    "gemma-4",
+    "gemma-4-v5",
+    "minimax-m2",
+]
 """Their templates must get the calls of a reply that an output follows."""
 STATED = ("calls", "second_turn")
 
@@ -112,9 +122,10 @@ def test_reasoning_beside_a_call_is_as_transformers_has_it(name: str) -> None:
     if not (rules.outputs and rules.calls):
         return  # it writes outputs or calls that a client sends as text of other messages
     function = {"name": TOOL.name, "arguments": CALL.arguments if rules.text_arguments else ARGUMENTS}
-    calls = [{"type": "function", "id": CALL_ID, "function": function}]
+    calls = [{"type": "function", "id": id_for(name, CALL), "function": function}]
     for text in ("<think>\nWhy\n</think>\n\nI look.", "<think>Why</think>", "<think>\nWhy\n</think>\n\n"):
-        told = [ASKED, {"role": "assistant", "content": text, "tool_calls": calls}, TOLD]
+        told = [ASKED, {"role": "assistant", "content": text, "tool_calls": calls}]
+        told.append(TOLD | {"tool_call_id": id_for(name, CALL)})
         talk = Talk(name, Preamble(tools=(TOOL,)))
         for item in (user("Paris?"), Message(id="said", role="assistant", text=text), CALL, ANSWER):
             talk.say(item)
@@ -279,6 +290,50 @@ def test_an_output_names_the_call_by_the_id_that_the_model_wrote(name: str) -> N
     assert encoded(name, decoded(name, ids)) == ids
 
 
+def kimi_with_ids() -> tuple[Language, ChatTokenizer]:
+    """Kimi K2 with the ids that it gets, as in later revisions of its template."""
+    template = PUBLISHED["kimi-k2-first"].template
+    own = "{%- set formatted_id = 'functions.' + func_name + ':' + loop.index0|string -%}"
+    assert own in template
+    template = template.replace(own, "{%- set formatted_id = tool_call['id'] -%}")
+    tokenizer = ChatTokenizer(tokenizer_of("kimi-k2-first"), template, PUBLISHED["kimi-k2-first"].named)
+    return Language.of(tokenizer), tokenizer
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_kimi_gets_numbered_ids_of_calls_and_outputs(given: bool) -> None:
+    """Those that the model wrote; calls that a client inserts are counted."""
+    found, tokenizer = kimi_with_ids()
+    assert found.forms.known and found.forms.calls is CallForm.KIMI_K2
+    talk = Talk("kimi-k2-first", Preamble(tools=(TOOL,)))
+    talk.renderer = Renderer(tokenizer, NOON, found.prefix_rule, found.report.rules)
+    calls = [msgspec.structs.replace(weather(at), id=f"id{at}") for at in (1, 2)]
+    talk.say(user("Paris?"))
+    if given:
+        for call in calls:
+            talk.say(call)
+        numbers = ("0", "1")
+    else:
+        talk.prompt()
+        written = (
+            f'<|tool_call_begin|>functions.get_weather:{number}<|tool_call_argument_begin|>{{"city": "Paris"}}'
+            "<|tool_call_end|>"
+            for number in ("4", "7")
+        )
+        text = f"<|tool_calls_section_begin|>{''.join(written)}<|tool_calls_section_end|><|im_end|>"
+        talk.reply(encoded("kimi-k2-first", text), *calls)
+        numbers = ("4", "7")
+    talk.say(degrees(1))
+    talk.say(degrees(2))
+    text = decoded("kimi-k2-first", talk.prompt())
+    for at, number in enumerate(numbers, 1):
+        assert (
+            text.count(f"<|tool_call_begin|>functions.get_weather:{number}<|tool_call_argument_begin|>") == 1
+        )
+        assert f"## Return of functions.get_weather:{number}\\n{at} degrees" in text
+    assert "call_1" not in text and "call_2" not in text
+
+
 @pytest.mark.parametrize("name", ["mistral-nemo", "mistral-small-3.2", "ministral-3"])
 @run
 async def test_a_session_goes_on_behind_a_call(name: str) -> None:
@@ -338,9 +393,7 @@ def test_the_form_that_reads_the_templates_own_call_is_taken() -> None:
 
 
 def test_a_form_that_does_not_read_the_templates_own_call_is_not_told_as_known() -> None:
-    template = PUBLISHED["glm-4.5"].template
-    assert "<tool_call>" in template
-    assert not language("glm-4.5").forms.known
+    assert not language("functionary-v3.1").forms.known
 
 
 @pytest.mark.parametrize("name", ["mistral-small-3", "gemma-3", "llama-3", "deepseek-r1-distill-qwen"])

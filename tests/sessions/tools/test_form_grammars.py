@@ -6,12 +6,16 @@ The tags of the forms are special tokens, as in the models' own tokenizers.
 from __future__ import annotations
 
 import json
+import random
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
 from holdfast.runtime.grammar.llguidance import Compiler
@@ -21,18 +25,23 @@ from holdfast.sessions.errors import GrammarInvalid
 from holdfast.sessions.text.language import Language, classify_template
 from holdfast.sessions.text.streaming_tokenizer import StablePrefixRule
 from holdfast.sessions.text.tokenizer import ChatTokenizer
-from holdfast.sessions.tools.formats import SYNTAXES, Forms
+from holdfast.sessions.tools.formats import FORMATS, SYNTAXES, XML_FORMATS, Forms
 from holdfast.sessions.tools.forms import CallForm, ReasoningForm
 from holdfast.sessions.tools.grammar import json_format
 from holdfast.sessions.tools.scanner import CallArguments, CallOpened, PlainText
 from holdfast.sessions.turn.request import TurnRequest
 from holdfast.sessions.turn.turn_grammar import TurnGrammar
 
+from ...runtime.schemas import ARGUMENTS
 from ..text.chat_languages import FAMILIES, backend
 from ..turn.test_special_tokens import SPECIAL
 from .call_pieces import read_all
 
-SPECIALS = (*SPECIAL, "[TOOL_CALLS]", "<seed:tool_call>", "</seed:tool_call>")
+SPECIALS = (
+    *(*SPECIAL, "[TOOL_CALLS]", "<seed:tool_call>", "</seed:tool_call>"),
+    *(mark for form in (*FORMATS.values(), *XML_FORMATS.values()) for mark in form.marks if mark[0] == "<"),
+    *("<|tool_call_start|>", "<|tool_call_end|>"),
+)
 ADD = Tool(
     name="add",
     parameters={"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
@@ -70,6 +79,17 @@ ONE: dict[CallForm, str] = {
     "</tool_call>",
     CallForm.SEED_OSS: "<seed:tool_call>\n<function=add>\n<parameter=a>12</parameter>\n</function>\n"
     "</seed:tool_call>",
+    CallForm.GLM45: "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>12</arg_value>\n</tool_call>",
+    CallForm.GLM47: "<tool_call>add<arg_key>a</arg_key><arg_value>12</arg_value></tool_call>",
+    CallForm.KIMI_K2: "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0"
+    '<|tool_call_argument_begin|>{"a": 12}<|tool_call_end|><|tool_calls_section_end|>',
+    CallForm.MINIMAX: '<tool_calls>\n{"name": "add", "arguments": {"a": 12}}\n</tool_calls>',
+    CallForm.MINIMAX_M2: '<minimax:tool_call>\n<invoke name="add">\n<parameter name="a">12</parameter>\n'
+    "</invoke>\n</minimax:tool_call>",
+    CallForm.GEMMA4: "<|tool_call>call:add{a:12}<tool_call|>",
+    CallForm.FUNCTIONGEMMA: "<start_function_call>call:add{a:12}<end_function_call>",
+    CallForm.LFM2: "<|tool_call_start|>[add(a=12)]<|tool_call_end|>",
+    CallForm.NEMOTRON_JSON: '<TOOLCALL>[{"name": "add", "arguments": {"a": 12}}]</TOOLCALL>',
     CallForm.HARMONY: '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 12}',
 }
 """One call in each form, as the grammars have the model write it."""
@@ -79,6 +99,17 @@ SOME = {
     "<｜tool▁call▁end｜><｜tool▁call▁begin｜>any<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     CallForm.QWEN3_CODER: "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n"
     "</tool_call>\n<tool_call>\n<function=any>\n</function>\n</tool_call>",
+    CallForm.GLM45: "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>\n"
+    "<tool_call>any\n</tool_call>",
+    CallForm.KIMI_K2: "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0"
+    '<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|><|tool_call_begin|>functions.any:1'
+    "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+    CallForm.MINIMAX: '<tool_calls>\n{"name": "add", "arguments": {"a": 1}}\n{"name": "any", "arguments": {}}\n'
+    "</tool_calls>",
+    CallForm.MINIMAX_M2: '<minimax:tool_call>\n<invoke name="add">\n<parameter name="a">1</parameter>\n'
+    '</invoke>\n<invoke name="any">\n</invoke>\n</minimax:tool_call>',
+    CallForm.GEMMA4: "<|tool_call>call:add{a:1}<tool_call|><|tool_call>call:any{}<tool_call|>",
+    CallForm.LFM2: "<|tool_call_start|>[add(a=1), any()]<|tool_call_end|>",
     CallForm.HERMES: '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n'
     '<tool_call>\n{"name": "any", "arguments": {}}\n</tool_call>',
 }
@@ -123,6 +154,79 @@ def follows(compiler: Compiler, rules: Grammar, text: str) -> bool:
         if token != END:
             matcher.take(token)
     return True
+
+
+def texts(schema: Any) -> bool:
+    """Whether a value may be a text."""
+    if "anyOf" in schema:
+        return any(map(texts, schema["anyOf"]))
+    values = [schema["const"]] if "const" in schema else schema.get("enum", ())
+    return schema.get("type") == "string" or any(isinstance(value, str) for value in values)
+
+
+def without_texts(schema: Any) -> Any:
+    """The schema with nothing asked of texts but their values."""
+    if isinstance(schema, list):
+        return list(map(without_texts, schema))
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("type") == "string":
+        return {"type": "string"}
+    return {key: value if key in ("enum", "const") else without_texts(value) for key, value in schema.items()}
+
+
+def enforced(form: CallForm, schema: dict[str, Any]) -> dict[str, Any]:
+    """What a form's grammar enforces of the schema of arguments."""
+    syntax = SYNTAXES[form].parameter
+    if syntax is not None and syntax.quote:
+        return dict(without_texts(schema))
+    if form in XML_FORMATS:
+        properties = {name: {} if texts(one) else one for name, one in schema["properties"].items()}
+        return {**schema, "properties": properties}
+    return schema
+
+
+def some_text(compiler: Compiler, rules: Grammar, ending: str, choice: random.Random) -> str | None:
+    """A random text that the grammar allows, with ``ending`` wherever chance will have it; None if it gets too
+    long."""
+    matcher = compiler.compile(rules, (END,), np.zeros(0, dtype=np.int32)).result()
+    mask, said, waiting = np.zeros(VOCAB // 64, dtype=np.int64), list[int](), list[int]()
+    while len(said) < 300:
+        matcher.fill(mask)
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        if not waiting and choice.random() < 0.3:
+            waiting = TOKENIZER.backend.encode(ending, add_special_tokens=False).ids
+        token, waiting = (waiting[0], waiting[1:]) if waiting else (choice.choice(allowed.tolist()), [])
+        if token not in allowed:
+            token, waiting = END if END in allowed else choice.choice(allowed.tolist()), []
+        if token == END:
+            return str(TOKENIZER.backend.decode(said, skip_special_tokens=False))
+        matcher.take(token)
+        said.append(token)
+    return None
+
+
+@settings(max_examples=8 * settings().max_examples, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.sampled_from(list(SYNTAXES)), ARGUMENTS, st.integers(0, 2**32))
+def test_whatever_is_forced_is_read_back_as_the_call(
+    compiler: Compiler, form: CallForm, schema: dict[str, Any], seed: int
+) -> None:
+    tool = Tool(name="act", parameters=schema, strict=True)
+    if form is CallForm.LFM2 and not all(
+        name.isascii() and name.isidentifier() for name in schema["properties"]
+    ):
+        with pytest.raises(GrammarInvalid, match="cannot name an argument"):
+            grammar(form, tool, tool_choice="required", tool="act")
+        return
+    syntax = SYNTAXES[form]
+    ending = (syntax.parameter and (syntax.parameter.quote or syntax.parameter.end)) or '"'
+    rules = grammar(form, tool, tool_choice="required", tool="act")
+    text = some_text(compiler, rules, ending, random.Random(seed))
+    assume(text is not None and "�" not in text)
+    assert text is not None
+    ((name, arguments),) = called(form, text, tool)
+    assert name == "act"
+    jsonschema.validate(arguments, enforced(form, schema))
 
 
 def called(form: CallForm, text: str, *tools: Tool) -> list[tuple[str, Any]]:
@@ -193,10 +297,10 @@ def test_parameters_with_tags_follow_their_schema(compiler: Compiler) -> None:
         return f"<tool_call>\n<function=note>\n{inner}</function>\n</tool_call>"
 
     rules = grammar(CallForm.QWEN3_CODER, NOTE, tool_choice="required", tool="note")
-    for given in (["text>\nA <b>\n\nline"], ["text>\n", "kind>\nbig"], ["text>\nx", "at>\n[1, 2]"]):
-        assert follows(compiler, rules, written(*given)), given
-    for given in ([], ["kind>\nbig"], ["text>\nx", "kind>\nhuge"], ["text>\nx", 'at>\n["x"]'], ["other>\n1"]):
-        assert not follows(compiler, rules, written(*given)), given
+    for each in (["text>\nA <b>\n\nline"], ["text>\n", "kind>\nbig"], ["text>\nx", "at>\n[1, 2]"]):
+        assert follows(compiler, rules, written(*each)), each
+    for each in ([], ["kind>\nbig"], ["text>\nx", "kind>\nhuge"], ["text>\nx", 'at>\n["x"]'], ["other>\n1"]):
+        assert not follows(compiler, rules, written(*each)), each
     text = written("text>\nx\n", "kind>\nsmall", "at>\n[1, 2]")
     assert called(CallForm.QWEN3_CODER, text, NOTE) == [
         ("note", {"text": "x\n", "kind": "small", "at": [1, 2]})

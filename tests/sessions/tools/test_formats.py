@@ -14,7 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.sessions.conversation.items import Tool
-from holdfast.sessions.tools.formats import REASONING, Forms, find_forms
+from holdfast.sessions.tools.formats import (
+    PYTHON_TAGS,
+    REASONING,
+    XML_FORMATS,
+    Forms,
+    find_forms,
+)
 from holdfast.sessions.tools.forms import CallForm, ReasoningForm
 from holdfast.sessions.tools.reasoning import ReasoningSplitter
 from holdfast.sessions.tools.scanner import (
@@ -53,6 +59,13 @@ fragments = st.sampled_from(
         *("<|START_ACTION|>", "<|END_ACTION|>", '{"tool_name": "f", "parameters": {', "<function=f>"),
         *("<function=", "</function>", "<parameter=a>", "<parameter=n>", "</parameter>", "<seed:tool_call>"),
         *("<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|start|>assistant", "<|constrain|>json"),
+        *("<arg_key>", "</arg_key>", "<arg_key>n</arg_key>\n<arg_value>", "</arg_value>", "<tool_call>f"),
+        *("<|tool_calls_section_begin|>", "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"),
+        *("<|tool_call_end|>", "<|tool_calls_section_end|>", "functions.", ":0", "<tool_calls>"),
+        *("</tool_calls>", "<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="f">', "</invoke>"),
+        *('<parameter name="n">', "<|tool_call>", "<tool_call|>", '<|"|>', "call:f{", "n:", "<escape>"),
+        *("<start_function_call>", "<end_function_call>", "<|tool_call_start|>", "<|tool_call_end|>"),
+        *("<|tool_call_start|>[f(a=", "None", "1.", "<TOOLCALL>", "</TOOLCALL>"),
         *("analysis", "commentary", "final", " to=functions.f", "<|channel|>commentary to=functions.f"),
         *(" ", "\n", "x", "é", "f", "1", "null", "'", "-", "(1)", "[TOOL"),
     ]
@@ -142,6 +155,74 @@ def qwen3_coder(made: list[tuple[str, dict[str, Any]]]) -> str:
     )
 
 
+def glm47(made: list[tuple[str, dict[str, Any]]]) -> str:
+    def argument(key: str, value: Any) -> str:
+        return f"<arg_key>{key}</arg_key><arg_value>{json.dumps(value)}</arg_value>"
+
+    return "".join(
+        f"<tool_call>{name}{''.join(argument(key, value) for key, value in given.items())}</tool_call>"
+        for name, given in made
+    )
+
+
+def glm45(made: list[tuple[str, dict[str, Any]]]) -> str:
+    return re.sub(r"(?=<arg_|</tool_call>)|(?<=</tool_call>)(?=<)", "\n", glm47(made))
+
+
+def kimi_k2(made: list[tuple[str, dict[str, Any]]]) -> str:
+    written = (
+        f"<|tool_call_begin|>functions.{name}:{at}<|tool_call_argument_begin|>{json.dumps(given)}"
+        "<|tool_call_end|>"
+        for at, (name, given) in enumerate(made)
+    )
+    return "<|tool_calls_section_begin|>" + "".join(written) + "<|tool_calls_section_end|>"
+
+
+def minimax(made: list[tuple[str, dict[str, Any]]]) -> str:
+    lines = [json.dumps({"name": name, "arguments": given}) for name, given in made]
+    return "\n".join(["<tool_calls>", *lines, "</tool_calls>"])
+
+
+def minimax_m2(made: list[tuple[str, dict[str, Any]]]) -> str:
+    written = (
+        f'<invoke name="{name}">\n'
+        + "".join(
+            f'<parameter name="{key}">{json.dumps(value)}</parameter>\n' for key, value in given.items()
+        )
+        + "</invoke>\n"
+        for name, given in made
+    )
+    return "<minimax:tool_call>\n" + "".join(written) + "</minimax:tool_call>"
+
+
+def noted(value: Any, quote: str) -> str:
+    """In Gemma's notation."""
+    if isinstance(value, str):
+        return quote + value + quote
+    if isinstance(value, dict):
+        pairs = (f"{quote}{key}{quote}:{noted(one, quote)}" for key, one in value.items())
+        return f"{{{','.join(pairs)}}}"
+    if isinstance(value, list):
+        return f"[{','.join(noted(one, quote) for one in value)}]"
+    return json.dumps(value)
+
+
+def gemma(opening: str, closing: str, quote: str) -> Callable[[list[tuple[str, dict[str, Any]]]], str]:
+    def write(made: list[tuple[str, dict[str, Any]]]) -> str:
+        return "".join(
+            f"{opening}call:{name}{{"
+            + ",".join(f"{key}:{noted(value, quote)}" for key, value in given.items())
+            + f"}}{closing}"
+            for name, given in made
+        )
+
+    return write
+
+
+def lfm2(made: list[tuple[str, dict[str, Any]]]) -> str:
+    return f"<|tool_call_start|>{pythonic(made)}<|tool_call_end|>"
+
+
 def harmony(made: list[tuple[str, dict[str, Any]]]) -> str:
     return "<|start|>assistant".join(
         f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{json.dumps(given)}<|call|>"
@@ -167,6 +248,18 @@ WRITERS: list[tuple[CallForm, Callable[[list[tuple[str, dict[str, Any]]]], str]]
     (CallForm.COMMAND_R7B, command_r7b),
     (CallForm.QWEN3_CODER, qwen3_coder),
     (CallForm.SEED_OSS, lambda made: qwen3_coder(made).replace("tool_call>", "seed:tool_call>")),
+    (CallForm.GLM45, glm45),
+    (CallForm.GLM45, glm47),
+    (CallForm.GLM47, glm47),
+    (CallForm.GLM47, glm45),
+    (CallForm.KIMI_K2, kimi_k2),
+    (CallForm.MINIMAX, minimax),
+    (CallForm.MINIMAX, listed("<tool_calls>", "</tool_calls>")),
+    (CallForm.MINIMAX_M2, minimax_m2),
+    (CallForm.GEMMA4, gemma("<|tool_call>", "<tool_call|>", '<|"|>')),
+    (CallForm.FUNCTIONGEMMA, gemma("<start_function_call>", "<end_function_call>", "<escape>")),
+    (CallForm.LFM2, lfm2),
+    (CallForm.NEMOTRON_JSON, listed("<TOOLCALL>", "</TOOLCALL>")),
     (CallForm.HARMONY, harmony),
 ]
 
@@ -214,7 +307,7 @@ def test_any_split_of_any_text_equals_one_shot(form: CallForm, text: str, cuts: 
 @given(st.sampled_from(WRITERS), calls, st.lists(st.integers(0, 500), max_size=12))
 def test_calls_are_read_as_they_were_meant(written: Any, made: list[Any], cuts: list[int]) -> None:
     form, writer = written
-    if form in (CallForm.QWEN3_CODER, CallForm.SEED_OSS):  # one tool has one schema
+    if form in XML_FORMATS:  # one tool has one schema
         made = list({name: (name, given) for name, given in made}.values())
     read = parse(form, split(writer(made), cuts), tools=any_typed(made))
     assert [event.name for event in read if isinstance(event, CallOpened)] == [name for name, _ in made]
@@ -238,7 +331,7 @@ def test_a_call_is_told_with_the_character_that_closes_it(form: CallForm, writer
         events = list(parser.feed(character))
         closing += [character for event in events if isinstance(event, CallClosed)]
         assert [event.complete for event in events if isinstance(event, CallClosed)] in ([], [True])
-    last = {CallForm.PYTHONIC: ")", CallForm.QWEN3_CODER: ">", CallForm.SEED_OSS: ">"}.get(form, "}")
+    last = ")" if form in PYTHON_TAGS else ">" if form in XML_FORMATS else "}"
     assert closing == [last, last]
 
 
@@ -262,6 +355,17 @@ def test_a_call_is_told_with_the_character_that_closes_it(form: CallForm, writer
         (CallForm.COMMAND_R7B, "<|START_ACTION|>[]<|END_ACTION|>", "<|START_ACTION|>[]<|END_ACTION|>"),
         (CallForm.QWEN3_CODER, "<tool_call>{}</tool_call> so", "<tool_call>{}</tool_call> so"),
         (CallForm.QWEN3_CODER, "<function= f", "<function= f"),
+        (CallForm.GLM45, "<tool_call> is a tag", "<tool_call> is a tag"),
+        (CallForm.GLM47, "So <tool_call>one two</tool_call>", "So <tool_call>one two</tool_call>"),
+        (CallForm.GLM47, '<tool_call>{"name": "f"}</tool_call>', '<tool_call>{"name": "f"}</tool_call>'),
+        (CallForm.KIMI_K2, "<|tool_calls_section_begin|> so", "<|tool_calls_section_begin|> so"),
+        (CallForm.KIMI_K2, "<|tool_call_begin|>f {}", "<|tool_call_begin|>f {}"),
+        (CallForm.MINIMAX, "<tool_calls>\n</tool_calls> so", "<tool_calls>\n</tool_calls> so"),
+        (CallForm.MINIMAX_M2, "<minimax:tool_call> so", "<minimax:tool_call> so"),
+        (CallForm.GEMMA4, "<|tool_call>f{}<tool_call|> so", "<|tool_call>f{}<tool_call|> so"),
+        (CallForm.FUNCTIONGEMMA, "a <start_function_call>call:f", "a <start_function_call>call:f"),
+        (CallForm.LFM2, "So [f(a=1)] <|tool_call_start|>[]", "So [f(a=1)] <|tool_call_start|>[]"),
+        (CallForm.LFM2, "[link](url) \n<|tool_call", "[link](url) \n<|tool_call"),
         (CallForm.HARMONY, "No header.", "No header."),
         (CallForm.HARMONY, "assistant", "assistant"),
         (CallForm.HARMONY, "<|channel|>final no message<|end|>", "final no message"),
@@ -344,6 +448,15 @@ TEMPLATES = {
     "command-r7b": '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "{{ name }}"}]<|END_ACTION|>',
     "qwen3-coder": "<tool_call>\\n<function=example_function_name>\\n<parameter=example_parameter_1>\\nvalue_1",
     "seed-oss": "<seed:tool_call>\\n<function=example_function_name>\\n<parameter=example_parameter_1>value_1",
+    "glm45": "<tool_call>{function-name}\\n<arg_key>{arg-key-1}</arg_key>\\n<arg_value>{arg-value-1}",
+    "glm47": "<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key><arg_value>{arg-value-1}</arg_value>",
+    "kimi_k2": "<|tool_call_begin|>{{ tool_call['id'] }}<|tool_call_argument_begin|>",
+    "minimax": '<tool_calls>\\n{"name": <tool-name>, "arguments": <args-json-object>}\\n...\\n</tool_calls>',
+    "minimax_m2": '<invoke name="tool-name-1">\\n<parameter name="param-key-1">param-value-1</parameter>',
+    "gemma4": "{{- '<|tool_call>call:' + function['name'] + '{' -}}",
+    "functiongemma": "{{- '<start_function_call>call:' + function['name'] + '{' -}}",
+    "lfm2": "List of tools: <|tool_list_start|>[",
+    "nemotron_json": "{{- '<TOOLCALL>[' -}}",
     "harmony": "{{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}",
 }
 
@@ -360,11 +473,11 @@ def test_the_form_is_found_in_the_chat_template(form: CallForm) -> None:
 
 
 def test_a_form_that_no_template_shows_is_assumed_and_said_to_be_unknown() -> None:
-    glm = "<tool_call>{function-name}\\n<arg_key>{arg-key-1}</arg_key>\\n<arg_value>{arg-value-1}</arg_value>"
     functionary = (
         '<function=example_function_name>{{"example_name": "example_value"}}</function> <|python_tag|>'
     )
-    for template in ("{{ messages }}", glm, functionary):
+    minimax_m3 = '{{- "]<]minimax[>[<invoke name=" }}'
+    for template in ("{{ messages }}", minimax_m3, functionary):
         found = find_forms(template, "")
         assert found.calls is CallForm.HERMES and not found.known
 
@@ -373,6 +486,7 @@ def test_a_form_that_no_template_shows_is_assumed_and_said_to_be_unknown() -> No
     ("field", "form"),
     [
         ({"open": "<tool_call>"}, CallForm.HERMES),
+        ({"open_pattern": r"<\|tool_call>call:(?P<name>\w+)"}, CallForm.GEMMA4),
         ({"open_pattern": r"\[TOOL_CALLS\]\s*"}, CallForm.MISTRAL),
         ({"open": ["<|python_tag|>"]}, CallForm.LLAMA3_JSON),
         ({"open": "<|START_ACTION|>"}, CallForm.COMMAND_R7B),
@@ -402,6 +516,7 @@ def test_reasoning_is_found_too() -> None:
         (ReasoningForm.COMMAND, "<|START_THINKING|>"),
         (ReasoningForm.MISTRAL, "[THINK]"),
         (ReasoningForm.SEED, "<seed:think>"),
+        (ReasoningForm.GEMMA4, "<|channel>"),
     ):
         end = REASONING[form].end
         assert find_forms(f"{{{{ '{end}' }}}}", "<|assistant|>") == Forms(reasoning=form, known=False)

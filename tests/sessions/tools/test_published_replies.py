@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.sessions.conversation.items import Tool
-from holdfast.sessions.tools.formats import Forms
+from holdfast.sessions.tools.formats import XML_FORMATS, Forms
 from holdfast.sessions.tools.forms import CallForm, ReasoningForm
 from holdfast.sessions.tools.scanner import (
     CallArguments,
@@ -61,11 +61,16 @@ def coder(name: str, *parameters: tuple[str, str]) -> str:
     return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
 
 
+def glm(name: str, *arguments: tuple[str, str], between: str = "\n") -> str:
+    given = (f"<arg_key>{key}</arg_key>{between}<arg_value>{value}</arg_value>" for key, value in arguments)
+    return between.join([f"<tool_call>{name}", *given, "</tool_call>"])
+
+
 def weather(city: dict[str, str]) -> str:
     return coder("get_current_weather", *city.items())
 
 
-def tool(name: str, **types: Any) -> Tool:
+def tool(name: str, /, **types: Any) -> Tool:
     properties = {key: {"type": kind} if isinstance(kind, str) else kind for key, kind in types.items()}
     return Tool(name=name, parameters={"type": "object", "properties": properties})
 
@@ -76,6 +81,11 @@ TOOLS = [
     tool("test_types", int_param="integer", float_param="float", bool_param="boolean", str_param="string"),
     tool("get_weather", locations="array", temp_units="string"),
     tool("special_function", arg1="integer"),
+    tool("special_function_with_opt", arg1="integer", arg2="integer"),
+    tool("tool_2req_4opt", req1="string", req2="integer", opt1="string"),
+    tool("set_union", value={"type": ["object", "string"]}, amount={"type": ["integer", "string"]}),
+    tool("set_nullable_str", name={"type": ["string", "null"]}),
+    tool("get_time", city="string"),
 ]
 
 CASES: list[tuple[str, CallForm, str, str, list[tuple[str, dict[str, Any]]]]] = [
@@ -167,7 +177,7 @@ CASES: list[tuple[str, CallForm, str, str, list[tuple[str, dict[str, Any]]]]] = 
         "some prefix text<｜tool▁calls▁begin｜>"
         '<｜tool▁call▁begin｜>foo<｜tool▁sep｜>{"x":1}<｜tool▁call▁end｜>'
         '<｜tool▁call▁begin｜>bar<｜tool▁sep｜>{"y":2}<｜tool▁call▁end｜><｜tool▁calls▁end｜> some suffix text',
-        "some prefix text",
+        "some prefix textsome suffix text",
         [("foo", {"x": 1}), ("bar", {"y": 2})],
     ),
     (
@@ -244,6 +254,215 @@ CASES: list[tuple[str, CallForm, str, str, list[tuple[str, dict[str, Any]]]]] = 
         "</seed:tool_call>",
         "",
         [("special_function", {"arg1": 42})],
+    ),
+    (
+        "glm 4.5, vLLM test_glm4_moe_tool_parser",
+        CallForm.GLM45,
+        "I'll help you check the weather. "
+        + glm(
+            "get_current_weather",
+            ("city", "Dallas"),
+            ("state", "TX"),
+            ("unit", "fahrenheit"),
+            between="\n    ",
+        )
+        + "\n    "
+        + glm("get_current_weather", *CITIES[1].items(), between="\n    "),
+        "I'll help you check the weather.",
+        [("get_current_weather", city) for city in CITIES],
+    ),
+    (
+        "glm 4.5, text around and no arguments, vLLM test_glm4_moe_tool_parser",
+        CallForm.GLM45,
+        "I will help you.\n\n"
+        + glm("get_time", ("city", "Beijing"))
+        + "\n\nmeaningwhile, I will also check the time.\n\n<tool_call>get_current_time\n</tool_call>",
+        "I will help you.meaningwhile, I will also check the time.",
+        [("get_time", {"city": "Beijing"}), ("get_current_time", {})],
+    ),
+    (
+        "glm 4.5, a key without its end, vLLM test_glm4_moe_tool_parser",
+        CallForm.GLM45,
+        "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Seattle</arg_value>\n"
+        "<arg_key>incomplete_arg\n<arg_value>value</arg_value>\n</tool_call>",
+        "",
+        [("get_weather", {"city": "Seattle", "incomplete_arg": "value"})],
+    ),
+    (
+        "glm 4.7, vLLM test_glm47_moe_tool_parser",
+        CallForm.GLM47,
+        "Checking.<tool_call>get_current_date</tool_call><tool_call>get_weather<arg_key>city</arg_key>"
+        "<arg_value>Beijing</arg_value></tool_call>",
+        "Checking.",
+        [("get_current_date", {}), ("get_weather", {"city": "Beijing"})],
+    ),
+    (
+        "glm 4.7, llama.cpp test-chat",
+        CallForm.GLM47,
+        "<tool_call>special_function<arg_key>arg1</arg_key><arg_value>1</arg_value></tool_call>"
+        "<tool_call>special_function_with_opt<arg_key>arg1</arg_key><arg_value>1</arg_value>"
+        "<arg_key>arg2</arg_key><arg_value>2</arg_value></tool_call>",
+        "",
+        [("special_function", {"arg1": 1}), ("special_function_with_opt", {"arg1": 1, "arg2": 2})],
+    ),
+    (
+        "ling 3, texts with tags, llama.cpp test-chat",
+        CallForm.GLM45,
+        glm("tool_2req_4opt", ("req1", "contains </think> and <tool_call> strings"), ("req2", "1"))
+        + "\nThe time has been checked.",
+        "The time has been checked.",
+        [("tool_2req_4opt", {"req1": "contains </think> and <tool_call> strings", "req2": 1})],
+    ),
+    (
+        "ling 3, unions, llama.cpp test-chat",
+        CallForm.GLM45,
+        glm("set_union", ("value", '{"a": 1}'), ("amount", "7"))
+        + glm("set_union", ("value", "plain text"), ("amount", "1abc"))
+        + glm("set_nullable_str", ("name", "null"))
+        + glm("set_nullable_str", ("name", "123 Main St")),
+        "",
+        [
+            ("set_union", {"value": {"a": 1}, "amount": 7}),
+            ("set_union", {"value": "plain text", "amount": "1abc"}),
+            ("set_nullable_str", {"name": None}),
+            ("set_nullable_str", {"name": "123 Main St"}),
+        ],
+    ),
+    (
+        "kimi k2, vLLM test_kimi_k2_tool_parser",
+        CallForm.KIMI_K2,
+        "Multiple tasks. <|tool_calls_section_begin|>"
+        '<|tool_call_begin|>functions.get_weather:0 <|tool_call_argument_begin|>{"city": "New York"}'
+        "<|tool_call_end|><|tool_call_begin|>get_news:1 <|tool_call_argument_begin|>"
+        '{\n  "html": "<div>a</div>"\n} '
+        "<|tool_call_end|><|tool_call_begin|>functions.test:2 <|tool_call_argument_begin|>{}<|tool_call_end|>"
+        "<|tool_calls_section_end|>",
+        "Multiple tasks.",
+        [("get_weather", {"city": "New York"}), ("get_news", {"html": "<div>a</div>"}), ("test", {})],
+    ),
+    (
+        "kimi k2 thinking, llama.cpp test-chat",
+        CallForm.KIMI_K2,
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.special_function:0<|tool_call_argument_begin|>"
+        '{"arg1": 1}<|tool_call_end|><|tool_call_begin|>functions.special_function_with_opt:1'
+        '<|tool_call_argument_begin|>{"arg1": 1, "arg2": 2}<|tool_call_end|><|tool_calls_section_end|>',
+        "",
+        [("special_function", {"arg1": 1}), ("special_function_with_opt", {"arg1": 1, "arg2": 2})],
+    ),
+    (
+        "minimax m1, vLLM test_minimax_tool_parser",
+        CallForm.MINIMAX,
+        "I'll help you check the weather. <tool_calls>\n"
+        + "\n".join(json.dumps({"name": "get_current_weather", "arguments": city}) for city in CITIES)
+        + "\n</tool_calls>",
+        "I'll help you check the weather.",
+        [("get_current_weather", city) for city in CITIES],
+    ),
+    (
+        "minimax m2, vLLM test_minimax_m2_tool_parser",
+        CallForm.MINIMAX_M2,
+        'Let me check. <minimax:tool_call><invoke name="get_weather"><parameter name="city">Seattle'
+        '</parameter><parameter name="days">5</parameter></invoke><invoke name="search">'
+        '<parameter name="q">world</parameter></invoke></minimax:tool_call>',
+        "Let me check.",
+        [("get_weather", {"city": "Seattle", "days": "5"}), ("search", {"q": "world"})],
+    ),
+    (
+        "minimax m2, llama.cpp test-chat",
+        CallForm.MINIMAX_M2,
+        '<minimax:tool_call>\n<invoke name="empty_args">\n</invoke>\n</minimax:tool_call>'
+        '<minimax:tool_call>\n<invoke name="special_function">\n<parameter name="arg1">1</parameter>\n'
+        "</invoke>\n</minimax:tool_call>",
+        "",
+        [("empty_args", {}), ("special_function", {"arg1": 1})],
+    ),
+    (
+        "gemma 4, vLLM test_gemma4_tool_parser",
+        CallForm.GEMMA4,
+        'Let me check the weather for you. <|tool_call>call:get-weather{location:<|"|>Paris, {France}<|"|>}'
+        "<tool_call|><|tool_call>call:set.status{is_active:true,count:42,score:3.14,left:108.,none:null}"
+        '<tool_call|><|tool_call>call:f{nested:{<|"|>3<|"|>:<|"|>value<|"|>},list:[<|"|>a]b<|"|>,[<|"|>c<|"|>]]}'
+        "<tool_call|>",
+        "Let me check the weather for you.",
+        [
+            ("get-weather", {"location": "Paris, {France}"}),
+            ("set.status", {"is_active": True, "count": 42, "score": 3.14, "left": 108.0, "none": None}),
+            ("f", {"nested": {"3": "value"}, "list": ["a]b", ["c"]]}),
+        ],
+    ),
+    (
+        "gemma 4, llama.cpp test-chat",
+        CallForm.GEMMA4,
+        "<|tool_call>call:empty_args{}<tool_call|><|tool_call>call:amount{orig:1.5e10}<tool_call|>"
+        '<|tool_call>call:set_config{config:{theme:<|"|>dark<|"|>,count:-3},todos:[],more:{}}<tool_call|>',
+        "",
+        [
+            ("empty_args", {}),
+            ("amount", {"orig": 1.5e10}),
+            ("set_config", {"config": {"theme": "dark", "count": -3}, "todos": [], "more": {}}),
+        ],
+    ),
+    (
+        "functiongemma, vLLM test_functiongemma_tool_parser",
+        CallForm.FUNCTIONGEMMA,
+        "Let me check. <start_function_call>call:get_weather{location:<escape>San Francisco<escape>,"
+        "unit:<escape>celsius<escape>}<end_function_call><start_function_call>call:get_time{timezone:"
+        "<escape>UTC<escape>}<end_function_call>",
+        "Let me check.",
+        [
+            ("get_weather", {"location": "San Francisco", "unit": "celsius"}),
+            ("get_time", {"timezone": "UTC"}),
+        ],
+    ),
+    (
+        "lfm2, vLLM test_lfm2_tool_parser",
+        CallForm.LFM2,
+        "<|tool_call_start|> [get_candidate_status(candidate_id='12345'), get_weather(), "
+        "register_user(name='John Doe', age=37, address={'city': 'San Francisco', 'state': 'CA'}, role=None, "
+        "passed_test=True, aliases=['John', 'Johnny']), exec(command='grep -F \"]\" log.txt'), "
+        "exec(command='cat > f.py << EOF\nimport csv\nprint(1)\nEOF'), exec(command='printf a\x00b'), "
+        "label(tags={'urgent'}), get_weather(city='Martha\\'s Vineyard', metric='\\\"cool units\\\"')]"
+        "<|tool_call_end|>\nChecking the current status of candidate ID 12345.",
+        "Checking the current status of candidate ID 12345.",
+        [
+            ("get_candidate_status", {"candidate_id": "12345"}),
+            ("get_weather", {}),
+            (
+                "register_user",
+                {
+                    "name": "John Doe",
+                    "age": 37,
+                    "address": {"city": "San Francisco", "state": "CA"},
+                    "role": None,
+                    "passed_test": True,
+                    "aliases": ["John", "Johnny"],
+                },
+            ),
+            ("exec", {"command": 'grep -F "]" log.txt'}),
+            ("exec", {"command": "cat > f.py << EOF\nimport csv\nprint(1)\nEOF"}),
+            ("exec", {"command": "printf a\x00b"}),
+            ("label", {"tags": ["urgent"]}),
+            ("get_weather", {"city": "Martha's Vineyard", "metric": '"cool units"'}),
+        ],
+    ),
+    (
+        "lfm2, llama.cpp test-chat",
+        CallForm.LFM2,
+        'Let me check [the](time).<|tool_call_start|>[Calendar.create_event(title="demo", participants=["Al", '
+        '"Bob"], metadata={"priority": "high", "reminder": true}), python(code="First\\n\\tsecond \\"hi\\"")]'
+        "<|tool_call_end|>",
+        "Let me check [the](time).",
+        [
+            (
+                "Calendar.create_event",
+                {
+                    "title": "demo",
+                    "participants": ["Al", "Bob"],
+                    "metadata": {"priority": "high", "reminder": True},
+                },
+            ),
+            ("python", {"code": 'First\n\tsecond "hi"'}),
+        ],
     ),
     (
         "harmony, a preamble and a call, llama.cpp test-chat",
@@ -377,14 +596,71 @@ def test_names_and_arguments_leave_while_they_come() -> None:
         CallForm.COMMAND_R: 'Action:\n```json\n[{"tool_name": "f", "parameters": {"city": "Os',
         CallForm.COMMAND_R7B: '<|START_ACTION|>[{"tool_name": "f", "parameters": {"city": "Os',
         CallForm.QWEN3_CODER: "<tool_call>\n<function=f>\n<parameter=city>\nOs",
+        CallForm.KIMI_K2: "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0"
+        '<|tool_call_argument_begin|>{"city": "Os',
+        CallForm.MINIMAX: '<tool_calls>\n{"name": "f", "arguments": {"city": "Os',
+        CallForm.GEMMA4: '<|tool_call>call:f{city:<|"|>Os',
+        CallForm.GLM45: "<tool_call>f\n<arg_key>city</arg_key>\n<arg_value>Os",
+        CallForm.MINIMAX_M2: '<minimax:tool_call>\n<invoke name="f">\n<parameter name="city">Os',
         CallForm.HARMONY: '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"city": "Os',
     }
     for form, text in begun.items():
         parser = Forms(form).call_parser(TOOLS)
         assert list(parser.feed(f"Wait.{text}" if form is not CallForm.HARMONY else text))[-2:] == [
-            *([CallOpened("f")] if form is not CallForm.QWEN3_CODER else [CallArguments('{"city": ')]),
-            CallArguments('{"city": "Os' if form is not CallForm.QWEN3_CODER else '"Os'),
+            *([CallOpened("f")] if form not in XML_FORMATS else [CallArguments('{"city": ')]),
+            CallArguments('{"city": "Os' if form not in XML_FORMATS else '"Os'),
         ]
+
+
+BROKEN = [
+    (CallForm.GLM45, "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>Os", [(False, '{"a": "Os')]),
+    (
+        CallForm.MINIMAX_M2,
+        '<minimax:tool_call><invoke name="f"><parameter name="a">Os',
+        [(False, '{"a": "Os')],
+    ),
+    (
+        CallForm.KIMI_K2,
+        '<|tool_calls_section_begin|><|tool_call_begin|>functions.bad:0<|tool_call_argument_begin|>{"a": "Os"'
+        "<|tool_call_end|><|tool_call_begin|>functions.good:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+        "<|tool_calls_section_end|> So.",
+        [(False, '{"a": "Os"'), (True, "{}")],
+    ),
+    (
+        CallForm.MINIMAX,
+        '<tool_calls>\n{"name": "f", "arguments": {"a" 1}}\n</tool_calls> So.',
+        [(False, '{"a" ')],
+    ),
+    (
+        CallForm.GEMMA4,
+        '<|tool_call>call:f{a:<|"|>Os<|"|>,b}<tool_call|><|tool_call>call:f{a:[1}<tool_call|> So.',
+        [(False, '{"a": "Os", "b"'), (False, '{"a": [1')],
+    ),
+    (CallForm.FUNCTIONGEMMA, "<start_function_call>call:f{a:<escape>Os", [(False, '{"a": "Os')]),
+    (
+        CallForm.LFM2,
+        "<|tool_call_start|>[f(a='Os', g(b=1), h(c=1)]<|tool_call_end|> So.<|tool_call_start|>[f(x=open()), "
+        "g(b=2)]<|tool_call_end|> So.<|tool_call_start|>[f(a=1",
+        [(False, ""), (False, ""), (True, '{"b": 2}'), (False, "")],
+    ),
+]
+
+
+@pytest.mark.parametrize(("form", "text", "calls"), BROKEN)
+def test_a_broken_call_is_told_so_and_text_goes_on_behind_it(form: CallForm, text: str, calls: Any) -> None:
+    for pieces in ([text], list(text)):
+        events, found, given_ = read(form, pieces, cut=True), [], ""
+        for event in events:
+            match event:
+                case CallOpened():
+                    given_ = ""
+                case CallArguments(delta):
+                    given_ += delta
+                case CallClosed(complete):
+                    found.append((complete, given_))
+        assert found == calls
+        said = "".join(event.text for event in events if isinstance(event, PlainText))
+        assert said == "So." * text.count("So.")
 
 
 def test_reasoning_in_channels_is_not_text() -> None:
@@ -486,7 +762,18 @@ REASONED = [
     (ReasoningForm.MISTRAL, "[THINK]I'm\nthinking[/THINK]Hello, world!\nWhat's up?"),
     (ReasoningForm.SEED, "<seed:think>I'm\nthinking</seed:think>Hello, world!\nWhat's up?"),
     (ReasoningForm.THINK, "<think>I'm\nthinking</think>\n\nHello, world!\nWhat's up?"),
+    (ReasoningForm.GEMMA4, "<|channel>thought\nI'm\nthinking<channel|>Hello, world!\nWhat's up?<channel|>"),
 ]
+
+
+def test_reasoning_without_an_end_ends_where_kimi_calls() -> None:
+    text = "<think>I need to call\n<|tool_calls_section_begin|><|tool_call_begin|>"
+    for pieces in ([text], list(text)):
+        splitter = Forms(CallForm.KIMI_K2, ReasoningForm.THINK).splitter()
+        assert splitter is not None
+        told = [*map(splitter.feed, pieces), splitter.finish()]
+        assert "".join(thought for thought, _ in told) == "I need to call"
+        assert "".join(said for _, said in told) == "<|tool_calls_section_begin|><|tool_call_begin|>"
 
 
 @pytest.mark.parametrize(("form", "text"), REASONED)

@@ -12,7 +12,8 @@ from holdfast.runtime.errors import GrammarUnavailable as EngineRefusal
 from holdfast.runtime.verbs import Finish, Grammar, GrammarKind, Row, TokenLimits, Work
 from holdfast.sessions import errors
 from holdfast.sessions.conversation.items import Preamble, Tool
-from holdfast.sessions.tools.grammar import MAX_GRAMMAR_BYTES, check_schema, closed, json_format
+from holdfast.sessions.tools.arguments import closed
+from holdfast.sessions.tools.grammar import MAX_GRAMMAR_BYTES, check_schema, json_format
 from holdfast.sessions.turn.events import ReplyDone, ReplyStatus
 from holdfast.sessions.turn.request import TurnRequest
 from holdfast.sessions.turn.turn_grammar import TurnGrammar

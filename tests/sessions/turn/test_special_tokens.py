@@ -18,6 +18,7 @@ from holdfast.sessions.journal.replay import reader_of
 from holdfast.sessions.text.language import Language
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 from holdfast.sessions.token_ids import ids_from, ids_of
+from holdfast.sessions.tools.formats import FORMATS, XML_FORMATS
 from holdfast.sessions.tools.forms import CallForm, ReasoningForm
 from holdfast.sessions.turn.events import ReplyReasoningDelta
 from holdfast.sessions.turn.request import TurnRequest
@@ -31,7 +32,14 @@ SPECIAL = (
     *("<|START_THINKING|>", "<|END_THINKING|>", "<|START_ACTION|>", "<|END_ACTION|>", "<|START_RESPONSE|>"),
     *("<|END_RESPONSE|>", "<|tool_call|>", "<|/tool_call|>", "<|eom_id|>", "<|eot_id|>"),
     *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
-    *("<｜tool▁calls▁end｜>", "<tool_call>", "</tool_call>"),
+    *("<｜tool▁calls▁end｜>", "<tool_call>", "</tool_call>", "<|tool_call_start|>", "<|tool_call_end|>"),
+    *("<|channel>", "<channel|>", "<|tool_response>", "<start_function_response>"),
+)
+SPECIAL += tuple(
+    mark
+    for form in (*FORMATS.values(), *XML_FORMATS.values())
+    for mark in form.marks
+    if mark[0] == "<" and mark not in SPECIAL and "seed:" not in mark
 )
 HARMONY = (
     "{%- for message in messages %}{{- '<|start|>' + message.role }}"
@@ -54,7 +62,20 @@ CALLS = {
     '{"a": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
     CallForm.QWEN3_CODER: "Hello\n<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n"
     "</tool_call>",
+    CallForm.GLM45: "Hello\n<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+    CallForm.GLM47: "Hello<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>",
+    CallForm.KIMI_K2: "Hello<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0"
+    '<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|><|tool_calls_section_end|>',
+    CallForm.MINIMAX: 'Hello\n<tool_calls>\n{"name": "add", "arguments": {"a": 1}}\n</tool_calls>',
+    CallForm.MINIMAX_M2: 'Hello\n<minimax:tool_call>\n<invoke name="add">\n<parameter name="a">1</parameter>\n'
+    "</invoke>\n</minimax:tool_call>",
+    CallForm.GEMMA4: "<|channel>thought\nHello\n<channel|>Hello<|tool_call>call:add{a:1}<tool_call|>",
+    CallForm.FUNCTIONGEMMA: "Hello<start_function_call>call:add{a:1}<end_function_call>",
+    CallForm.LFM2: "Hello<|tool_call_start|>[add(a=1)]<|tool_call_end|>",
+    CallForm.NEMOTRON_JSON: 'Hello\n<TOOLCALL>[{"name": "add", "arguments": {"a": 1}}]</TOOLCALL>',
 }
+
+THINKING = (CallForm.HARMONY, CallForm.COMMAND_R7B, CallForm.GEMMA4)
 
 
 @cache
@@ -63,7 +84,8 @@ def language(form: CallForm) -> Language:
     tokenizer = Tokenizer.from_str(backend("chatml").to_str())
     tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in SPECIAL])
     template = HARMONY if form is CallForm.HARMONY else FAMILIES["chatml"].template
-    reasoning = ReasoningForm.COMMAND if form is CallForm.COMMAND_R7B else None
+    thinking = {CallForm.COMMAND_R7B: ReasoningForm.COMMAND, CallForm.GEMMA4: ReasoningForm.GEMMA4}
+    reasoning = thinking.get(form)
     return Language.of(ChatTokenizer(tokenizer, template), form, reasoning)
 
 
@@ -89,11 +111,11 @@ def test_calls_and_reasoning_between_special_tokens_are_read(form: CallForm, cut
     said, call = reply.items
     assert isinstance(said, Message) and said.text == "Hello"
     assert isinstance(call, FunctionCall) and (call.name, call.arguments) == ("add", '{"a": 1}')
-    assert thought == ("Hello" if form in (CallForm.HARMONY, CallForm.COMMAND_R7B) else "")
+    assert thought == ("Hello" if form in THINKING else "")
 
 
 def test_reasoning_is_no_text_where_calls_are_not_read() -> None:
-    for form in (CallForm.HARMONY, CallForm.COMMAND_R7B):
+    for form in THINKING:
         reply, thought = replied(form, [tokens(form, CALLS[form])], parse_calls=False)
         assert thought == "Hello"
         assert all(isinstance(item, Message) and item.text.startswith("Hello") for item in reply.items)
@@ -115,6 +137,14 @@ def test_a_call_of_llama_ends_with_its_own_token() -> None:
     ids = found.tokenizer.special_ids
     assert ids["<|eom_id|>"] in found.end_ids({ids["<|eot_id|>"]})
     assert ids["<|eom_id|>"] not in language(CallForm.GRANITE).end_ids(())
+
+
+def test_calls_of_gemma_end_where_their_outputs_begin() -> None:
+    for form, end in (
+        (CallForm.GEMMA4, "<|tool_response>"),
+        (CallForm.FUNCTIONGEMMA, "<start_function_response>"),
+    ):
+        assert language(form).tokenizer.special_ids[end] in language(form).end_ids(())
 
 
 def test_a_cut_falls_into_what_was_said_though_special_tokens_hide_the_reasoning() -> None:
@@ -148,6 +178,21 @@ FOUND = {
     "qwen3.5": (CallForm.QWEN3_CODER, ReasoningForm.OPENED),
     "seed-oss": (CallForm.SEED_OSS, ReasoningForm.SEED),
     "ministral-3": (CallForm.MISTRAL, ReasoningForm.MISTRAL),
+    "glm-4.5": (CallForm.GLM45, ReasoningForm.THINK),
+    "glm-4.6": (CallForm.GLM45, ReasoningForm.THINK),
+    "glm-4.7-flash": (CallForm.GLM47, ReasoningForm.OPENED),
+    "kimi-k2": (CallForm.KIMI_K2, ReasoningForm.NONE),
+    "kimi-k2-first": (CallForm.KIMI_K2, ReasoningForm.NONE),
+    "kimi-k2-thinking": (CallForm.KIMI_K2, ReasoningForm.THINK),
+    "minimax-m1": (CallForm.MINIMAX, ReasoningForm.NONE),
+    "minimax-m2": (CallForm.MINIMAX_M2, ReasoningForm.OPENED),
+    "apriel-1.5": (CallForm.MINIMAX, ReasoningForm.NONE),
+    "gemma-4": (CallForm.GEMMA4, ReasoningForm.GEMMA4),
+    "gemma-4-v5": (CallForm.GEMMA4, ReasoningForm.GEMMA4),
+    "lfm2": (CallForm.LFM2, ReasoningForm.NONE),
+    "lfm2-v2": (CallForm.LFM2, ReasoningForm.NONE),
+    "lfm2.5": (CallForm.LFM2, ReasoningForm.THINK),
+    "nemotron-nano-v2": (CallForm.NEMOTRON_JSON, ReasoningForm.OPENED),
 }
 
 
@@ -158,6 +203,6 @@ def test_a_published_template_shows_its_forms(name: str) -> None:
     assert forms.opened == (forms.reasoning is ReasoningForm.OPENED)
 
 
-@pytest.mark.parametrize("name", ["glm-4.5", "functionary-v3.1", "minimax-m2", "gemma-4", "kimi-k2-first"])
+@pytest.mark.parametrize("name", ["functionary-v3.1", "minicpm5", "apertus", "solar-open"])
 def test_a_form_that_is_not_read_is_said_to_be_unknown(name: str) -> None:
     assert not published(name).forms.known
