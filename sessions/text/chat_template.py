@@ -75,7 +75,8 @@ class RoleRules:
     ``schemas``: the tools; ``outputs``: outputs of calls; ``calls``: calls that a client inserted.
 
     It needs or writes: ``frame``: what it writes around a reply's calls, if it must get them as ``tool_calls``;
-    ``ids``: which ids calls have; ``text_arguments``: it takes arguments as JSON text;
+    ``ids``: which ids calls have; ``text_arguments``: it takes arguments as JSON text; ``object_arguments``: it
+    refuses arguments that are no object, so other ones are given as a text in an object;
     ``list_of_tools``: it takes an empty list where there are no tools; ``lead``: text that it writes before
     earlier replies, but not before the next one, because there the model writes it.
 
@@ -94,6 +95,7 @@ class RoleRules:
     frame: CallFrame | None = None
     ids: CallIds = CallIds.ANY
     text_arguments: bool = False
+    object_arguments: bool = False
     list_of_tools: bool = False
     lead: str = ""
     reasoning: frozenset[str] = frozenset()
@@ -448,6 +450,8 @@ class ChatTemplate:
                     call = mark(_call_form(segment, names[segment.call_id].id))
                     if self._rules.text_arguments:
                         call["function"]["arguments"] = mark(segment.arguments)
+                    elif self._rules.object_arguments and isinstance(call["function"]["arguments"], str):
+                        call["function"]["arguments"] = {"arguments": call["function"]["arguments"]}
                     talk.add_call(call)
                 case Message(role="assistant"):
                     talk.add(mark(self._message_form(segment, names), self._rules.reasoning))
@@ -521,10 +525,10 @@ def _is_sentinel(message: dict[str, Any]) -> bool:
 
 
 def _call_form(call: FunctionCall, its_id: str) -> dict[str, Any]:
-    """A call as templates get it. The arguments are an object, or text if they are not valid JSON. ``its_id``:
-    its id there."""
+    """A call as templates get it. The arguments are an object, or text if they are not valid JSON; without any
+    text, an empty object. ``its_id``: its id there."""
     try:
-        arguments = json.loads(call.arguments)
+        arguments = json.loads(call.arguments if call.arguments.strip() else "{}")
         json.dumps(arguments, ensure_ascii=False).encode()  # no character is a lone surrogate
     except (ValueError, RecursionError):
         arguments = call.arguments

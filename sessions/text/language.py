@@ -302,7 +302,9 @@ def _rules(tokenizer: ChatTokenizer) -> tuple[RoleRules, str]:
     rules = replace(rules, outputs=outputs)
     inserted: list[Segment] = [asked, _call(), output, answered, two]
     calls = schemas and shows(_TOOL, _VALUE, talk=inserted, rules=rules, preamble=tooled)
-    return replace(rules, calls=calls), call
+    odd: list[Segment] = [asked, msgspec.structs.replace(_call(), arguments=_VALUE), output, answered, two]
+    needy = calls and not takes(odd, preamble=tooled, rules=rules)
+    return replace(rules, calls=calls, object_arguments=needy), call
 
 
 def _framed(tokenizer: ChatTokenizer, rules: RoleRules) -> RoleRules:

@@ -3,6 +3,7 @@ writes them or with a stated difference."""
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
@@ -350,6 +351,22 @@ async def test_a_session_goes_on_behind_a_call(name: str) -> None:
     assert (await read(session))[1].status is ReplyStatus.COMPLETED
     assert isinstance(link.model, Recital)
     assert link.model.prompts[-1] == [*encoded(name, before), *reply, *after]
+
+
+@pytest.mark.parametrize(
+    "arguments", ["", "none", "[1]", '{"city": "Par', '{"a":' + "[" * 100 + "]" * 100 + "}"]
+)
+@pytest.mark.parametrize(
+    "name", [name for name, found in PUBLISHED.items() if found.results["tools"] == EQUAL]
+)
+def test_a_call_whose_arguments_are_no_object_is_written(name: str, arguments: str) -> None:
+    """What a model wrote wrongly is told as text in an object, if the template needs one."""
+    talk = Talk(name, Preamble(tools=(TOOL,)))
+    for item in (user("Paris?"), msgspec.structs.replace(CALL, arguments=arguments), ANSWER):
+        talk.say(item)
+    text = decoded(name, talk.prompt())
+    assert text.index("Paris?") < text.index(OUTPUT)
+    assert any(one in text for one in (arguments, json.dumps(arguments), json.dumps(arguments)[1:-1]))
 
 
 def test_gpt_oss_gets_no_second_header_before_a_reply_that_has_its_own() -> None:

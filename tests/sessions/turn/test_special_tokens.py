@@ -114,6 +114,37 @@ def test_calls_and_reasoning_between_special_tokens_are_read(form: CallForm, cut
     assert thought == ("Hello" if form in THINKING else "")
 
 
+REASONED = {
+    CallForm.GLM45: (ReasoningForm.THINK, "<think>Hm.</think>\n"),
+    CallForm.GLM47: (ReasoningForm.OPENED, "Hm.</think>"),
+    CallForm.KIMI_K2: (ReasoningForm.THINK, "<think>Hm.</think>"),
+    CallForm.MINIMAX: (ReasoningForm.THINK, "<think>\nHm.\n</think>\n\n"),
+    CallForm.MINIMAX_M2: (ReasoningForm.OPENED, "Hm.\n</think>\n\n"),
+    CallForm.LFM2: (ReasoningForm.THINK, "<think>Hm.</think>"),
+    CallForm.NEMOTRON_JSON: (ReasoningForm.OPENED, "Hm.\n</think>\n\n"),
+}
+"""How models with these forms write reasoning before a call."""
+
+
+@pytest.mark.parametrize("form", REASONED)
+@pytest.mark.parametrize("special", [False, True])
+def test_reasoning_before_a_call_is_read(form: CallForm, special: bool) -> None:
+    reasoning, thought = REASONED[form]
+    backend_ = Tokenizer.from_str(language(form).tokenizer.backend.to_str())
+    backend_.add_tokens(
+        [AddedToken(tag, normalized=False, special=special) for tag in ("<think>", "</think>")]
+    )
+    found = Language.of(ChatTokenizer(backend_, FAMILIES["chatml"].template), form, reasoning)
+    ids = backend_.encode(thought + CALLS[form], add_special_tokens=False).ids
+    for rows in ([ids], [[token] for token in ids]):
+        reader = reader_of("response", TurnRequest.checked(offered=[ADD]), found, frozenset(), [ADD])
+        events = [event for row in rows for event in reader.feed(row)] + reader.finish(cut=False)
+        assert "".join(one.text for one in events if isinstance(one, ReplyReasoningDelta)) == "Hm."
+        said, call = reader.items()
+        assert isinstance(said, Message) and said.text == "Hello"
+        assert isinstance(call, FunctionCall) and (call.name, call.arguments) == ("add", '{"a": 1}')
+
+
 def test_reasoning_is_no_text_where_calls_are_not_read() -> None:
     for form in THINKING:
         reply, thought = replied(form, [tokens(form, CALLS[form])], parse_calls=False)
