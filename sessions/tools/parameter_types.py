@@ -104,19 +104,21 @@ def converted(text: str, types: list[str]) -> str:
     word = text.strip().lower()
     if word == NULL:
         return NULL
+    strict = may_be_text(types)  # what does not fit is a text
     for kind in types:
         if kind in ("boolean", "bool", "binary"):
             if len(types) == 1 or word in ("true", "false"):
                 return json.dumps(word == "true")
             continue
-        value = None if kind in _TEXTS or len(text) > MAX_VALUE else _json_of(text, kind)
+        value = None if kind in _TEXTS or len(text) > MAX_VALUE else _json_of(text, kind, strict=strict)
         if value is not None:
             return value
     return json.dumps(text, ensure_ascii=False)
 
 
-def _json_of(text: str, kind: str) -> str | None:
-    """The JSON of a value of the type ``kind``; None if it is not of that type."""
+def _json_of(text: str, kind: str, *, strict: bool) -> str | None:
+    """The JSON of a value of the type ``kind``; None if it is not of that type. If not ``strict``, any JSON may
+    stand for an object or list."""
     try:
         if kind.startswith(_INTEGERS):
             return json.dumps(int(text))
@@ -129,7 +131,7 @@ def _json_of(text: str, kind: str) -> str | None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the parser warns of odd escapes in the model's text
                 value = ast.literal_eval(text)
-        if not isinstance(value, {"object": dict, "array": list}.get(kind, object)):
+        if strict and not isinstance(value, {"object": dict, "array": list}.get(kind, object)):
             return None
         found = json.dumps(value, ensure_ascii=False, allow_nan=False)
         found.encode()  # refuse a lone surrogate

@@ -59,17 +59,56 @@ fragments = st.sampled_from(
         *("<|START_ACTION|>", "<|END_ACTION|>", '{"tool_name": "f", "parameters": {', "<function=f>"),
         *("<function=", "</function>", "<parameter=a>", "<parameter=n>", "</parameter>", "<seed:tool_call>"),
         *("<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|start|>assistant", "<|constrain|>json"),
-        *("<arg_key>", "</arg_key>", "<arg_key>n</arg_key>\n<arg_value>", "</arg_value>", "<tool_call>f"),
-        *("<|tool_calls_section_begin|>", "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"),
-        *("<|tool_call_end|>", "<|tool_calls_section_end|>", "functions.", ":0", "<tool_calls>"),
-        *("</tool_calls>", "<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="f">', "</invoke>"),
-        *('<parameter name="n">', "<|tool_call>", "<tool_call|>", '<|"|>', "call:f{", "n:", "<escape>"),
-        *("<start_function_call>", "<end_function_call>", "<|tool_call_start|>", "<|tool_call_end|>"),
-        *("<|tool_call_start|>[f(a=", "None", "1.", "<TOOLCALL>", "</TOOLCALL>"),
         *("analysis", "commentary", "final", " to=functions.f", "<|channel|>commentary to=functions.f"),
         *(" ", "\n", "x", "é", "f", "1", "null", "'", "-", "(1)", "[TOOL"),
     ]
 )  # fmt: skip
+GLM = ["<tool_call>f", "<tool_call>", "<arg_key>n</arg_key>", "<arg_key>", "a", "</arg_key>", "<arg_value>"]
+GLM += ["</arg_value>", "</tool_call>", "1", "null", "f", "\n", " ", "</"]
+NOTED = ["call:f{", "a:", "n:", "1.", "true", "None", "nul", "x y", *'{}[],:1-" \n']
+JSON_CALL = ['{"name": "f", "arguments": ', '{"a": 1}', *'}{,[]x <"\n']
+OWN = {
+    CallForm.GLM45: GLM,
+    CallForm.GLM47: GLM,
+    CallForm.KIMI_K2: [
+        *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.f:0"),
+        *("<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|tool_calls_section_end|>"),
+        *('{"a": 1}', '"a"', *"{}: f."),
+    ],
+    CallForm.MINIMAX: ["<tool_calls>", "</tool_calls>", *JSON_CALL],
+    CallForm.NEMOTRON_JSON: ["<TOOLCALL>", "</TOOLCALL>", *JSON_CALL],
+    CallForm.MINIMAX_M2: [
+        *("<minimax:tool_call>", '<invoke name="f">', "<invoke name=", '"f"', ">", '<parameter name="n">'),
+        *('<parameter name="a">', "</parameter>", "</invoke>", "</minimax:tool_call>", "null", *"1\nx<"),
+    ],
+    CallForm.GEMMA4: [
+        *NOTED,
+        "<|tool_call>",
+        "<tool_call|>",
+        '<|"|>',
+        '<|"',
+        "<|tool_call>call:f{",
+        "<tool_",
+    ],
+    CallForm.FUNCTIONGEMMA: [
+        *NOTED,
+        "<start_function_call>call:f{",
+        "<end_function_call>",
+        "<escape>",
+        "<esc",
+    ],
+    CallForm.LFM2: [
+        *("<|tool_call_start|>[f(", "<|tool_call_start|>", "<|tool_call_end|>", "<|tool_call_", "f("),
+        *("g(b=", "a=", "from=", '"""', "None", *"[](){},'\"\\ \n\0x1"),
+    ],
+}
+"""Parts of calls in forms with tags that are theirs alone."""
+texts = st.sampled_from(FORMS).flatmap(
+    lambda form: st.tuples(
+        st.just(form),
+        st.lists(st.sampled_from(OWN[form]) if form in OWN else fragments, max_size=14).map("".join),
+    )
+)
 
 
 def hermes(made: list[tuple[str, dict[str, Any]]]) -> str:
@@ -278,14 +317,16 @@ def any_typed(made: list[tuple[str, dict[str, Any]]]) -> list[Tool]:
     ]
 
 
-@settings(max_examples=6 * settings().max_examples)
+@settings(max_examples=10 * settings().max_examples)
 @given(
-    st.sampled_from(FORMS),
-    st.lists(fragments, max_size=12).map("".join),
+    texts,
     st.lists(st.integers(0, 500), max_size=12),
     st.booleans(),
 )
-def test_any_split_of_any_text_equals_one_shot(form: CallForm, text: str, cuts: list[int], cut: bool) -> None:
+def test_any_split_of_any_text_equals_one_shot(
+    written: tuple[CallForm, str], cuts: list[int], cut: bool
+) -> None:
+    form, text = written
     whole = parse(form, [text], cut=cut, tools=NUMBERED)
     assert parse(form, split(text, cuts), cut=cut, tools=NUMBERED) == whole
     assert parse(form, list(text), cut=cut, tools=NUMBERED) == whole

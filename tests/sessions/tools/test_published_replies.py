@@ -703,6 +703,10 @@ TYPED_CASES: list[tuple[Any, str, Any]] = [
     ({"type": ["integer", "null"]}, "7", 7),
     ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "7", 7),
     ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "7", "7"),
+    ({"enum": [1, 2]}, "2", 2),
+    ({"const": True}, "true", True),
+    ({"type": ["object", "string"]}, "42", "42"),
+    ({"anyOf": [{"enum": ["7"]}, {"type": "null"}]}, "7", "7"),
     ({"$ref": "#/$defs/Point"}, '{"x": 1}', {"x": 1}),
     ({"$ref": "#/$defs/Loop"}, "x", "x"),
     ({"$ref": "#/$defs/none"}, "x", "x"),
@@ -711,6 +715,22 @@ TYPED_CASES: list[tuple[Any, str, Any]] = [
     ("array", "-" * 5_000, "-" * 5_000),
     ("integer", "9" * 5_000, "9" * 5_000),
 ]
+
+
+def test_glm_writes_a_text_as_it_stands() -> None:
+    for text, kind, value in (
+        ("\n two \n", "string", "\n two \n"),
+        ("null", "string", "null"),
+        ("null", ["string", "null"], None),
+        (" 7\n", "integer", 7),
+        ("", "string", ""),
+    ):
+        parameters = {"type": "object", "properties": {"a": {"type": kind}}}
+        for pieces in ([glm("f", ("a", text))], list(glm("f", ("a", text)))):
+            parser = Forms(CallForm.GLM45).call_parser([Tool(name="f", parameters=parameters)])
+            _, arguments, closed = read_all(parser, pieces)
+            assert isinstance(arguments, CallArguments) and json.loads(arguments.delta) == {"a": value}
+            assert closed == CallClosed(True)
 
 
 @pytest.mark.parametrize(("schema", "text", "value"), TYPED_CASES)
