@@ -257,5 +257,5 @@ def styled(schema: dict[str, Any], *, lenient: bool = False) -> str:
 
 
 def quoted(text: str) -> str:
-    """A text as a literal in Lark; empty for an empty text."""
-    return json.dumps(text, ensure_ascii=False) if text else ""
+    """A text as a literal in Lark, which refuses the character DEL as it stands; empty for an empty text."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") if text else ""

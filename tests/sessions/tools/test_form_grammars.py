@@ -208,7 +208,7 @@ def some_text(
     while len(said) < 300:
         matcher.fill(mask)
         allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-        if not waiting and choice.random() < 0.3:
+        if ending and not waiting and choice.random() < 0.3:
             waiting = tokens.backend.encode(ending, add_special_tokens=False).ids
         token, waiting = (waiting[0], waiting[1:]) if waiting else (choice.choice(allowed.tolist()), [])
         if token not in allowed:
@@ -322,6 +322,15 @@ def test_parameters_with_tags_follow_their_schema(compiler: Compiler) -> None:
     assert called(CallForm.QWEN3_CODER, text, NOTE) == [
         ("note", {"text": "x\n", "kind": "small", "at": [1, 2]})
     ]
+
+
+@pytest.mark.parametrize("form", SYNTAXES)
+def test_a_value_may_have_odd_characters(compiler: Compiler, form: CallForm) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": ['\x7f\x80 😀\u2028"']}}, "required": ["a"]}
+    tool = Tool(name="act", parameters=schema, strict=True)
+    rules = grammar(form, tool, tool_choice="required", tool="act")
+    text = some_text(TOKENIZER, compiler, rules, "", random.Random(1))
+    assert text is not None and called(form, text, tool) == [("act", {"a": '\x7f\x80 😀\u2028"'})]
 
 
 def test_mistrals_form_is_that_of_its_tokens() -> None:
