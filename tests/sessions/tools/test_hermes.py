@@ -228,7 +228,7 @@ def test_a_call_that_breaks_takes_those_behind_it_in_its_tag() -> None:
         '[[{"name": "f"}]]',
         '{"name": "f"} and so on',
         '{"city": "Rome"}\n{"name": "f", "arguments": {}}',
-        '{"name": "' + "n" * 65 + '", "arguments": {}}',
+        '{"name": "' + "n" * 129 + '", "arguments": {}}',
         "[" * 5000,
     ],
 )
