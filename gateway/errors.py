@@ -11,7 +11,7 @@ GatewayError
 ├── OptionInvalid, CertificateUnusable, TracingUnavailable
 ├── KeyInvalid, OperatorWanted, HostRefused, OriginRefused, KeyRemoved
 ├── SlowReader, SlowSender, TooManyControlFrames, TooManyFragments, TooManyInvalid
-├── TooManyChunks, TooManyBodies
+├── TooManyChunks, TooManyBodies, EncodingRefused
 ├── HeadInvalid, HeadTooLarge, NoDescriptors
 ├── TooManyResponses, TooManyMoves, NothingToCancel, RateLimited, QueueTooLong
 ├── ResponseUnknown, PreviousResponseUnknown, ConversationUnknown
@@ -201,6 +201,12 @@ class TooManyChunks(GatewayError):
     """The body of an HTTP request comes in too many small chunks."""
 
     wire = _invalid("too_many_chunks")
+
+
+class EncodingRefused(GatewayError):
+    """The body of an HTTP request is compressed in a way that is not served."""
+
+    wire = _invalid("unsupported_encoding", 415)
 
 
 class TooManyBodies(GatewayError):

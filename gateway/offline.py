@@ -59,7 +59,7 @@ from .batches.prompts import ChatMessage, Prompt, PromptEncoder, PromptType
 from .batches.sampling_params import SamplingParams
 from .compose import opened
 from .embedded import in_memory
-from .realtime.translate import tools_of as tools_from
+from .live.requests import tools_of as tools_from
 from .service import Service
 from .settings import GatewaySettings
 

@@ -92,8 +92,9 @@ class ChatAnswer(OpenAIAnswer[ChatChunk]):
     ) -> Iterator[ChatChunk]:
         match part.kind:
             case PartKind.TEXT:
-                first = len(part.pieces) == 1 and reply.of(PartKind.TEXT)[0] is not part
-                delta = Delta(content="\n" + text if first else text)
+                before = {one.item_id for one in reply.of(PartKind.TEXT) if one is not part}
+                further = len(part.pieces) == 1 and before and part.item_id not in before
+                delta = Delta(content="\n" + text if further else text)
                 yield self._chunk(ChunkChoice(index=reply.number, delta=delta, logprobs=self._scored(scores)))
             case PartKind.REASONING:
                 yield self._chunk(ChunkChoice(index=reply.number, delta=Delta(reasoning_content=text)))
@@ -129,7 +130,7 @@ class ChatAnswer(OpenAIAnswer[ChatChunk]):
     def _choice(self, reply: ReplyFold) -> Choice:
         texts, calls = reply.of(PartKind.TEXT), reply.of(PartKind.CALL)
         message = ToldMessage(
-            content="\n".join(part.text for part in texts) if texts or not calls else None,
+            content="\n".join(reply.messages().values()) if texts or not calls else None,
             tool_calls=[
                 ToldCall(id=call.call_id, function=ToldFunction(name=call.name, arguments=call.text))
                 for call in calls

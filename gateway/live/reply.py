@@ -226,7 +226,25 @@ class ReplyFold:
     def receipt(self) -> KVReceipt:
         """How many prompt tokens were computed, how many had their KV on the device, in the host tier or on
         disk, how long the disk took, and why KV was missed."""
-        return receipt_of(self.usage)
+        usage = self.usage
+        return KVReceipt(
+            new=usage.new_tokens,
+            prefilled=usage.prefilled_tokens,
+            resident=usage.cached_tokens - usage.host_tokens - usage.disk_tokens,
+            recomputed=usage.recomputed_tokens,
+            host=usage.host_tokens,
+            disk=usage.disk_tokens,
+            restore_ms=usage.restore_ms,
+            miss_reason=None if usage.miss_reason is None else usage.miss_reason.value,
+        )
+
+    def messages(self) -> dict[str, str]:
+        """The text of each of its messages, by their items' ids. A message may have several parts: it goes on
+        behind reasoning."""
+        found: dict[str, str] = {}
+        for part in self.of(PartKind.TEXT):
+            found[part.item_id] = found.get(part.item_id, "") + part.text
+        return found
 
     def of(self, kind: PartKind) -> list[ReplyPart]:
         """Its parts of one kind."""
@@ -274,18 +292,3 @@ _ENDINGS = {
     EndReason.STEERED: ReplyEnding.STEERED,
     EndReason.ERROR: ReplyEnding.FAILED,
 }
-
-
-def receipt_of(usage: TurnUsage) -> KVReceipt:
-    """A turn's usage as the KV receipt that its answer has: how many prompt tokens were computed, how many had
-    their KV on the device, in the host tier or on disk, how long the disk took, and why KV was missed."""
-    return KVReceipt(
-        new=usage.new_tokens,
-        prefilled=usage.prefilled_tokens,
-        resident=usage.cached_tokens - usage.host_tokens - usage.disk_tokens,
-        recomputed=usage.recomputed_tokens,
-        host=usage.host_tokens,
-        disk=usage.disk_tokens,
-        restore_ms=usage.restore_ms,
-        miss_reason=None if usage.miss_reason is None else usage.miss_reason.value,
-    )

@@ -6,8 +6,9 @@ https://html.spec.whatwg.org/multipage/server-sent-events.html
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,10 +18,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from ...sdk.errors import FrameTooLarge
+from ...sdk.errors import FrameMalformed, FrameTooLarge
 from ...sdk.frames.codec import has_more_values
 from ...sessions.errors import PromptTooLong
-from ..errors import TooManyBodies
+from ..errors import EncodingRefused, TooManyBodies
 from ..settings import ClientLimits
 
 T = TypeVar("T")
@@ -128,23 +129,48 @@ class BodyMemory:
 
 
 def told_bytes(request: Request) -> int | None:
-    """The size of a request's body, if its head tells it."""
+    """The size of a request's body, if its head tells it: not that of a compressed one."""
     told = request.headers.get("content-length", "")
-    return int(told) if told.isdecimal() else None
+    return int(told) if told.isdecimal() and "content-encoding" not in request.headers else None
 
 
 async def read_body(request: Request, check_size: Callable[[int], None]) -> bytes:
     """Read the whole body of a request. ``check_size``: raises for a body of so many bytes that is too large,
-    before it is read if its head tells its size. Raises Starlette's ``ClientDisconnect`` if the client leaves,
-    or does not send it in time."""
+    before it is read if its head tells its size. A compressed body is decompressed as it comes. Raises
+    ``EncodingRefused``, and Starlette's ``ClientDisconnect`` if the client leaves, or does not send it in
+    time."""
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in _ENCODINGS:
+        raise EncodingRefused(
+            f"The body's encoding {encoding[:32]!r} is not served: send it plain or as gzip"
+        )
+    plain = None if encoding == "identity" else zlib.decompressobj(_ENCODINGS[encoding])
     check_size(told_bytes(request) or 0)
     pieces: list[bytes] = []
     size = 0
     async for piece in request.stream():
-        size += len(piece)
-        check_size(size)
-        pieces.append(piece)
+        for part in (piece,) if plain is None else _decompressed(plain, piece):
+            size += len(part)
+            check_size(size)
+            pieces.append(part)
+    if plain is not None and not plain.eof:
+        raise FrameMalformed("The compressed body is cut off")
     return b"".join(pieces)
+
+
+_ENCODINGS = {"identity": 0, "gzip": 31, "x-gzip": 31, "deflate": 15}
+"""The encodings of bodies, with zlib's number for each."""
+_PART = 1 << 16
+"""So many bytes of a compressed body are decompressed at once: its size is checked before there are more."""
+
+
+def _decompressed(plain: Any, piece: bytes) -> Iterator[bytes]:
+    try:
+        while piece and not plain.eof:
+            yield plain.decompress(piece, _PART)
+            piece = plain.unconsumed_tail
+    except zlib.error as error:
+        raise FrameMalformed(f"The body cannot be decompressed: {error}") from None
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:

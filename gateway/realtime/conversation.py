@@ -243,7 +243,7 @@ class Conversation:
         `response.done` says `failed`."""
         live = self.running[response_id]
         del self.running[response_id]
-        return live.fail(error) if live.started else [self.refusal(error, live.asked_by)]
+        return live.fail(error) if live.created else [self.refusal(error, live.asked_by)]
 
     def forget(self, response_id: str) -> None:
         """Remove the response with this id, which was created but never run, if it is there. No event is made

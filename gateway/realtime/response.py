@@ -15,7 +15,7 @@ reasoning as they come, `output_item.done` and `response.done`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
@@ -26,23 +26,9 @@ from ...sdk.frames.items import AnyItem, ItemStatus
 from ...sdk.frames.response import Reason, Response, ResponseStatus, StatusDetails, StatusError
 from ...sdk.frames.sampling import MaxOutputTokens, TokenLogprob
 from ...sessions.conversation.items import FunctionCall, Item, Message
-from ...sessions.errors import TurnFailed
-from ...sessions.turn.events import (
-    EndReason,
-    LeftOut,
-    ReplyArgumentsDelta,
-    ReplyCallDone,
-    ReplyCallStarted,
-    ReplyDone,
-    ReplyEvent,
-    ReplyReasoningDelta,
-    ReplyStarted,
-    ReplyStatus,
-    ReplyTextDelta,
-    TurnUsage,
-)
-from ..errors import Draining, error_details
-from ..live.reply import receipt_of
+from ...sessions.turn.events import EndReason, ReplyDone, ReplyEvent, ReplyStatus, TokenScore
+from ..errors import error_details
+from ..live.reply import PartKind, ReplyFold, ReplyPart, Telling
 from .event_log import DeltaFrames
 from .translate import frame_of, logprobs_of, truncated_of, usage_of
 
@@ -60,25 +46,27 @@ _REASONS: dict[EndReason, Reason] = {
 class _OpenItem:
     """The output item that has begun and not ended. ``index``: its index in the response's output. ``item``:
     the item as it began, without text. ``previous_item_id``: the id of the item before it in the conversation;
-    None if it is the first. ``pieces``, ``logprobs``: its text or arguments so far, and the log probabilities
-    of the text's tokens. ``text``: what `LiveResponse.open_text` returns for it: the encoder of its deltas, and
-    ``pieces``; None before the first call."""
+    None if it is the first. ``parts``: of the reply, that make it up so far: a message goes on behind
+    reasoning. ``frames``: the encoder of its deltas; None before the first call of `LiveResponse.open_text`."""
 
     index: int
     item: Message | FunctionCall
     previous_item_id: str | None
-    pieces: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    text: tuple[DeltaFrames, list[str]] | None = None
+    parts: list[ReplyPart]
+    frames: DeltaFrames | None = None
 
     def final(self, complete: bool) -> Message | FunctionCall:
-        said = "".join(self.pieces)
+        said = "".join(part.text for part in self.parts)
         if isinstance(self.item, Message):
             return msgspec.structs.replace(self.item, text=said, complete=complete)
         return msgspec.structs.replace(self.item, arguments=said, complete=complete)
 
+    @property
+    def logprobs(self) -> list[TokenLogprob] | UnsetType:
+        return logprobs_of(score for part in self.parts for score in part.scores) or UNSET
 
-class LiveResponse:
+
+class LiveResponse(Telling[server.ServerEvent]):
     """Makes the server events of one response, from `response.created` to `response.done`. It holds the items
     so far, and sends nothing.
 
@@ -88,7 +76,7 @@ class LiveResponse:
     leave out events that repeat others. ``unserved``: names of fields of the request that have no effect, which
     `response.created` lists.
 
-    ``item_ids``, ``call_ids``: of the items, and of the tool calls, that have begun. ``started``, ``done``: the
+    ``item_ids``, ``call_ids``: of the items, and of the tool calls, that have begun. ``created``, ``done``: the
     first, and the last, event has been made. ``cancelling``: a cancel was asked for; the conversation sets it.
     """
 
@@ -111,7 +99,7 @@ class LiveResponse:
         self.cancelling = False
         self.item_ids: list[str] = []
         self.call_ids: set[str] = set()
-        self.started = False
+        self.created = False
         self.done = False
         self._event_ids = event_ids
         self._before = before
@@ -119,6 +107,8 @@ class LiveResponse:
         self.metadata = metadata
         self.brief = brief
         self.unserved = unserved
+        self._reply = ReplyFold()
+        self._last: Callable[[], str | None] = lambda: None
         self._open: _OpenItem | None = None
         self._output: list[AnyItem] = []
 
@@ -129,19 +119,20 @@ class LiveResponse:
         `response.created` before all else, and `ReplyDone` makes `response.done`; nothing may follow that.
         ``last`` returns the id of the conversation's last item before the response, None if there is none."""
         assert not self.done, "nothing comes after the end of a reply"
-        return list(self._events(event, last))
+        self._last = last
+        return [*self._first(), *self._reply.told(event, self)]
 
     def open_text(self, item_id: str) -> tuple[DeltaFrames, list[str]] | None:
         """For the fast way of sending a message's text: the encoder of its deltas, and the list to which the
         caller must append each text that it sends with it. None if the message with this id is not the open
         item."""
         opened = self._open
-        if opened is None or opened.item.id != item_id:
+        if opened is None or opened.item.id != item_id or opened.parts[-1] is not self._reply.parts[-1]:
             return None
-        if opened.text is None:
+        if opened.frames is None:
             place = {**self._part(opened), "event_id": ""}
-            opened.text = DeltaFrames(server.TextDelta(**place, delta="")), opened.pieces
-        return opened.text
+            opened.frames = DeltaFrames(server.TextDelta(**place, delta=""))
+        return opened.frames, opened.parts[-1].pieces
 
     def item(self, item_id: str) -> AnyItem | None:
         """The item with this id, as it is so far. None if the response has not begun it."""
@@ -152,68 +143,71 @@ class LiveResponse:
     def fail(self, error: Exception) -> list[server.ServerEvent]:
         """Make the last events of a response that has been created, after its turn raised ``error``: its open
         item ends, its items are deleted, and `response.done` says `failed`."""
-        assert self.started and not self.done
+        assert self.created and not self.done
         return list(self._failed(error))
 
-    def _events(self, event: ReplyEvent, last: Callable[[], str | None]) -> Iterator[server.ServerEvent]:
-        if not self.started:
-            self.started = True
-            response = self._response("in_progress")
-            if self.unserved:
-                response = msgspec.structs.replace(response, unserved=list(self.unserved))
-            yield server.ResponseCreated(event_id=self._event_ids(), response=response)
-        match event:
-            case ReplyStarted():
-                return
-            case ReplyReasoningDelta(text=text):
-                yield server.ReasoningDelta(event_id=self._event_ids(), response_id=self.id, delta=text)
-            case ReplyTextDelta(item_id=item_id, text=text, scores=scores):
-                if self._open is None or self._open.item.id != item_id:
-                    yield from self._begin(Message(id=item_id, role="assistant", text=""), last)
-                yield self._text(text, logprobs_of(scores))
-            case ReplyCallStarted(item_id=item_id, call_id=call_id, name=name):
-                call = FunctionCall(id=item_id, call_id=call_id, name=name, arguments="")
-                yield from self._begin(call, last)
-            case ReplyArgumentsDelta(delta=delta):
-                if not self.brief:
-                    yield self._arguments(delta)
-            case ReplyCallDone(arguments=arguments, complete=complete):
-                assert self._open is not None, "a call ends after it has begun"
-                self._open.pieces = [arguments]
-                yield from self._close(complete)
-            case ReplyDone():
-                yield from self._end(event)
+    def _first(self) -> Iterator[server.ServerEvent]:
+        if self.created:
+            return
+        self.created = True
+        response = self._response("in_progress")
+        if self.unserved:
+            response = msgspec.structs.replace(response, unserved=list(self.unserved))
+        yield server.ResponseCreated(event_id=self._event_ids(), response=response)
 
-    # --- one item ---
+    # --- as `Telling` ---
 
-    def _begin(
-        self, item: Message | FunctionCall, last: Callable[[], str | None]
-    ) -> Iterator[server.ServerEvent]:
+    def begun(self, reply: ReplyFold, part: ReplyPart) -> Iterator[server.ServerEvent]:
+        opened = self._open
+        if part.kind is PartKind.REASONING:
+            return
+        if opened is not None and opened.item.id == part.item_id:
+            opened.parts.append(part)
+            return
         yield from self._close(complete=True)
         if self.item_ids or self.brief:
             before = self.item_ids[-1] if self.item_ids else None
         else:
-            before = last() if self._before is UNSET else self._before
-        opened = self._open = _OpenItem(len(self._output), item, before)
+            before = self._last() if self._before is UNSET else self._before
+        item: Message | FunctionCall = Message(id=part.item_id, role="assistant", text="")
+        if part.kind is PartKind.CALL:
+            item = FunctionCall(id=part.item_id, call_id=part.call_id, name=part.name, arguments="")
+            self.call_ids.add(part.call_id)
+        opened = self._open = _OpenItem(len(self._output), item, before, [part])
         self.item_ids.append(item.id)
-        if isinstance(item, FunctionCall):
-            self.call_ids.add(item.call_id)
         if self.brief:
             return
         yield from self._shown(server.OutputItemAdded, server.ItemAdded, opened, item, "in_progress")
         if isinstance(item, Message):
             yield server.ContentPartAdded(**self._part(opened), part=server.ContentPart(text=""))
 
-    def _text(self, text: str, logprobs: list[TokenLogprob]) -> server.ServerEvent:
-        assert self._open is not None
-        self._open.pieces.append(text)
-        self._open.logprobs += logprobs
-        return server.TextDelta(**self._part(self._open), delta=text, logprobs=logprobs or UNSET)
+    def grew(
+        self, reply: ReplyFold, part: ReplyPart, text: str, scores: tuple[TokenScore, ...]
+    ) -> Iterator[server.ServerEvent]:
+        opened = self._open
+        if part.kind is PartKind.REASONING:
+            yield server.ReasoningDelta(event_id=self._event_ids(), response_id=self.id, delta=text)
+        elif opened is None:
+            raise AssertionError("a part grows after it has begun")
+        elif isinstance(opened.item, Message):
+            yield server.TextDelta(**self._part(opened), delta=text, logprobs=logprobs_of(scores) or UNSET)
+        elif not self.brief:
+            yield server.ArgumentsDelta(**self._call(opened, opened.item), delta=text)
 
-    def _arguments(self, delta: str) -> server.ServerEvent:
-        assert self._open is not None and isinstance(self._open.item, FunctionCall), "arguments are a call's"
-        self._open.pieces.append(delta)
-        return server.ArgumentsDelta(**self._call(self._open, self._open.item), delta=delta)
+    def ended(self, reply: ReplyFold, part: ReplyPart) -> Iterator[server.ServerEvent]:
+        if part.kind is PartKind.CALL:  # a message may go on
+            yield from self._close(part.complete)
+
+    def over(self, reply: ReplyFold) -> Iterator[server.ServerEvent]:
+        done = reply.done
+        assert done is not None, "the reply is over"
+        complete = {item.id for item in done.items if getattr(item, "complete", True)}
+        yield from self._close(self._open is not None and self._open.item.id in complete)
+        if done.status is ReplyStatus.FAILED:
+            yield from self._taken_back()
+        yield self._ended(done.status.value, reply.error, done)
+
+    # --- one item ---
 
     def _close(self, complete: bool) -> Iterator[server.ServerEvent]:
         """End the open item and add it to the output; no events if no item is open. ``complete``: false if the
@@ -231,7 +225,7 @@ class LiveResponse:
             return
         if isinstance(item, Message):
             place = self._part(opened)
-            yield server.TextDone(**place, text=item.text, logprobs=opened.logprobs or UNSET)
+            yield server.TextDone(**place, text=item.text, logprobs=opened.logprobs)
             yield server.ContentPartDone(
                 **{**place, "event_id": self._event_ids()}, part=server.ContentPart(text=item.text)
             )
@@ -274,17 +268,10 @@ class LiveResponse:
 
     # --- the end ---
 
-    def _end(self, event: ReplyDone) -> Iterator[server.ServerEvent]:
-        complete = {item.id for item in event.items if getattr(item, "complete", True)}
-        yield from self._close(self._open is not None and self._open.item.id in complete)
-        if event.status is ReplyStatus.FAILED:
-            yield from self._taken_back()
-        yield self._ended(event.status.value, _details(event), event.usage, event.left_out)
-
     def _failed(self, error: Exception) -> Iterator[server.ServerEvent]:
         yield from self._close(complete=False)
         yield from self._taken_back()
-        yield self._ended("failed", _failure(error))
+        yield self._ended("failed", error)
 
     def _taken_back(self) -> Iterator[server.ServerEvent]:
         """A `conversation.item.deleted` for each item of the output that has ended, because the turn failed and
@@ -294,18 +281,20 @@ class LiveResponse:
                 yield server.ItemDeleted(event_id=self._event_ids(), item_id=item.id or "")
 
     def _ended(
-        self,
-        status: ResponseStatus,
-        details: StatusDetails | None,
-        usage: TurnUsage | None = None,
-        left_out: LeftOut | None = None,
+        self, status: ResponseStatus, error: Exception | None, done: ReplyDone | None = None
     ) -> server.ResponseDone:
         self.done = True
+        details = None
+        if status in ("cancelled", "incomplete", "failed"):
+            reason = None if done is None else _REASONS.get(done.reason)
+            details = StatusDetails(type=status, reason=reason, error=_error(error))
         ended = self._response(status, details)
-        if usage is not None:
-            ended = msgspec.structs.replace(ended, usage=usage_of(usage), kv=receipt_of(usage))
-        if left_out is not None:
-            ended = msgspec.structs.replace(ended, truncated=truncated_of(left_out))
+        if done is not None:
+            usage, left_out = self._reply.usage, done.left_out
+            truncated = UNSET if left_out is None else truncated_of(left_out)
+            ended = msgspec.structs.replace(
+                ended, usage=usage_of(usage), kv=self._reply.receipt, truncated=truncated
+            )
         return server.ResponseDone(event_id=self._event_ids(), response=ended)
 
     def _response(self, status: ResponseStatus, details: StatusDetails | None = None) -> Response:
@@ -320,24 +309,8 @@ class LiveResponse:
         )
 
 
-def _details(event: ReplyDone) -> StatusDetails | None:
-    match event.status:
-        case ReplyStatus.COMPLETED:
-            return None
-        case ReplyStatus.FAILED:
-            return _failure(event.error or TurnFailed("The turn failed"))
-        case ReplyStatus.CANCELLED:
-            return StatusDetails(type="cancelled", reason=_REASONS.get(event.reason))
-        case ReplyStatus.INCOMPLETE if event.reason is EndReason.SERVER_LEAVING:
-            return StatusDetails(type="incomplete", error=_error(Draining("The server is going away")))
-        case ReplyStatus.INCOMPLETE:
-            return StatusDetails(type="incomplete", reason=_REASONS.get(event.reason))
-
-
-def _failure(error: Exception) -> StatusDetails:
-    return StatusDetails(type="failed", error=_error(error))
-
-
-def _error(error: Exception) -> StatusError:
+def _error(error: Exception | None) -> StatusError | None:
+    if error is None:
+        return None
     told = error_details(error)
     return StatusError(type=told.type, code=told.code, message=told.message)

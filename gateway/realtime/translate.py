@@ -6,16 +6,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ...runtime.verbs import Grammar, GrammarKind
+from ...runtime.verbs import Grammar
 from ...sdk.errors import FieldInvalid
-from ...sdk.frames import formats
 from ...sdk.frames import items as frames
-from ...sdk.frames.formats import AllowedTools, FunctionTool, NamedFunction, TextConfig
+from ...sdk.frames.formats import TextConfig
 from ...sdk.frames.response import (
     CachedTokensDetails,
     InputTokenDetails,
@@ -26,11 +26,11 @@ from ...sdk.frames.response import (
 )
 from ...sdk.frames.sampling import SamplingFields, TokenLogprob, TopLogprob
 from ...sdk.frames.session import RetentionRatio, SessionPatch, SessionResource
-from ...sessions.conversation.items import FunctionCall, FunctionCallOutput, Item, Message, Preamble, Tool
+from ...sessions.conversation.items import FunctionCall, FunctionCallOutput, Item, Message, Preamble
 from ...sessions.errors import GrammarInvalid, SamplingInvalid, ToolInvalid
-from ...sessions.tools.grammar import checked_grammar, json_format
 from ...sessions.turn.events import LeftOut, TokenScore, TurnUsage
 from ...sessions.turn.request import UNBOUNDED, RequestBounds, Truncation, TurnRequest
+from ..live.requests import CallChoice, grammar_of, sampling_of, tools_of
 
 SAMPLING = SamplingFields.__struct_fields__
 """The names of the sampling fields. A response that does not set one has it from its session;
@@ -87,19 +87,6 @@ def frame_of(item: Item, status: frames.ItemStatus | None = None) -> frames.AnyI
 
 def _status(complete: bool) -> frames.ItemStatus:
     return "completed" if complete else "incomplete"
-
-
-def tools_of(tools: list[FunctionTool]) -> tuple[Tool, ...]:
-    """The frames' function tools as the tools of `sessions`."""
-    return tuple(
-        Tool(
-            name=tool.name,
-            description=tool.description or "",
-            parameters=tool.parameters or {},
-            strict=bool(tool.strict),
-        )
-        for tool in tools
-    )
 
 
 def preamble_of(session: SessionResource) -> Preamble:
@@ -170,19 +157,15 @@ def request_of(
                 return value
         return None
 
-    choice = chosen("tool_choice") or "auto"
-    named = choice.name if isinstance(choice, NamedFunction) else None
-    sampling = {name: value for name in SAMPLING if (value := chosen(name)) not in (None, "inf")}
+    values = sampling_of(SimpleNamespace(**{name: chosen(name) for name in SAMPLING}))
     return TurnRequest.checked(
-        **{"seed": seed, **sampling},
+        **{"seed": seed, **values},
+        **CallChoice.of(chosen("tool_choice")).fields(),
         bounds=bounds,
         out_of_band=params.conversation == "none",
         input=[resolve(item) for item in params.input] if isinstance(params.input, list) else None,
         instructions=_given(params.instructions),
         tools=tools_of(params.tools) if isinstance(params.tools, list) else None,
-        tool_choice=choice if isinstance(choice, str) else getattr(choice, "mode", "required"),
-        tool=named,
-        allowed=choice.names if isinstance(choice, AllowedTools) else (),
         parallel_calls=chosen("parallel_tool_calls") is not False,
         format=format_of(params),
         offered=tools_of(session.tools),
@@ -238,30 +221,9 @@ def format_of(params: ResponseParams) -> Grammar | None:
     """The grammar that the reply's text must follow, from `text.format`, `response_format` or `grammar`; None:
     any text. Raises `GrammarInvalid` if it is not valid, or if more than one is set."""
     text = params.text.format if isinstance(params.text, TextConfig) else None
-    asked = {"text.format": text, "response_format": params.response_format, "grammar": params.grammar}
-    given = {name: wish for name, wish in asked.items() if wish is not None and wish is not UNSET}
-    if len(given) > 1:
-        raise GrammarInvalid(f"Only one of {' and '.join(given)} can be set", param=list(given)[-1])
-    return next((_grammar_of(wish, name) for name, wish in given.items()), None)
-
-
-def _grammar_of(wish: Any, name: str) -> Grammar | None:
-    match wish:
-        case formats.JsonObject():
-            return json_format({"type": "object"}, strict=True, param=name)
-        case formats.JsonSchema(schema=schema, strict=strict):
-            return json_format(schema, strict=strict is not False, param=f"{name}.schema")
-        case formats.ChatJsonSchema(json_schema=named):
-            param = f"{name}.json_schema.schema"
-            return json_format(named.schema, strict=named.strict is not False, param=param)
-        case formats.RegexGrammar(pattern=pattern):
-            return checked_grammar(Grammar(GrammarKind.REGEX, pattern), f"{name}.pattern")
-        case formats.ChoiceGrammar(choices=choices):
-            listed = msgspec.json.encode(choices).decode()
-            return checked_grammar(Grammar(GrammarKind.CHOICE, listed), f"{name}.choices")
-        case formats.LarkGrammar(definition=definition):
-            return checked_grammar(Grammar(GrammarKind.LARK, definition), f"{name}.definition")
-    return None
+    return grammar_of(
+        {"text.format": text, "response_format": params.response_format, "grammar": params.grammar}
+    )
 
 
 def seed_of(response_id: str) -> int:

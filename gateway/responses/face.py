@@ -44,6 +44,7 @@ from .translate import (
     response_of,
     summary_ask,
     transcript_of,
+    without_echoes,
 )
 
 T = TypeVar("T")
@@ -170,13 +171,17 @@ class ResponsesFace:
         return running
 
     def _hold(self, client: TurnCaller, conversation_id: str) -> None:
-        """Count a response of this conversation as running, so that no other one can begin until `release`.
-        Raises ``ConversationBusy`` if one runs already."""
-        key = (client.salt, conversation_id)
-        if key in self._busy:
-            told = "Another response of this conversation is running: retry when it has ended"
+        """Count a response of this conversation as running, so that no other one can begin until `release`, and
+        no item is added or removed. Raises ``ConversationBusy`` if one runs already."""
+        self._check_idle(client, conversation_id)
+        self._busy.add((client.salt, conversation_id))
+
+    def _check_idle(self, client: TurnCaller, conversation_id: str) -> None:
+        """Raise ``ConversationBusy`` if a response of this conversation runs: what it reads and writes is
+        stored at its end, before what comes then."""
+        if (client.salt, conversation_id) in self._busy:
+            told = "A response of this conversation is running: retry when it has ended"
             raise ConversationBusy(told, param="conversation")
-        self._busy.add(key)
 
     def release(self, client: TurnCaller, conversation_id: str | None) -> None:
         """Called when the response of this conversation has ended: others may begin. Does nothing for None."""
@@ -225,7 +230,8 @@ class ResponsesFace:
             return item_id(prefix, owner_id, next(numbers))
 
         def kept(_: Stopped) -> list[KeptItem]:
-            return [*kept_items(steers, name, {}), *kept_items(given, name, referred, param)]
+            made = kept_items(given, name, referred, param)
+            return [*kept_items(steers, name, {}), *without_echoes(made, known, param)]
 
         return await self.service.aside(
             client.salt, ITEM_BYTES * (isinstance(given, list) and len(given)), kept
@@ -433,10 +439,11 @@ class ResponsesFace:
         self, client: TurnCaller, conversation_id: str, items: Sequence[GivenItem]
     ) -> list[KeptItem]:
         """Add items to a conversation. Returns them as they are stored. Raises ``ConversationUnknown``,
-        ``FieldInvalid``, ``StorageUnavailable``."""
+        ``ConversationBusy``, ``FieldInvalid``, ``StorageUnavailable``."""
         self.service.stored.check(client.salt)
+        self._check_idle(client, conversation_id)
 
-        async def more(kept: StoredObject) -> list[KeptItem]:
+        async def more(kept: StoredObject) -> tuple[list[KeptItem], list[KeptItem]]:
             def read(_: Stopped) -> tuple[int, list[KeptItem]]:
                 return notes.made_items(kept), notes.items_of(kept.notes)
 
@@ -444,16 +451,22 @@ class ResponsesFace:
             if len(there) + len(items) > MOST_ITEMS or kept.size > self.limits.body_bytes:
                 told = f"A conversation holds at most {MOST_ITEMS} items, in {self.limits.body_bytes} bytes"
                 raise FieldInvalid(f"{told}: begin another one", "items")
-            return await self._given(client, items, conversation_id, there, first=first, param="items")
+            named = {item.id for item in items}
+            echoes = [item for item in there if item.id in named]
+            return echoes, await self._given(
+                client, items, conversation_id, there, first=first, param="items"
+            )
 
-        kept, given = await self._latest(client, conversation_id, more)
-        self.service.stored.append(kept, notes.encoded(ItemsNote(items=given)))
-        await self.service.stored.durable()
-        return given
+        kept, (echoes, given) = await self._latest(client, conversation_id, more)
+        if given:
+            self.service.stored.append(kept, notes.encoded(ItemsNote(items=given)))
+            await self.service.stored.durable()
+        return [*echoes, *given]
 
     async def remove_item(self, client: TurnCaller, conversation_id: str, item: str) -> ToldConversation:
         """Remove an item from a conversation, and forget the sessions that wrote its responses. The responses
-        stay. Raises ``ConversationUnknown``, ``ItemUnknown``."""
+        stay. Raises ``ConversationUnknown``, ``ConversationBusy``, ``ItemUnknown``."""
+        self._check_idle(client, conversation_id)
 
         async def rest(kept: StoredObject) -> tuple[list[bytes], set[int]]:
             def made(_: Stopped) -> tuple[list[bytes], set[int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -117,6 +117,35 @@ def _kept(
             if item_id not in referred:
                 raise FieldInvalid(f"Item with id {item_id!r} not found", f"{param}.id")
             return referred[item_id]
+
+
+def without_echoes(
+    given: Sequence[KeptItem], known: Iterable[KeptItem], param: str = "input"
+) -> list[KeptItem]:
+    """The items that are new: one of ``known``, the items so far, that a client sends or names once more is
+    that item. Raises ``FieldInvalid`` for two items with one id, unless it is such an echo."""
+    before, found = {item.id: item for item in known}, dict[str, KeptItem]()
+    for at, item in enumerate(given):
+        if item.id in found or (item.id in before and _said(item) != _said(before[item.id])):
+            raise FieldInvalid(f"Duplicate item found with id {item.id!r}", f"{param}[{at}].id")
+        if item.id not in before:
+            found[item.id] = item
+    return list(found.values())
+
+
+def _said(item: KeptItem) -> tuple[str, ...]:
+    """What an item says, without what clients leave out when they send it back."""
+    match item:
+        case KeptMessage(role=role):
+            return role, item.text
+        case KeptCall(call_id=call_id, name=name, arguments=arguments):
+            return call_id, name, arguments
+        case KeptOutput(call_id=call_id, output=output):
+            return call_id, output
+        case KeptCompaction(encrypted_content=content):
+            return (content,)
+        case KeptReasoning():
+            return ()
 
 
 def text_of(content: GivenParts) -> str:

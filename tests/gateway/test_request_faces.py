@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import tracemalloc
+import zlib
 from typing import Any
 
 import msgspec
@@ -249,3 +252,37 @@ async def test_null_is_absence_deep_inside() -> None:
         for content in (message, {"role": "user", "content": [part]}):
             answer = await post(on, "chat", messages=[content])
             assert answer.status_code == 200, answer.text
+
+
+# --- compressed bodies --------------------------------------------------------------------------------------
+
+
+@every_face
+async def test_a_compressed_body_is_read(face: str) -> None:
+    path, body, _ = FACES[face]
+    plain = json.dumps(body).encode()
+    async with stage("one", "one", "one") as on:
+        for encoding, sent in (("gzip", gzip.compress(plain)), ("deflate", zlib.compress(plain))):
+            answer = await on.http.post(path, content=sent, headers={"content-encoding": encoding})
+            assert answer.status_code == 200, answer.text
+
+
+async def test_compressed_bodies_that_are_refused() -> None:
+    """One that grows beyond its bound is refused before it is whole in memory."""
+    path, body, _ = FACES["chat"]
+    plain = gzip.compress(json.dumps(body).encode())
+    bomb = gzip.compress(b" " * (1 << 28))
+    async with stage() as on:
+        for sent, encoding, status in (
+            (plain, "br", 415),
+            (plain[:-9], "gzip", 400),
+            (b"}{", "gzip", 400),
+            (bomb, "gzip", 400),
+        ):
+            tracemalloc.start()
+            answer = await on.http.post(path, content=sent, headers={"content-encoding": encoding})
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert answer.status_code == status, answer.text
+            assert answer.json()["error"]["message"]
+            assert peak < 1 << 26, "less than the bomb has"

@@ -372,6 +372,62 @@ async def test_one_response_at_a_time_writes_a_conversation() -> None:
         assert answer.status == 200
 
 
+async def test_an_echo_of_an_item_is_that_item_and_another_one_with_its_id_is_refused() -> None:
+    async with staged(link=told("One.", "Two.", "Three.", "Four.")) as stage:
+        first = await stage.create("a")
+        said = first["output"][0]
+        nexts: dict[str, Any] = {"previous_response_id": first["id"]}
+        plain = await stage.create("b", **nexts)
+        echoed = await stage.create([said, {"role": "user", "content": "b"}], **nexts)
+        assert echoed["usage"]["input_tokens"] == plain["usage"]["input_tokens"], "the context is not doubled"
+        named = [{"type": "item_reference", "id": said["id"]}, {"role": "user", "content": "b"}]
+        assert (await stage.create(named, **nexts))["usage"]["input_tokens"] == plain["usage"]["input_tokens"]
+        other = {**said, "content": [{**said["content"][0], "text": "Another."}]}
+        twice = {"type": "message", "role": "user", "content": "c", "id": "msg_mine"}
+        for given, at in (([other], 0), ([twice, twice], 1)):
+            refused = await stage.refused("POST", RESPONSES, {"input": given, **nexts})
+            assert refused == (400, "invalid_value", f"input[{at}].id")
+
+
+async def test_ids_in_a_conversation_are_distinct() -> None:
+    async with staged(link=told("One.")) as stage:
+        path = f"/v1/conversations/{(await stage.ask('POST', '/v1/conversations', {})).json['id']}/items"
+        mine = {"type": "message", "role": "user", "content": "a", "id": "msg_mine"}
+        assert await stage.refused("POST", path, {"items": [mine, mine]}) == (
+            400,
+            "invalid_value",
+            "items[1].id",
+        )
+        for _ in range(2):
+            added = await stage.ask("POST", path, {"items": [mine]})
+            assert [item["id"] for item in added.json["data"]] == ["msg_mine"]
+        assert (await stage.refused("POST", path, {"items": [{**mine, "content": "b"}]}))[0] == 400
+        page = (await stage.ask("GET", path)).json
+        assert len(page["data"]) == 1 and not page["has_more"]
+        assert (await stage.ask("DELETE", f"{path}/msg_mine")).status == 200
+        assert (await stage.ask("GET", path)).json["data"] == []
+
+
+async def test_no_item_comes_between_a_response_and_its_input() -> None:
+    """As its items are stored at its end, others wait for that."""
+    async with staged(link=told("One.")) as stage:
+        made = (await stage.ask("POST", "/v1/conversations", {})).json["id"]
+        stage.link.flowing = False
+        body = {"input": "a", "conversation": made, "background": True}
+        running = (await stage.ask("POST", RESPONSES, body)).json["id"]
+        path = f"/v1/conversations/{made}/items"
+        item = {"role": "user", "content": "b"}
+        busy = await stage.refused("POST", path, {"items": [item]})
+        assert busy == (409, "conversation_already_has_active_response", "conversation")
+        stage.link.flow()
+        await stage.ended(running)
+        assert (await stage.ask("POST", path, {"items": [item]})).status == 200
+        texts = [
+            one["content"][0]["text"] for one in (await stage.ask("GET", f"{path}?order=asc")).json["data"]
+        ]
+        assert texts == ["a", "One.", "b"]
+
+
 async def test_a_response_ends_only_when_the_journal_has_it(tmp_path: Path) -> None:
     async with staged(tmp_path, link=told("One.", "Two.")) as stage:
         await stage.create("a")
