@@ -250,10 +250,10 @@ def _grammar_of(wish: Any, name: str) -> Grammar | None:
         case formats.JsonObject():
             return json_format({"type": "object"}, strict=True, param=name)
         case formats.JsonSchema(schema=schema, strict=strict):
-            return json_format(schema, strict=strict is not False, param=f"{name}.schema")
+            return json_format(schema, strict=bool(strict), param=f"{name}.schema")
         case formats.ChatJsonSchema(json_schema=named):
             param = f"{name}.json_schema.schema"
-            return json_format(named.schema, strict=named.strict is not False, param=param)
+            return json_format(named.schema, strict=bool(named.strict), param=param)
         case formats.RegexGrammar(pattern=pattern):
             return checked_grammar(Grammar(GrammarKind.REGEX, pattern), f"{name}.pattern")
         case formats.ChoiceGrammar(choices=choices):

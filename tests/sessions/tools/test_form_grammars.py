@@ -279,6 +279,47 @@ def test_required_calls_may_be_several(compiler: Compiler, form: CallForm) -> No
     assert not follows(compiler, named, SOME[form]), "a named tool is called once"
 
 
+NOTHING: tuple[dict[str, Any], ...] = (
+    {},
+    {"type": "object"},
+    {"type": "object", "properties": None},
+    {"type": "object", "title": "Now", "description": "What time it is.", "$schema": "https://a.b/c"},
+)
+SOMETHING: tuple[dict[str, Any], ...] = (
+    {"type": "object", "additionalProperties": True},
+    {"type": "object", "additionalProperties": {"type": "integer"}},
+    {"type": "object", "patternProperties": {"^a": {"type": "integer"}}},
+    {"type": "object", "required": ["a"]},
+    {"type": "object", "propertyNames": {"maxLength": 1}},
+)
+
+
+@pytest.mark.parametrize("form", ONE)
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_tool_without_parameters_is_called_with_the_empty_object(
+    compiler: Compiler, form: CallForm, strict: bool
+) -> None:
+    given = ONE[form]
+    none = given.replace("<parameter=a>12</parameter>\n", "").replace("<parameter=a>\n12\n</parameter>\n", "")
+    none = none.replace('{"a": 12}', "{}")
+    for schema in NOTHING:
+        tool = Tool(name="add", parameters=schema, strict=strict)
+        asked: list[dict[str, Any]] = [
+            {"tool_choice": "required", "tool": "add"},
+            {"tool_choice": "required"},
+            {"tool_choice": "required", "allowed": ["add"]},
+            {"allowed": ["add"]},
+            *([{}] if strict else []),
+        ]
+        for choice in asked:
+            rules = grammar(form, tool, NOTE, **choice)
+            assert follows(compiler, rules, none) and not follows(compiler, rules, given), (schema, choice)
+    assert called(form, none, ADD) == [("add", {})]
+    for schema in SOMETHING:
+        tool = Tool(name="add", parameters=schema)
+        assert follows(compiler, grammar(form, tool, tool_choice="required"), given), schema
+
+
 @pytest.mark.parametrize("form", ONE)
 def test_strict_tools_leave_words_free_and_bind_calls(compiler: Compiler, form: CallForm) -> None:
     rules, text = grammar(form, ADD), ONE[form]
