@@ -39,8 +39,8 @@ def sampling_of(body: object, names: Mapping[str, str] = MappingProxyType({})) -
 
 @contextmanager
 def renaming(names: Mapping[str, str]) -> Iterator[None]:
-    """In the block, an error has other names for fields: by our name, the one that a client knows. A name may be
-    a path, with ``[]`` for each index."""
+    """In the block, an error has other names for fields: by our name, the one that a client knows. A name may
+    be a path, with ``[]`` for each index."""
     try:
         yield
     except RequestInvalid as error:
