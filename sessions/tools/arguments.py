@@ -23,7 +23,7 @@ STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": 
 EMPTY = '""'
 """An empty text as a Lark expression."""
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_ANY_NAME, _ANY_KEY = "/[A-Za-z_][A-Za-z0-9_]*/", "/[^<>\\n]+/"
+_ANY_NAME, _ANY_KEY = "/[A-Za-z_][A-Za-z0-9_]*/", '/[^<>"\\n]+/'
 _SCALARS = frozenset({"integer", "number", "boolean", "null"})
 _BOUNDS = ("type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _KEY = re.compile(r"[^\s:{}\[\],<>\"'](?:[^:{}\[\],<>\"'\n]*[^\s:{}\[\],<>\"'])?")
