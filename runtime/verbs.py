@@ -88,7 +88,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     @property
     def reads_past(self) -> bool:
         """Whether sampling needs the earlier tokens."""
-        return self.penalizes or bool(self.bad_words)
+        return self.penalizes or any(len(word) > 1 for word in self.bad_words)
 
 
 class TokenLimits(msgspec.Struct, frozen=True, array_like=True):

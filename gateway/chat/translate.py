@@ -50,7 +50,7 @@ def ask_of(
     top = given.pop("top_logprobs", None)
     if top is not None and not body.logprobs:
         raise FieldInvalid("`top_logprobs` needs `logprobs: true`", "top_logprobs")
-    names = dict(names_in(type(body)))
+    names = {**names_in(type(body)), "tools[].parameters": "tools[].function.parameters"}
     if body.max_completion_tokens is not None:
         names["max_output_tokens"] = "max_completion_tokens"
         most = body.max_completion_tokens

@@ -39,7 +39,8 @@ def sampling_of(body: object, names: Mapping[str, str] = MappingProxyType({})) -
 
 @contextmanager
 def renaming(names: Mapping[str, str]) -> Iterator[None]:
-    """In the block, an error has other names for fields: by our name, the one that a client knows."""
+    """In the block, an error has other names for fields: by our name, the one that a client knows. A name may
+    be a path, with ``[]`` for each index."""
     try:
         yield
     except RequestInvalid as error:
@@ -57,7 +58,9 @@ def names_in(body: type[msgspec.Struct]) -> Mapping[str, str]:
 
 
 def _renamed(path: str, names: Mapping[str, str]) -> str:
-    """A field's path with another name at its beginning, if there is one for it."""
+    """A field's path with another name for it or for its beginning, if there is one."""
+    if (whole := names.get(re.sub(r"\[\d+\]", "[]", path))) is not None:
+        return whole.replace("[]", "{}").format(*re.findall(r"\[\d+\]", path))
     begins = re.match(r"\w*", path)
     first = "" if begins is None else begins[0]
     return names.get(first, first) + path[len(first) :]
@@ -162,10 +165,10 @@ def _grammar(wish: Any, name: str) -> Grammar | None:
         case formats.JsonObject():
             return json_format({"type": "object"}, strict=True, param=name)
         case formats.JsonSchema(schema=schema, strict=strict):
-            return json_format(schema, strict=strict is not False, param=f"{name}.schema")
+            return json_format(schema, strict=bool(strict), param=f"{name}.schema")
         case formats.ChatJsonSchema(json_schema=named):
             param = f"{name}.json_schema.schema"
-            return json_format(named.schema, strict=named.strict is not False, param=param)
+            return json_format(named.schema, strict=bool(named.strict), param=param)
         case formats.RegexGrammar(pattern=pattern):
             return checked_grammar(Grammar(GrammarKind.REGEX, pattern), f"{name}.pattern")
         case formats.ChoiceGrammar(choices=choices):

@@ -48,7 +48,7 @@ def ask_of(
         raise GrammarInvalid(
             "`output_format` and `output_config.format` are the same: give one", param="output_format"
         )
-    with renaming(names_in(type(body))):
+    with renaming({**names_in(type(body)), "tools[].parameters": "tools[].input_schema"}):
         request = TurnRequest.checked(
             **{**sampling, **sampling_of(body), "max_output_tokens": body.max_output_tokens or 1},
             **choice_of(choice).fields(),

@@ -184,7 +184,7 @@ def _asked(plan: Plan, batch: Batch, rows: Ints, slots: Ints) -> _Asked:
         row, slot = int(rows[at]), int(slots[at])
         sampling, end = batch.samplings[slot], int(plan.firsts[row] + plan.counts[row])
         if sampling is not None:
-            past = batch.past(slot, end - 1) if sampling.bad_words else _NO_PAST
+            past = batch.past(slot, end - 1) if sampling.bad_words and sampling.reads_past else _NO_PAST
             found.append(_Row(at, sampling, plan.asks.get(row, NOTHING_MORE), past))
     return found
 

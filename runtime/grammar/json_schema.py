@@ -4,18 +4,22 @@ The library reads numbers as doubles and writes bounds as regular expressions, w
 or small ones. So bounds are narrowed to numbers that a double holds exactly: what is written then fits the
 schema that was given, too. Constants that a double does not hold are refused, since they would be written
 rounded. Dates get a pattern of their own, as the library's takes February 29 in every year. A pattern of names
-that are all declared is dropped: the library lets a comma follow for a further name, and finds none. Knows no
-library.
+that are all declared is dropped: the library lets a comma follow for a further name, and finds none. What the
+library cannot do is refused by name, or left out. Knows no library.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import re._parser as _parser  # type: ignore[import-not-found]  # the only parser of regular expressions there is
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any
+from urllib.parse import unquote
+
+from ..verbs import Grammar, GrammarKind
 
 EXACT = 2**53
 """Up to this a double holds each whole number (RFC 8259, section 6)."""
@@ -31,7 +35,7 @@ DATE = (
 """A full-date of RFC 3339."""
 TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:(?:[0-5]\d|60)(?:\.\d{1,9})?(?:[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
 """A full-time of RFC 3339."""
-_FORMATS = {"date": f"^{DATE}$", "date-time": f"^{DATE}[Tt]{TIME}$"}
+_PATTERNS = {"date": f"^{DATE}$", "date-time": f"^{DATE}[Tt]{TIME}$"}
 _BOUNDS = {
     "minimum": ROUND_CEILING,
     "exclusiveMinimum": ROUND_CEILING,
@@ -39,36 +43,204 @@ _BOUNDS = {
     "exclusiveMaximum": ROUND_FLOOR,
 }
 """Keywords of bounds, and how each is narrowed."""
-_NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_NAMES = ("properties", "patternProperties", "$defs", "definitions")
 """Keywords with an object of schemas by name."""
-_VALUES = ("default", "examples", "example", "required", "dependentRequired", "x-guidance")
+_VALUES = ("default", "examples", "example", "const", "enum", "type", "required", "x-guidance")
 """Keywords with a value that holds no schema."""
+_DIALECT = re.compile(
+    r"(http://json-schema\.org/draft-0[3467]|https://json-schema\.org/draft/20.{5})/schema#?"
+)
+"""What ``$schema`` may name; any other is left out."""
+UNFOLLOWED = frozenset(
+    [
+        *("not", "if", "then", "else", "dependencies", "dependentRequired", "dependentSchemas"),
+        *("uniqueItems", "contains", "minContains", "maxContains", "propertyNames"),
+        *("unevaluatedProperties", "unevaluatedItems"),
+        *("$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor"),
+    ]
+)
+"""Keywords that the library cannot follow."""
+KINDS = frozenset(["null", "boolean", "integer", "number", "string", "array", "object"])
+FORMATS = frozenset(
+    ["unknown", "date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
+)
+"""The formats of strings that the library knows."""
+_REGULAR = re.compile(r"(?:\\[^bBk1-9]|\[\^?\]?(?:\\.|[^\]\\])*\]|\((?!\?<?[=!])|[^\\\[(])*+", re.DOTALL)
+"""A regular expression that looks at nothing around it and refers to no group: others are no automata."""
 
 
-def exact(schema: Any) -> Any:
-    """This schema, as parsed, in the form in which it is followed exactly. Raises ``ValueError`` with the
-    reason if there is none."""
+def exact(schema: Any, *, lenient: bool = False, without: Container[str] = ()) -> Any:
+    """This schema, as parsed, in the form in which it is followed exactly. ``lenient``: keywords that cannot be
+    followed are left out; else the first one raises ``ValueError``, which names it. ``without``: keywords that
+    are left out in any case."""
+    return _exact(schema, schema, "", lenient, without)
+
+
+def _exact(schema: Any, root: Any, at: str, lenient: bool, without: Container[str]) -> Any:
     if isinstance(schema, list):
-        return [exact(one) for one in schema]
+        return [_exact(one, root, f"{at}[{index}]", lenient, without) for index, one in enumerate(schema)]
     if not isinstance(schema, dict):
         return schema
-    made = dict(schema)
+    made: dict[str, Any] = {}
     for key, value in schema.items():
-        if key in _BOUNDS and isinstance(value, int | float) and not isinstance(value, bool):
-            made[key] = _narrowed(key, value)
-        elif key in ("const", "enum"):
-            _check_constants(value)
-        elif key in _NAMES and isinstance(value, dict):
-            made[key] = {name: exact(one) for name, one in value.items()}
-        elif key not in _VALUES:
-            made[key] = exact(value)
-    name = schema.get("format")
-    if isinstance(name, str) and name in _FORMATS and "pattern" not in schema:
+        if key in without or (key == "$schema" and not _DIALECT.fullmatch(str(value))):
+            continue
+        try:
+            value = _followed(key, value, schema, root)
+        except ValueError as fault:
+            if lenient:
+                continue
+            place = f" in `{at[1:]}`" if at else ""
+            raise ValueError(f"`{key}`{place} {fault}") from None
+        if key in _NAMES and isinstance(value, dict):
+            inner = {name: (one, f"{at}.{key}.{name}") for name, one in value.items()}
+            made[key] = {name: _exact(one, root, to, lenient, without) for name, (one, to) in inner.items()}
+        else:
+            made[key] = value if key in _VALUES else _exact(value, root, f"{at}.{key}", lenient, without)
+    if "patternProperties" in schema and "patternProperties" not in made:
+        made.pop("additionalProperties", None)  # it is for other names than the patterns'
+    name = made.get("format")
+    if isinstance(name, str) and name in _PATTERNS and "pattern" not in made:
         del made["format"]
-        made["pattern"] = _FORMATS[name]
+        made["pattern"] = _PATTERNS[name]
     if isinstance(made.get("properties"), dict) and isinstance(made.get("patternProperties"), dict):
         _drop_declared(made)
     return made
+
+
+def _followed(key: str, value: Any, schema: dict[str, Any], root: Any) -> Any:
+    """The value of a keyword of ``schema``, a part of ``root``, as it is followed. Raises ``ValueError`` with
+    the reason if it cannot be."""
+    if key in UNFOLLOWED:
+        raise ValueError("cannot be enforced")
+    if key in _TAKES and not _TAKES[key](value):
+        raise ValueError(f"cannot be {value!r}"[:80])
+    match key:
+        case "const" | "enum":
+            _check_constants(value)
+        case "minimum" | "exclusiveMinimum" | "maximum" | "exclusiveMaximum" if not isinstance(value, bool):
+            return _narrowed(key, value)
+        case "minProperties" | "maxProperties":
+            names, required = schema.get("properties"), schema.get("required")
+            if isinstance(names, dict) and names.keys() - (required if isinstance(required, list) else ()):
+                raise ValueError("cannot be enforced with properties that may be left out")
+        case "format" if "string" in _listed(schema.get("type", "string")) and value not in FORMATS:
+            raise ValueError(f"cannot be enforced as {value!r}"[:80])
+        case "$ref" if not _refers(value, root):
+            raise ValueError(f"refers to {value!r:.40}, which is not in the schema")
+    return value
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _are_kinds(value: Any) -> bool:
+    return value != [] and all(isinstance(kind, str) and kind in KINDS for kind in _listed(value))
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _is_schema(value: Any) -> bool:
+    return isinstance(value, dict | bool)
+
+
+def _are_schemas(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_schema, value))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_regular(value: Any) -> bool:
+    return isinstance(value, str) and _REGULAR.fullmatch(value) is not None
+
+
+_TAKES: dict[str, Callable[[Any], bool]] = {
+    "type": _are_kinds,
+    "enum": lambda value: isinstance(value, list) and value != [],
+    "required": _are_names,
+    "format": lambda value: isinstance(value, str),
+    "pattern": _is_regular,
+    "patternProperties": lambda value: isinstance(value, dict) and all(map(_is_regular, value)),
+    "additionalProperties": _is_schema,
+    "items": lambda value: _is_schema(value) or _are_schemas(value),
+    "prefixItems": _are_schemas,
+    "allOf": _are_schemas,
+    "anyOf": lambda value: _are_schemas(value) and value != [],
+    "oneOf": lambda value: _are_schemas(value) and value != [],
+    "minimum": _is_number,
+    "maximum": _is_number,
+    "exclusiveMinimum": lambda value: isinstance(value, int | float),  # it was true or false before draft 6
+    "exclusiveMaximum": lambda value: isinstance(value, int | float),
+    "multipleOf": lambda value: _is_number(value) and value > 0,
+    "minLength": _is_count,
+    "maxLength": _is_count,
+    "minItems": _is_count,
+    "maxItems": _is_count,
+    "minProperties": _is_count,
+    "maxProperties": _is_count,
+}
+"""Whether the library takes a keyword's value."""
+
+
+def _refers(reference: Any, root: Any) -> bool:
+    """Whether a reference finds its schema, as far as that is known here."""
+    if not isinstance(reference, str):
+        return False
+    if "$id" in root or not reference.startswith("#/"):
+        return "$id" in root or reference.startswith("#")
+    for name in unquote(reference[2:]).split("/"):
+        name = name.replace("~1", "/").replace("~0", "~")
+        index = int(name) if isinstance(root, list) and name.isascii() and name.isdigit() else name
+        try:
+            root = root[index]
+        except (TypeError, LookupError):
+            return False
+    return True
+
+
+def loosened(grammar: Grammar, follows: Callable[[Grammar], bool]) -> Grammar:
+    """A grammar that cannot be compiled, changed so that of each lenient schema in it that cannot be followed
+    only the type is left; if each of them could be, of all. ``follows``: whether a grammar can be compiled."""
+    parts = list(_lenient_parts(grammar))
+    refused = [
+        part for part in parts if not follows(Grammar(GrammarKind.JSON, grammar.text[part[0] : part[1]]))
+    ]
+    text, last = "", 0
+    for begin, end, schema in refused or parts:
+        left = {key: schema[key] for key in ("type", "x-guidance") if key in schema}
+        text += grammar.text[last:begin] + json.dumps(left)
+        last = end
+    return Grammar(grammar.kind, text + grammar.text[last:], grammar.string_bytes)
+
+
+def _lenient_parts(grammar: Grammar) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """The lenient schemas in a grammar: where each begins and ends in its text, and itself."""
+    begins = {
+        GrammarKind.JSON: [0],
+        GrammarKind.LARK: [one.end() for one in re.finditer("%json ", grammar.text)],
+    }
+    end = 0
+    for begin in begins.get(grammar.kind, ()):
+        try:
+            schema, until = _DECODER.raw_decode(grammar.text, begin)
+            lenient = schema["x-guidance"]["lenient"] is True
+        except (ValueError, TypeError, LookupError, RecursionError):
+            continue
+        if lenient and begin >= end:  # not a text in another one
+            yield begin, until, schema
+            end = until
+
+
+_DECODER = json.JSONDecoder()
 
 
 def _drop_declared(schema: dict[str, Any]) -> None:
@@ -145,7 +317,7 @@ def _narrowed(key: str, bound: float) -> float:
     rounding = _BOUNDS[key]
     narrow = min(bound, EXACT) if rounding == ROUND_FLOOR else max(bound, -EXACT)
     if not abs(narrow) <= EXACT:
-        raise ValueError(f"a {key} within ±2^53, not {bound}"[:80])
+        raise ValueError(f"is to be within ±2^53, not {bound}"[:80])
     if narrow == int(narrow):
         return int(narrow)
     few = Context(prec=DIGITS, rounding=rounding).create_decimal(repr(narrow))
@@ -157,6 +329,6 @@ def _check_constants(value: Any) -> None:
         for one in value.values() if isinstance(value, dict) else value:
             _check_constants(one)
     elif isinstance(value, int) and abs(value) > EXACT:
-        raise ValueError(f"constants within ±2^53, not {value}, or as text"[:80])
+        raise ValueError(f"holds constants beyond ±2^53, such as {value}: give them as text"[:80])
     elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError("finite constants")
+        raise ValueError("holds constants that are not finite")

@@ -29,36 +29,35 @@ _PIECE = re.compile(r"\\.|\[(?:\\.|[^\]\\])(?:\\.|[^\]\\])*\]|\{(\d+)(?:,(\d*))?
 
 def check(grammar: Grammar) -> None:
     """Raises ``GrammarInvalid`` for a grammar that would take long to compile, as far as its text shows."""
-    passed = None
+    passed = list[str]()
     if grammar.kind is GrammarKind.JSON:
-        passed = excess(_parsed(grammar.text))
+        passed += excess(_parsed(grammar.text)).values()
     elif grammar.kind is GrammarKind.REGEX and places(grammar.text) > MAX_PLACES:
-        passed = f"at most {MAX_PLACES} places, its repeats written out"
-    if passed is not None:
-        raise GrammarInvalid(f"it is to have {passed}")
+        passed.append(f"at most {MAX_PLACES} places, its repeats written out")
+    if passed:
+        raise GrammarInvalid(f"it is to have {passed[0]}")
 
 
-def excess(schema: Any) -> str | None:
-    """The first limit that a parsed JSON schema exceeds, as text; None if it keeps within all."""
+def excess(schema: Any) -> dict[str, str]:
+    """The limits that a parsed JSON schema exceeds, as text, by the keywords that exceed them. No keyword
+    does for the depth: it is at ``""``."""
     level, depth, properties, values, multiple = [schema], 0, 0, 0, 1
-    while level:
+    while level and depth <= MAX_DEPTH:
         depth += 1
         for node in level:
             if isinstance(node, dict):
                 properties += _size(node.get("properties"))
                 values += _size(node.get("enum"))
-                multiple = math.lcm(multiple, _digits(node.get("multipleOf")))
-        bounds = {
-            f"at most {MAX_DEPTH} levels": depth > MAX_DEPTH,
-            f"at most {MAX_PROPERTIES} properties": properties > MAX_PROPERTIES,
-            f"at most {MAX_VALUES} values in its enums": values > MAX_VALUES,
-            f"multipleOf up to {MAX_MULTIPLE}, together": multiple > MAX_MULTIPLE,
-        }
-        for bound, passed in bounds.items():
-            if passed:
-                return bound
+                if multiple <= MAX_MULTIPLE:
+                    multiple = math.lcm(multiple, _digits(node.get("multipleOf")))
         level = [child for node in level for child in _children(node)]
-    return None
+    bounds = {
+        "": (depth > MAX_DEPTH, f"at most {MAX_DEPTH} levels"),
+        "properties": (properties > MAX_PROPERTIES, f"at most {MAX_PROPERTIES} properties"),
+        "enum": (values > MAX_VALUES, f"at most {MAX_VALUES} values in its enums"),
+        "multipleOf": (multiple > MAX_MULTIPLE, f"multipleOf up to {MAX_MULTIPLE}, together"),
+    }
+    return {keyword: bound for keyword, (passed, bound) in bounds.items() if passed}
 
 
 def places(regex: str) -> int:

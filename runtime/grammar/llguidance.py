@@ -16,6 +16,7 @@ import threading
 import time
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from ...kvstore.system_limits import roam
 from ..errors import GrammarInvalid
 from ..model.files import files_of
 from ..verbs import Grammar, GrammarKind
+from .json_schema import loosened
 from .json_strings import JsonString, close
 from .limits import check
 
@@ -183,32 +185,24 @@ class Compiler:
             return self._tokenizer
 
     def _compile(self, grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
-        from llguidance import LLMatcher, LLParserLimits
-
         began = time.perf_counter()
         try:
-            check(grammar)
-            text = _source(grammar)
-            matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**LIMITS))
-            trial = matcher.deep_copy()
-            trial.consume_tokens(trial.compute_ff_tokens())
-            trial.compute_bitmask()  # what is only found out in its first step is found out here
-        except GrammarInvalid as passed:
-            return self._refuse(passed.message)
-        except (ValueError, RecursionError) as error:
-            return self._refuse(str(error))
+            try:
+                matcher = _compiled(grammar, tokenizer)
+            except GrammarInvalid:
+                looser = loosened(grammar, partial(_compiles, tokenizer=tokenizer))
+                if looser == grammar:
+                    raise
+                matcher = _compiled(looser, tokenizer)
+        except GrammarInvalid:
+            with self._books:
+                self._refused += 1
+            raise
         finally:
             with self._books:
                 self._seconds += time.perf_counter() - began
-        if trial.is_error():
-            return self._refuse(trial.get_error())
         self._keep(grammar, matcher)
         return matcher
-
-    def _refuse(self, why: str) -> LLMatcher:
-        with self._books:
-            self._refused += 1
-        raise GrammarInvalid(_shortened(why))
 
     def _keep(self, grammar: Grammar, matcher: LLMatcher) -> None:
         with self._books:
@@ -368,6 +362,31 @@ def _step_back() -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # a sandbox may forbid it
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+
+
+def _compiled(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
+    """The grammar, compiled. Raises ``GrammarInvalid``."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    check(grammar)
+    try:
+        matcher = LLMatcher(tokenizer, _source(grammar), log_level=0, limits=LLParserLimits(**LIMITS))
+        trial = matcher.deep_copy()
+        trial.consume_tokens(trial.compute_ff_tokens())
+        trial.compute_bitmask()  # what is only found out in its first step is found out here
+    except (ValueError, RecursionError) as error:
+        raise GrammarInvalid(_shortened(str(error))) from None
+    if trial.is_error():
+        raise GrammarInvalid(_shortened(trial.get_error()))
+    return matcher
+
+
+def _compiles(grammar: Grammar, tokenizer: LLTokenizer) -> bool:
+    try:
+        _compiled(grammar, tokenizer)
+    except GrammarInvalid:
+        return False
+    return True
 
 
 def _source(grammar: Grammar) -> str:

@@ -81,9 +81,9 @@ class ToolDefinition(
 ):
     """A function that the model may call. `parameters`: the JSON Schema of its arguments.
 
-    `strict` true: the arguments of each call fit `parameters`, by a grammar (a field of the Responses API; in
-    Realtime it is ours). Raises ValueError if `parameters` nests too deep or holds an integer of more than 64
-    bits.
+    `strict` true: the arguments of each call fit `parameters`, by a grammar, and what it cannot enforce is
+    refused (a field of the Responses API; in Realtime it is ours). Raises ValueError if `parameters` nests
+    too deep or holds an integer of more than 64 bits.
     """
 
     name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}\Z")]
@@ -127,7 +127,7 @@ class JsonObject(Format, frozen=True, tag="json_object"):
 class NamedSchema(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """A JSON Schema that a response's text must fit: the inner object of `ChatJsonSchema`.
 
-    `strict` false: keywords of `schema` that the server cannot enforce are ignored; else they are refused.
+    `strict` true: keywords of `schema` that the server cannot enforce are refused; else they are ignored.
     `name` and `description` have no effect. Raises ValueError if `schema` nests too deep.
     """
 
@@ -144,7 +144,7 @@ class NamedSchema(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fiel
 class JsonSchema(NamedSchema, frozen=True, tag_field="type", tag="json_schema"):
     """The text is JSON that fits `schema`, as in the Responses API.
 
-    `strict` false: keywords of `schema` that the server cannot enforce are ignored; else they are refused.
+    `strict` true: keywords of `schema` that the server cannot enforce are refused; else they are ignored.
     `name` and `description` have no effect.
     """
 

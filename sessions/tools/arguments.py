@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ...runtime.grammar.json_schema import exact
+from ...runtime.grammar.json_schema import UNFOLLOWED, exact
+from ...runtime.grammar.limits import excess
 from ..conversation.items import Tool
 from ..errors import GrammarInvalid
 from .parameter_types import constants, found_at, may_be_text, types_of
@@ -22,7 +23,7 @@ STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": 
 EMPTY = '""'
 """An empty text as a Lark expression."""
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_ANY_NAME, _ANY_KEY = "/[A-Za-z_][A-Za-z0-9_]*/", "/[^<>\\n]+/"
+_ANY_NAME, _ANY_KEY = "/[A-Za-z_][A-Za-z0-9_]*/", '/[^<>"\\n]+/'
 _SCALARS = frozenset({"integer", "number", "boolean", "null"})
 _BOUNDS = ("type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _KEY = re.compile(r"[^\s:{}\[\],<>\"'](?:[^:{}\[\],<>\"'\n]*[^\s:{}\[\],<>\"'])?")
@@ -68,16 +69,17 @@ class ArgumentRules:
             yield self._any_text
 
     def of_tool(self, at: int, tool: Tool) -> Iterator[str]:
-        """The rules of ``givenN``, the arguments of tool number ``at``. Raises ``GrammarInvalid`` if one has a
-        name that the form cannot write."""
-        syntax, root = self.syntax, {"type": "object", **tool.parameters}
+        """The rules of ``givenN``, the arguments of tool number ``at``. If one has a name that the form cannot
+        write, any are allowed; of a strict tool, ``GrammarInvalid`` is raised."""
+        syntax, root = self.syntax, parameters(tool)
         properties, values = (
             root.get("properties"),
             _Values(self, f"given{at}", root, lenient=not tool.strict),
         )
         pairs, owed = list[str](), list[bool]()
         between = self.tag(syntax.between)
-        if not isinstance(properties, dict):
+        named = syntax.quote or syntax.end or all(map(_NAME.fullmatch, properties or ()))
+        if not isinstance(properties, dict) or not (named or tool.strict):
             value = "thing" if syntax.quote else "text" if syntax.end else f"%json {styled({})}"
             name = _ANY_KEY if syntax.end else _ANY_NAME
             pair = f"{self.tag(syntax.before)} {name} {self.tag(syntax.behind)} {value}"
@@ -119,7 +121,7 @@ class _Values:
         syntax = self._form.syntax
         if syntax.quote:
             return self._noted(schema)
-        written = f"%json {styled(closed(schema), lenient=self._lenient)}"
+        written = f"%json {styled(schema, lenient=self._lenient)}"
         if not syntax.end:
             return written
         end, values = self._form.tag(syntax.end), constants(schema, self._root)
@@ -225,6 +227,39 @@ def chained(name: str, items: list[str], owed: list[bool], between: str) -> Iter
     yield f"{name}: {first}"
 
 
+def parameters(tool: Tool, param: str = "tools") -> dict[str, Any]:
+    """The schema of the tool's arguments as a grammar follows it. One that says nothing of members is that of
+    the empty object. ``param``: the field that an error names. Raises ``GrammarInvalid`` if the tool is strict
+    and its schema cannot be enforced, or is not of an object."""
+    schema = tool.parameters
+    kinds = schema.get("type", "object")
+    if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
+        if tool.strict:
+            raise GrammarInvalid(f"The parameters of tool {tool.name!r} are no object", param=param)
+        return {"type": "object"}
+    schema = {key: value for key, value in schema.items() if value is not None} | {"type": "object"}
+    if not _OF_MEMBERS.intersection(schema):
+        schema["properties"] = {}
+    return followed(schema, strict=tool.strict, param=param, shut=True)
+
+
+def followed(schema: dict[str, Any], *, strict: bool, param: str, shut: bool = False) -> dict[str, Any]:
+    """The schema as a grammar follows it. ``strict``: what cannot be enforced, or takes long to compile, is
+    refused; else it is left out. ``param``: the field that an error names. ``shut``: objects are `closed`.
+    Raises ``GrammarInvalid``."""
+    passed = excess(schema)
+    if strict:
+        for bound in passed.values():
+            raise GrammarInvalid(f"A schema to be followed has {bound}", param=param)
+    if passed.keys() - {"enum", "multipleOf"}:  # too large as a whole
+        schema = {"type": schema["type"]} if "type" in schema else {}
+    try:
+        found: dict[str, Any] = exact(closed(schema) if shut else schema, lenient=not strict, without=passed)
+    except ValueError as error:
+        raise GrammarInvalid(f"The schema cannot be followed: {error}", param=param) from None
+    return found
+
+
 def closed(schema: Any) -> Any:
     """The schema, changed so that objects with ``properties`` allow no others, unless they say that they do. So
     the model cannot invent arguments."""
@@ -248,12 +283,16 @@ _OPEN = frozenset(
 )
 
 
+_OF_MEMBERS = (
+    _OPEN | UNFOLLOWED | {"properties", "required", "minProperties", "maxProperties", "const", "enum"}
+)
+"""Keywords that may ask for members of an object, or rule some out."""
+
+
 def styled(schema: dict[str, Any], *, lenient: bool = False) -> str:
-    """The schema as JSON for llguidance, with the separators of `STYLE`. ``lenient``: keywords that it does not
-    know are ignored."""
-    own = schema.get("x-guidance")
-    lenient = lenient or (isinstance(own, dict) and own.get("lenient") is True)
-    return json.dumps({**exact(schema), "x-guidance": {**STYLE, "lenient": lenient}}, ensure_ascii=False)
+    """The schema, as `followed` gives it, as JSON for llguidance, with the separators of `STYLE`. ``lenient``:
+    it may give way if it cannot be compiled."""
+    return json.dumps({**schema, "x-guidance": {**STYLE, "lenient": lenient}}, ensure_ascii=False)
 
 
 def quoted(text: str) -> str:

@@ -416,6 +416,12 @@ class Forms:
         """A new parser for a reply in which calls are delivered as text; None if its text needs no parser."""
         return ChannelParser(parse_calls=False) if self.calls is CallForm.HARMONY else None
 
+    @property
+    def openings(self) -> tuple[str, ...]:
+        """The texts of which one begins a call; none if a call begins as other text may."""
+        form = FORMATS.get(self.calls) or XML_FORMATS.get(self.calls)
+        return () if form is None else form.openings
+
     def syntax(self, specials: Mapping[str, int]) -> CallSyntax | None:
         """How the model writes calls, for grammars. None if there are no grammars for its form. ``specials``:
         ids of special tokens by their text."""

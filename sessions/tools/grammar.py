@@ -11,12 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...runtime.grammar.json_schema import exact
-from ...runtime.grammar.limits import excess
 from ...runtime.verbs import Grammar, GrammarKind
 from ..conversation.items import Tool
 from ..errors import GrammarInvalid
-from .arguments import EMPTY, ArgumentRules, ArgumentSyntax, closed, quoted, styled
+from .arguments import EMPTY, ArgumentRules, ArgumentSyntax, followed, parameters, quoted, styled
 
 if TYPE_CHECKING:
     from ..text.tokenizer import ChatTokenizer
@@ -58,11 +56,10 @@ class CallSyntax:
 
 
 def json_format(schema: dict[str, Any], *, strict: bool, param: str) -> Grammar:
-    """A grammar of JSON that fits ``schema``. If not ``strict``, unsupported keywords are ignored. ``param``:
-    the field that an error names. Raises ``GrammarInvalid``."""
-    check_schema(schema, param)
-    guided = {**schema, "x-guidance": {"lenient": not strict}}
-    return checked_grammar(Grammar(GrammarKind.JSON, _json(exact(guided)), string_bytes(schema)), param)
+    """A grammar of JSON that fits ``schema``. ``strict``: what cannot be enforced is refused; else it is left
+    out. ``param``: the field that an error names. Raises ``GrammarInvalid``."""
+    guided = {**followed(schema, strict=strict, param=param), "x-guidance": {"lenient": not strict}}
+    return checked_grammar(Grammar(GrammarKind.JSON, _json(guided), string_bytes(schema)), param)
 
 
 def string_bytes(*schemas: Any) -> int:
@@ -96,27 +93,7 @@ def checked_grammar(grammar: Grammar, param: str) -> Grammar:
     return grammar
 
 
-def check_schema(schema: Any, param: str) -> None:
-    """Raises ``GrammarInvalid`` if it would take too long to compile the schema, or if it cannot be followed
-    exactly. ``param``: the field that it names."""
-    bound = excess(schema)
-    try:
-        exact(schema if bound is None else None)
-    except ValueError as error:
-        bound = str(error)
-    if bound is not None:
-        raise GrammarInvalid(f"A schema to be followed has {bound}", param=param)
-
-
 # --- of calls ---------------------------------------------------------------------------------------------
-
-
-def check_tool(tool: Tool, param: str) -> None:
-    """Raises ``GrammarInvalid`` if the schema of the tool's arguments is too large or is not of an object.
-    ``param``: the field that it names."""
-    check_schema(tool.parameters, param)
-    if tool.parameters.get("type", "object") != "object":
-        raise GrammarInvalid(f"The parameters of tool {tool.name!r} are no object", param=param)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +120,8 @@ class CallWriter:
             )
         start = f"start: answer | {self._calls(MAX_CALLS)}" if tools else "start: answer"
         final = self._tag("<|channel|>final<|message|>") if self.form.channels else ""
-        written = f"answer: {final} %json {styled(json.loads(answer.text))}"
+        schema = json.loads(answer.text)
+        written = f"answer: {final} %json {styled(schema, lenient=schema['x-guidance']['lenient'])}"
         most = self._string_bytes(tools) and max(answer.string_bytes, self._string_bytes(tools))
         return self._grammar(start, written, *(self._rules(tools) if tools else ()), string_bytes=most)
 
@@ -190,7 +168,9 @@ class CallWriter:
         names = [tool.name if form.bare else json.dumps(tool.name, ensure_ascii=False) for tool in tools]
         number, middle = ('":" /[0-9]{1,4}/', form.middle) if form.numbered else ("", "")
         arguments = [
-            f"%json {_arguments(tool)}" if form.parameter is None else f"given{at}"
+            f"%json {styled(parameters(tool), lenient=not tool.strict)}"
+            if form.parameter is None
+            else f"given{at}"
             for at, tool in enumerate(tools)
         ]
         options = " | ".join(
@@ -260,11 +240,6 @@ _TAG = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
 """What may be a single token inside the texts of a form."""
 _TOKEN_NAME = re.compile(r"</?[\w|]+>", re.ASCII)
 """A token that Lark can refer to by its name."""
-
-
-def _arguments(tool: Tool) -> str:
-    schema = closed({"type": "object", **tool.parameters}) if tool.parameters else {"type": "object"}
-    return styled(schema, lenient=not tool.strict)
 
 
 def _json(value: Any) -> str:

@@ -16,7 +16,7 @@ import msgspec
 from ...runtime.verbs import LEAST_PENALTY, MAX_LOGPROBS, MOST_PENALTY, Grammar, GrammarKind, Sampling
 from ..conversation.items import Item, Preamble, Tool, checked_item, checked_preamble
 from ..errors import GrammarInvalid, SamplingInvalid, ToolInvalid
-from ..tools.grammar import check_tool
+from ..tools.arguments import parameters
 
 MAX_INTEGER = 2**31 - 1
 MAX_SEED = 2**63 - 1
@@ -249,11 +249,10 @@ def _check_choice(
         raise SamplingInvalid("A call is required, and there are no tools", param="tool_choice")
     if tool is not None and (choice != "required" or all(known.name != tool for known in tools)):
         raise SamplingInvalid(f"There is no tool {tool!r} to be called", param="tool_choice")
-    for known in tools:
-        if allowed and known.name not in allowed:
-            continue
-        if choice == "required" or (choice == "auto" and (known.strict or format is not None or allowed)):
-            check_tool(known, "tools")
+    names = allowed if tool is None else (tool,)
+    for at, known in enumerate(tools):
+        if known.strict and choice != "none" and (not names or known.name in names):
+            parameters(known, f"tools[{at}].parameters")
 
 
 def _stops(stop: Sequence[str]) -> tuple[str, ...]:

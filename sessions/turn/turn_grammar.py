@@ -28,8 +28,11 @@ class TurnGrammar:
 
     def prepare(self, request: TurnRequest, tools: Sequence[Tool]) -> TurnRequest:
         """The request with the token ids of its bad words and the grammar of its reply. ``tools``: the tools of
-        the turn. Raises ``GrammarInvalid``."""
+        the turn. If none may be called, tokens that begin a call are bad words, too. Raises
+        ``GrammarInvalid``."""
         request = self.spell(request)
+        if request.tool_choice == "none" and tools and request.format is None:
+            request = _without(request, self._openings)
         asked = (request.tool_choice, request.tool, request.allowed, request.format, request.parse_calls)
         if asked != self._asked or tools is not self._tools:  # `is`: equal tools may differ, as 1 == True
             self._grammar = self.grammar(request, tools)
@@ -48,9 +51,7 @@ class TurnGrammar:
         if not request.banned:
             return request
         words = {ids for word in request.banned for ids in self._language.tokenizer.spellings(word)}
-        banned = (*request.sampling.bad_words, *sorted(words))
-        sampling = msgspec.structs.replace(request.sampling, bad_words=banned)
-        return msgspec.structs.replace(request, sampling=sampling, banned=())
+        return _without(request, sorted(words))
 
     def grammar(self, request: TurnRequest, tools: Sequence[Tool]) -> Grammar | None:
         """The grammar of the reply; None if the reply is free. ``tools``: the tools of the turn. Raises
@@ -70,6 +71,13 @@ class TurnGrammar:
         return None
 
     @property
+    def _openings(self) -> list[tuple[int, ...]]:
+        """The tokens of the model that begin a call, each as a bad word."""
+        tokenizer = self._language.tokenizer
+        ids = map(tokenizer.backend.token_to_id, self._language.forms.openings)
+        return [(token,) for token in ids if token in tokenizer.added]
+
+    @property
     def _calls(self) -> CallWriter:
         """The writer that makes grammars of calls in the model's form. Raises ``GrammarInvalid`` if that form
         has none."""
@@ -82,3 +90,9 @@ class TurnGrammar:
             )
         marks = frozenset(forms.marks(tokenizer.special_ids, parse_calls=False))
         return CallWriter(syntax, tokenizer, marks)
+
+
+def _without(request: TurnRequest, words: Sequence[tuple[int, ...]]) -> TurnRequest:
+    """The request with more bad words, and none that is still text."""
+    sampling = msgspec.structs.replace(request.sampling, bad_words=(*request.sampling.bad_words, *words))
+    return msgspec.structs.replace(request, sampling=sampling, banned=())

@@ -408,7 +408,7 @@ async def responses_errors(ask: Recorder) -> None:
         {"previous_response_id": "resp_none"},
         {"conversation": "conv_none"},
         {"background": True, "store": False},
-        {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "x"}}}},
+        {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "x"}, "strict": True}}},
     ):
         await ask({"input": "Hi"}, **fields)
     await ask(input=[{"type": "function_call_output", "call_id": "x", "output": "1"}])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from typing import Any
 
 import jsonschema
@@ -12,7 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.runtime.grammar.json_schema import EXACT, exact, names_of
+from holdfast.runtime.grammar.json_schema import EXACT, FORMATS, UNFOLLOWED, exact, names_of
+
+from ..schemas import SCHEMAS
 
 llguidance = pytest.importorskip("llguidance")
 BYTES = llguidance.LLTokenizer("byte")
@@ -149,3 +152,131 @@ def test_no_comma_follows_where_no_further_name_can() -> None:
         assert comma == ("b" not in begun)
     open_ = {**schema, "patternProperties": {"^c": {"type": "integer"}}}
     assert exact(open_) == open_ and fits(open_, '{"a": 5, "c1": 2}')
+
+
+STANDARD = """
+$anchor $comment $defs $dynamicAnchor $dynamicRef $id $recursiveAnchor $recursiveRef $schema additionalItems
+additionalProperties allOf anyOf const contains contentEncoding contentMediaType contentSchema default
+definitions dependencies dependentRequired dependentSchemas deprecated description else enum examples
+exclusiveMaximum exclusiveMinimum format if items maxContains maxItems maxLength maxProperties maximum
+minContains minItems minLength minProperties minimum multipleOf not oneOf pattern patternProperties
+prefixItems properties propertyNames readOnly required then title type unevaluatedItems
+unevaluatedProperties uniqueItems writeOnly discriminator nullable example xml x-order
+"""
+
+
+def refusal(schema: Any, *, lenient: bool = False) -> str:
+    """Why the library does not compile this; empty if it does."""
+    text = json.dumps({**schema, "x-guidance": {"lenient": lenient}})
+    try:
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(text)
+    except ValueError as error:
+        return str(error)
+    return str(llguidance.LLMatcher.validate_grammar(grammar, None))
+
+
+def test_the_keywords_and_formats_that_the_library_cannot_follow_are_known() -> None:
+    unknown = {key for key in STANDARD.split() if refusal({key: True}).startswith("Unimplemented keys")}
+    assert unknown == UNFOLLOWED
+    formats = {*FORMATS, "idn-email", "iri", "uri-reference", "regex", "json-pointer", "int32", "password"}
+    known = {name for name in formats if not refusal({"type": "string", "format": name})}
+    assert known == FORMATS
+    assert exact({"type": "integer", "format": "int32"}) == {"type": "integer", "format": "int32"}
+
+
+@pytest.mark.parametrize(
+    "regular", ["a\\/b", "\\(?=", "[(?=]\\]", "(?:a)", "(?<n>a)", "[]\\-b]", "^\\d+$", "\\\\b"]
+)
+@pytest.mark.parametrize(
+    "other", ["(?=a)", "b(?!a)", "(?<=a)b", "(?<!a)b", "(a)\\1", "\\bx", "a\\\\\\B", "[a"]
+)
+def test_a_pattern_that_no_automaton_follows_is_found(regular: str, other: str) -> None:
+    for pattern in (regular, other, regular + other):
+        schema = {"type": "string", "pattern": pattern}
+        if other in pattern:
+            assert refusal(schema)
+            with pytest.raises(ValueError, match="`pattern` cannot be"):
+                exact(schema)
+            assert exact(schema, lenient=True) == {"type": "string"}
+        else:
+            assert not refusal(schema) and exact(schema) == schema
+
+
+DAMAGE = {
+    **dict.fromkeys(UNFOLLOWED, (True, {}, [{"type": "string"}])),
+    "type": (None, 5, [], "float", ["string", "any"], [{}]),
+    "enum": ([], None, {"a": 1}, [2**60]),
+    "const": (2**60, [float("inf")]),
+    "format": (7, None),
+    "pattern": ("(?!a)", 5, None),
+    "required": (True, None, [1]),
+    "additionalProperties": (None, 5),
+    "items": (None, 5, [5]),
+    "prefixItems": (None, {}),
+    "allOf": (None, {}, [5]),
+    "anyOf": (None, {}, []),
+    "oneOf": (None, {}, []),
+    "minimum": (None, "5", True, 2**60),
+    "exclusiveMaximum": (None, "5", -(2**60)),
+    "multipleOf": (None, 0, -1, "5"),
+    "minLength": (None, -1, 1.5, True),
+    "maxItems": (None, -1, "5"),
+    "minProperties": (None, -1, {}),
+    "$ref": ("#/nowhere", "#/properties/ / ", "https://a.b/c", 5),
+}
+
+
+def schemas_in(schema: Any) -> list[Any]:
+    """A schema and all inside it."""
+    inside = [*schema.get("properties", {}).values(), *schema.get("anyOf", [])]
+    inside += [schema["items"]] if "items" in schema else []
+    return [schema, *(found for one in inside for found in schemas_in(one))]
+
+
+@given(SCHEMAS, st.data())
+def test_keywords_that_cannot_be_followed_are_refused_or_left_out_and_no_others(
+    schema: Any, data: st.DataObject
+) -> None:
+    damaged = json.loads(json.dumps(schema))
+    assert exact(damaged) == exact(damaged, lenient=True) == exact(schema)
+    key = data.draw(st.sampled_from(sorted(DAMAGE)))
+    nodes = [node for node in schemas_in(damaged) if key not in node]
+    if not nodes:
+        return
+    chosen = data.draw(st.lists(st.sampled_from(range(len(nodes))), min_size=1, max_size=3, unique=True))
+    for at in chosen:
+        nodes[at][key] = data.draw(st.sampled_from(DAMAGE[key]))
+    with pytest.raises(ValueError, match=re.escape(f"`{key}`")):
+        exact(damaged)
+    assert exact(damaged, lenient=True) == exact(schema)
+
+
+def test_what_is_left_out_leaves_no_schema_narrower() -> None:
+    """Names that a pattern allowed are allowed still."""
+    schema = {"type": "object", "patternProperties": {"^(?!a)": {}}, "additionalProperties": False}
+    assert exact(schema, lenient=True) == {"type": "object"}
+    several = {"properties": {"a": {}, "b": {}}, "required": ["a"], "minProperties": 2}
+    assert exact(several, lenient=True) == {"properties": {"a": {}, "b": {}}, "required": ["a"]}
+    assert exact({**several, "required": ["b", "a"]})["minProperties"] == 2
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$defs": {"a/b": {"type": "string"}}, "$ref": "#/$defs/a~1b"},
+        {"$defs": {"a b": {"type": "string"}}, "$ref": "#/$defs/a%20b"},
+        {"anyOf": [{"type": "string"}, {"$ref": "#/anyOf/0"}]},
+        {"properties": {"a": {"$ref": "#"}}},
+        {"$id": "https://a.b/c", "$defs": {"a": {}}, "$ref": "https://a.b/c#/$defs/a"},
+        {"$defs": {"a": {"$anchor": "here"}}, "$ref": "#here"},
+    ],
+)
+def test_references_within_a_schema_are_followed(schema: Any) -> None:
+    assert not refusal(schema) and exact(schema) == schema
+
+
+def test_a_dialect_that_the_library_does_not_know_is_left_out() -> None:
+    for known in ("http://json-schema.org/draft-07/schema#", "https://json-schema.org/draft/2020-12/schema"):
+        assert not refusal({"$schema": known}) and exact({"$schema": known}) == {"$schema": known}
+    for other in ("https://json-schema.org/draft-07/schema", "http://json-schema.org/schema#", "mine", None):
+        assert exact({"type": "string", "$schema": other}) == {"type": "string"}

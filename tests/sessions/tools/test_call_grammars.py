@@ -5,6 +5,8 @@ In the form of the pocket model, with tags that are tokens, and in one with tags
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -30,7 +32,7 @@ ADD = Tool(
     parameters={"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
     strict=True,
 )
-LOOK = Tool(name="look.up")
+LOOK = Tool(name="look.up", parameters={"additionalProperties": True})
 PLAIN = CallSyntax("[TOOL_CALLS]", '{"name": ', ', "arguments": ', "}", "", "")
 
 
@@ -99,6 +101,68 @@ def test_forced_calls_are_all_there_is(compiler: Compiler, writer: CallWriter) -
         )
         assert not Reading(compiler, grammar, "").may_end
     assert Reading(compiler, one, good + writer.form.between + good).refused
+
+
+BEYOND: list[tuple[dict[str, Any], list[str], list[str]]] = [
+    (  # a keyword that is not enforced: the others are
+        {
+            "type": "object",
+            "properties": {"ids": {"type": "array", "items": {"enum": [1]}, "uniqueItems": True}},
+        },
+        ['{"ids": [1, 1]}', "{}"],
+        ['{"ids": [2]}', '{"b": 1}'],
+    ),
+    (
+        {"properties": {"a": {"type": "string", "pattern": "^(?!x)y$", "maxLength": 3}, "b": {"enum": [1]}}},
+        ['{"a": "abc", "b": 1}'],
+        ['{"a": "abcd"}', '{"a": "abc", "b": 2}'],
+    ),
+    (
+        {"properties": {"a": {"type": "float"}, "b": {"type": "boolean", "required": True}}},
+        ['{"a": [1.5], "b": true}'],
+        ['{"a": 1, "b": 1}', '{"c": 1}'],
+    ),
+    (
+        {
+            "properties": {
+                "a": {"$ref": "https://a.b/c"},
+                "b": {"enum": [*range(5001)]},
+                "c": {"const": 2**60},
+            }
+        },
+        ['{"a": "x", "b": "y", "c": 0}'],
+        ['{"d": 1}'],
+    ),
+    # no schema that can be enforced: any object
+    ({"properties": 5}, ['{"a": [1, null]}', "{}"], ["[]", "5"]),
+    ({"type": "array", "items": {"type": "string"}}, ['{"a": [1, null]}', "{}"], ["[]", "5"]),
+    (
+        {"type": "object", "properties": {"a": {"enum": [1], "type": "null"}}, "required": ["a"]},
+        ['{"a": 1}', "{}"],
+        ["[]"],
+    ),
+    ({"properties": {str(at): {} for at in range(1001)}}, ['{"a": 1}', "{}"], ["[]"]),
+]
+
+
+@pytest.mark.parametrize(("schema", "good", "bad"), BEYOND)
+def test_what_cannot_be_enforced_of_one_tool_leaves_the_rest_and_the_other_tools_bound(
+    compiler: Compiler, writer: CallWriter, schema: dict[str, Any], good: list[str], bad: list[str]
+) -> None:
+    tools = [ADD, Tool(name="odd", parameters=schema), LOOK]
+    for grammar in (writer.strict(tools), writer.forced(tools, one=False)):
+        assert Reading(compiler, grammar, call(writer, '{"a": 12}')).whole
+        assert Reading(compiler, grammar, call(writer, '{"a": "x"}')).refused
+        for arguments in good:
+            assert Reading(compiler, grammar, call(writer, arguments, "odd")).whole, arguments
+        for arguments in bad:
+            assert Reading(compiler, grammar, call(writer, arguments, "odd")).refused, arguments
+    if writer.form.opening.startswith("{"):
+        return
+    answer = json_format(schema, strict=False, param="here")
+    for grammar in (answer, writer.answered(answer, [ADD])):
+        shut = schema.get("type") != "array"
+        assert Reading(compiler, grammar, good[0] if shut else "[]").whole
 
 
 def test_an_answer_or_calls(compiler: Compiler, writer: CallWriter) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -279,6 +280,47 @@ def test_required_calls_may_be_several(compiler: Compiler, form: CallForm) -> No
     assert not follows(compiler, named, SOME[form]), "a named tool is called once"
 
 
+NOTHING: tuple[dict[str, Any], ...] = (
+    {},
+    {"type": "object"},
+    {"type": "object", "properties": None},
+    {"type": "object", "title": "Now", "description": "What time it is.", "$schema": "https://a.b/c"},
+)
+SOMETHING: tuple[dict[str, Any], ...] = (
+    {"type": "object", "additionalProperties": True},
+    {"type": "object", "additionalProperties": {"type": "integer"}},
+    {"type": "object", "patternProperties": {"^a": {"type": "integer"}}},
+    {"type": "object", "required": ["a"]},
+    {"type": "object", "propertyNames": {"maxLength": 1}},
+)
+
+
+@pytest.mark.parametrize("form", ONE)
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_tool_without_parameters_is_called_with_the_empty_object(
+    compiler: Compiler, form: CallForm, strict: bool
+) -> None:
+    given = ONE[form]
+    none = re.sub(r"\{\"?a\"?: ?12\}", "{}", given.replace("(a=12)", "()"))
+    none = re.sub(r"<(parameter|arg_key).*</(parameter|arg_value)>\n?", "", none, flags=re.DOTALL)
+    for schema in NOTHING:
+        tool = Tool(name="add", parameters=schema, strict=strict)
+        asked: list[dict[str, Any]] = [
+            {"tool_choice": "required", "tool": "add"},
+            {"tool_choice": "required"},
+            {"tool_choice": "required", "allowed": ["add"]},
+            {"allowed": ["add"]},
+            *([{}] if strict else []),
+        ]
+        for choice in asked:
+            rules = grammar(form, tool, NOTE, **choice)
+            assert follows(compiler, rules, none) and not follows(compiler, rules, given), (schema, choice)
+    assert called(form, none, ADD) == [("add", {})]
+    for schema in SOMETHING:
+        tool = Tool(name="add", parameters=schema)
+        assert follows(compiler, grammar(form, tool, tool_choice="required"), given), schema
+
+
 @pytest.mark.parametrize("form", ONE)
 def test_strict_tools_leave_words_free_and_bind_calls(compiler: Compiler, form: CallForm) -> None:
     rules, text = grammar(form, ADD), ONE[form]
@@ -343,3 +385,13 @@ def test_mistrals_form_is_that_of_its_tokens() -> None:
 def test_forms_without_grammars_are_refused_by_name() -> None:
     with pytest.raises(GrammarInvalid, match="Calls in the pythonic form can be neither forced nor strict"):
         grammar(CallForm.PYTHONIC, ADD, tool_choice="required")
+
+
+def test_a_name_that_a_form_cannot_write_leaves_the_other_tools_bound(compiler: Compiler) -> None:
+    odd = {"type": "object", "properties": {"is it?": {"type": "integer"}}}
+    rules = grammar(CallForm.LFM2, ADD, Tool(name="odd", parameters=odd), tool_choice="required")
+    text = ONE[CallForm.LFM2]
+    assert follows(compiler, rules, text) and not follows(compiler, rules, text.replace("12", '"x"'))
+    assert follows(compiler, rules, text.replace("add(a=12)", 'odd(b="x")'))
+    with pytest.raises(GrammarInvalid, match="cannot name an argument"):
+        grammar(CallForm.LFM2, ADD, Tool(name="odd", parameters=odd, strict=True), tool_choice="required")

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from holdfast.runtime.errors import GrammarUnavailable as EngineRefusal
+from holdfast.runtime.grammar.limits import excess
 from holdfast.runtime.verbs import Finish, Grammar, GrammarKind, Row, TokenLimits, Work
 from holdfast.sessions import errors
 from holdfast.sessions.conversation.items import Preamble, Tool
-from holdfast.sessions.tools.arguments import closed
-from holdfast.sessions.tools.grammar import MAX_GRAMMAR_BYTES, check_schema, json_format
+from holdfast.sessions.tools.arguments import closed, followed
+from holdfast.sessions.tools.grammar import MAX_GRAMMAR_BYTES, json_format
 from holdfast.sessions.turn.events import ReplyDone, ReplyStatus
 from holdfast.sessions.turn.request import TurnRequest
 from holdfast.sessions.turn.turn_grammar import TurnGrammar
@@ -53,8 +54,8 @@ def test_a_forced_call_names_the_tools_that_may_be_called() -> None:
     both = grammar_of((ADD, LOOK), tool_choice="required")
     one = grammar_of((ADD, LOOK), tool_choice="required", tool="look")
     assert both is not None and one is not None
-    assert "between" in both.text and "add" in both.text and "look" in both.text
-    assert "start: call\n" in one.text and "add" not in one.text and "look" in one.text
+    assert "between" in both.text and 'add\\"' in both.text and "look" in both.text
+    assert "start: call\n" in one.text and 'add\\"' not in one.text and "look" in one.text
     assert "<tool_call>" in one.text and '"<tool_call>"' not in one.text, "the tag is a token of this model's"
 
 
@@ -66,14 +67,14 @@ def test_a_strict_tool_binds_all_calls() -> None:
 
 def test_only_allowed_tools_may_be_called() -> None:
     some = grammar_of((ADD, LOOK), allowed=["look"])
-    assert some is not None and "WORDS" in some.text and "look" in some.text and "add" not in some.text
+    assert some is not None and "WORDS" in some.text and "look" in some.text and 'add\\"' not in some.text
     every = grammar_of((ADD, LOOK), allowed=["look", "add"])
-    assert every is not None and "look" in every.text and "add" in every.text
+    assert every is not None and "look" in every.text and 'add\\"' in every.text
     assert grammar_of((ADD, LOOK)) is None
     forced = grammar_of((ADD, LOOK, STRICT), tool_choice="required", allowed=["look"])
-    assert forced is not None and "add" not in forced.text and "between call){0,15}" in forced.text
+    assert forced is not None and 'add\\"' not in forced.text and "between call){0,15}" in forced.text
     joined = grammar_of((ADD, LOOK), format=json_format(OBJECT, strict=True, param="f"), allowed=["look"])
-    assert joined is not None and "look" in joined.text and "add" not in joined.text
+    assert joined is not None and "look" in joined.text and 'add\\"' not in joined.text
     broken = Tool(name="broken", parameters={"type": "array"})
     assert grammar_of((ADD, broken), tool_choice="required", allowed=["add"]) is not None
 
@@ -102,12 +103,12 @@ def test_objects_are_closed_where_they_say_nothing() -> None:
         (
             {"offered": [Tool(name="a", parameters={"type": "array"}, strict=True)]},
             errors.GrammarInvalid,
-            "tools",
+            "tools[0].parameters",
         ),
         (
-            {"offered": [Tool(name="a", parameters={"enum": [*range(9999)]})], "tool_choice": "required"},
+            {"offered": [ADD, Tool(name="a", parameters={"enum": [*range(9999)]}, strict=True)]},
             errors.GrammarInvalid,
-            "tools",
+            "tools[1].parameters",
         ),
     ],
 )
@@ -137,18 +138,69 @@ def deep(levels: int) -> dict[str, Any]:
 )
 def test_schemas_that_would_take_long_are_refused_before(schema: dict[str, Any], why: str) -> None:
     with pytest.raises(errors.GrammarInvalid, match=why) as refused:
-        check_schema(schema, "here")
+        followed(schema, strict=True, param="here")
     assert refused.value.param == "here"
+    text = json.dumps(followed(schema, strict=False, param="here"))
+    assert not excess(json.loads(text)), "what takes long is left out"
 
 
 def test_schemas_within_bounds_are_taken() -> None:
-    check_schema(deep(63), "here")
-    check_schema({"enum": [*range(5000)], "multipleOf": 0.0001, "properties": True}, "here")
-    check_schema({"properties": {"enum": {"multipleOf": 0}, "multipleOf": {"enum": ["a"]}}}, "here")
+    for schema in (
+        deep(63),
+        {"enum": [*range(5000)], "multipleOf": 0.0001, "properties": True},
+        {"properties": {"enum": {"multipleOf": 2}, "multipleOf": {"enum": ["a"]}}},
+    ):
+        assert followed(schema, strict=True, param="here") == schema
     with pytest.raises(errors.GrammarInvalid, match="bytes"):
         json_format({"const": "ß" * (MAX_GRAMMAR_BYTES // 2)}, strict=True, param="here")
     with pytest.raises(errors.GrammarInvalid, match="surrogate"):
         json_format({"const": "\ud800"}, strict=True, param="here")
+
+
+UNIQUE: dict[str, Any] = {"type": "object", "properties": {"ids": {"type": "array", "uniqueItems": True}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        (UNIQUE, "`uniqueItems` in `properties.ids` cannot be enforced"),
+        ({"type": "object", "not": {"required": ["a"]}}, "`not` cannot be enforced"),
+        ({"properties": {"a": {"anyOf": [{}, {"pattern": "^(?!a)"}]}}}, "`pattern` in `properties.a.anyOf"),
+        ({"properties": {"a": {"type": "float"}}}, "`type` in `properties.a`"),
+        ({"properties": {"a": {"const": 2**60}}}, "`const` in `properties.a`"),
+        ({"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {}}, r"`\$ref` in `properties.a`"),
+    ],
+)
+@pytest.mark.parametrize(
+    "choice", [{}, {"tool_choice": "required"}, {"tool_choice": "required", "tool": "a"}]
+)
+def test_a_strict_tool_that_cannot_be_enforced_is_refused_with_its_keyword(
+    schema: dict[str, Any], told: str, choice: dict[str, Any]
+) -> None:
+    tools = (ADD, LOOK, Tool(name="a", parameters=schema, strict=True))
+    with pytest.raises(errors.GrammarInvalid, match=told) as refused:
+        TurnRequest.checked(offered=tools, **choice)
+    assert refused.value.param == "tools[2].parameters"
+    with pytest.raises(errors.GrammarInvalid, match=told) as refused:
+        json_format(schema, strict=True, param="here")
+    assert refused.value.param == "here"
+    for free in ({"tool_choice": "required", "tool": "add"}, {"allowed": ["look"]}, {"tool_choice": "none"}):
+        TurnRequest.checked(offered=tools, **free)  # it is not called
+
+
+def test_a_token_that_begins_a_call_is_a_bad_word_where_none_may_be_made() -> None:
+    opening = LANGUAGE.tokenizer.backend.token_to_id("<tool_call>")
+    turns = TurnGrammar(LANGUAGE)
+
+    def bad_words(tools: tuple[Tool, ...], **fields: Any) -> tuple[tuple[int, ...], ...]:
+        sampling = turns.prepare(TurnRequest.checked(offered=tools, **fields), tools).sampling
+        assert sampling.grammar is fields.get("format")
+        return sampling.bad_words
+
+    assert bad_words((ADD,), tool_choice="none") == ((opening,),)
+    assert bad_words((ADD,), tool_choice="none", bad_words=[[7, 8]]) == ((7, 8), (opening,))
+    assert bad_words((ADD,)) == bad_words((), tool_choice="none") == ()
+    assert bad_words((ADD,), tool_choice="none", format=ANY) == (), "its grammar rules the token out"
 
 
 @run
@@ -232,7 +284,7 @@ async def test_tools_of_the_turn_are_those_of_its_place() -> None:
     say(session, "Tell me.")
     await read(session, TurnRequest.checked(tools=[ADD], tool_choice="required"))
     (grammar,) = grammars
-    assert grammar is not None and "add" in grammar.text and "look" not in grammar.text
+    assert grammar is not None and 'add\\"' in grammar.text and "look" not in grammar.text
 
 
 def test_a_turn_is_bound_as_it_asks_whatever_bound_the_one_before() -> None:
