@@ -35,6 +35,8 @@ class Answer(Telling[T], ABC):
 
     PING: ClassVar[bytes] = PING
     """Sent while a stream is quiet."""
+    STREAM: ClassVar[str] = "text/event-stream"
+    """The media type of a stream."""
 
     def __init__(
         self,
@@ -93,7 +95,7 @@ async def answered(
         kept = stack.pop_all()
         events, ended = _events(kept, turn, answer), partial(service.spawn_end, kept)
         quiet = service.settings.limits.quiet_seconds
-        return EventStream(events, quiet, answer.headers, ended, answer.PING)
+        return EventStream(events, quiet, answer.headers, ended, answer.PING, answer.STREAM)
     raise AssertionError("the block above returns")
 
 

@@ -208,8 +208,8 @@ def sent_event(body: object, name: str | None = None) -> bytes:
 
 
 class EventStream(StreamingResponse):
-    """An HTTP answer that streams server-sent events. Each item of ``events`` is one or more whole events,
-    encoded.
+    """An HTTP answer that streams events, by default server-sent ones. Each item of ``events`` is one or more
+    whole events, encoded.
 
     If the client leaves, or is dropped because it reads too slowly, ``events`` is cancelled where it waits.
     ``ended`` is called when nothing more is sent, also if nothing ever was. ``ping`` is sent whenever nothing
@@ -223,9 +223,10 @@ class EventStream(StreamingResponse):
         headers: dict[str, str] | None = None,
         ended: Callable[[], object] = lambda: None,
         ping: bytes = PING,
+        media_type: str = "text/event-stream",
     ) -> None:
         unbuffered = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        super().__init__(events, 200, {**unbuffered, **(headers or {})}, "text/event-stream")
+        super().__init__(events, 200, {**unbuffered, **(headers or {})}, media_type)
         self._ended = ended
         self._quiet, self._ping = quiet, ping
 
