@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request
 
@@ -33,6 +33,7 @@ from .access.rate_limits import RateLimiter
 from .access.tenants import ALLOWED, Tenants
 from .access.turn_queue import TurnQueue
 from .errors import Draining, EngineLoading, KeyRemoved, ModelNotServed, SlowReader
+from .live.client_socket import ClientSocket
 from .live.session import LiveSession, spawn
 from .live.sessions import LiveSessions
 from .live.transcripts import Transcripts
@@ -41,7 +42,6 @@ from .metrics.prometheus import MetricsSnapshot, TenantSnapshot
 from .metrics.turns import TurnMetrics
 from .net.bodies import CONVERSATION, BodyBound, BodyMemory, read_body, told_bytes
 from .net.channel import Channel
-from .net.outbox import Outbox
 from .realtime.session import RealtimeDefaults, RealtimeFace
 from .realtime.socket import RealtimeSocket
 from .settings import GatewaySettings
@@ -82,22 +82,6 @@ class ServiceState:
         return {**told, "journal": list(self.journal)} if self.journal else told
 
 
-class ServedSocket(Protocol):
-    """A client's WebSocket, of any protocol, while it is served. ``outbox``: the frames that wait to be sent to
-    it. ``client``: the client, with its key's digests."""
-
-    outbox: Outbox
-    client: ClientIdentity
-
-    def leave(self, why: Exception | None = None) -> None:
-        """Begin to close the connection. ``why``: the error that the client is told; None: the server goes
-        away."""
-
-    async def run(self) -> None:
-        """Serve the client until it has left or the server has closed the connection. Raises ``SlowReader`` for
-        a client that reads too slowly and must be dropped."""
-
-
 class Service:
     """One model behind one engine: its tenants, live sessions and open sockets. Sessions can be opened after
     `open`, which is called when the engine was loaded for the first time.
@@ -132,7 +116,7 @@ class Service:
         self.turns = Turns(RateLimiter(self.tenants.rates()), queue, tracer, metrics)
         """Rate limits, queue, metrics and tracer, which the turns of all sessions share."""
         self._link = link
-        self._sockets: dict[asyncio.Task[None], ServedSocket] = {}
+        self._sockets: dict[asyncio.Task[None], ClientSocket] = {}
         self._stored: StoredObjects | None = None
         self._bodies = BodyMemory()
         self._works: set[asyncio.Task[Any]] = set()
@@ -358,7 +342,7 @@ class Service:
         session = await self._realtime(None).import_(data, owner, salt)
         return ImportedSession(id=session.id, handle=session.handles.current)
 
-    async def serve(self, socket: ServedSocket, channel: Channel) -> None:
+    async def serve(self, socket: ClientSocket, channel: Channel) -> None:
         """Serve one WebSocket, of any protocol, until either side ends it. Call it in a task of the
         connection's own. A client that reads too slowly is dropped by means of ``channel``, and logged."""
         task = asyncio.current_task()
@@ -409,7 +393,7 @@ class Service:
             self._registry.tenants.change(tenants.sessions())
         return sum([self._check_key(socket) for socket in self._sockets.values()])
 
-    def _check_key(self, socket: ServedSocket) -> bool:
+    def _check_key(self, socket: ClientSocket) -> bool:
         """Begin to close a socket if its key was removed, or belongs to another tenant now. Returns whether
         that is so."""
         keys, caller = self.tenants.keys, socket.client.caller

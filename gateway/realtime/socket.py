@@ -1,19 +1,16 @@
 """One client's socket: it passes client events to the session that they name, and that session's events to the
 client.
 
-`RealtimeSocket` has two tasks: one reads, one writes. A socket has a session of its own, and further ones that
-the client attached; sessions outlive it. If the client reads slowly, its replies wait. If it takes nothing for
-``stall_seconds``, it is dropped.
+A socket has a session of its own, and further ones that the client attached; sessions outlive it. If the client
+reads slowly, its replies wait.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
 
 from msgspec import UNSET
 
@@ -26,26 +23,19 @@ from ...sessions.conversation.items import new_id
 from ...sessions.errors import SessionError, SessionUnknown, StorageUnavailable
 from ..access.auth import ClientIdentity, TurnCaller
 from ..errors import (
-    Draining,
     GatewayError,
     SessionRequired,
-    SlowReader,
-    TooManyInvalid,
-    WireError,
     error_details,
     wire_error,
 )
+from ..live.client_socket import ClientSocket, SocketEnd
 from ..live.session import log_refusal
-from ..net.channel import Channel, ChannelClosed
+from ..net.channel import Channel
 from ..net.outbox import Outbox, SessionOutbox
-from ..net.rates import TokenBucket
-from ..net.tasks import TaskGroup
 from ..settings import ClientLimits
 from .session import RealtimeFace, RealtimeSession
 
 log = logging.getLogger(__name__)
-
-_E = TypeVar("_E", bound=BaseException)
 
 
 class AttachedSession:
@@ -70,15 +60,7 @@ class AttachedSession:
         self._gone(self, why)
 
 
-class _Goodbye(Exception):
-    """Raised to end the socket from the server's side. ``wire``: has the code and the reason of the close
-    frame."""
-
-    def __init__(self, wire: WireError) -> None:
-        self.wire = wire
-
-
-class RealtimeSocket:
+class RealtimeSocket(ClientSocket):
     """Serves one client on one WebSocket. The socket has a session of its own, for which this object is the
     `SessionConnection`, and those that the client attached, each with an `AttachedSession`. ``channel``: the
     connection. ``face`` opens and resumes sessions."""
@@ -86,28 +68,17 @@ class RealtimeSocket:
     def __init__(
         self, channel: Channel, face: RealtimeFace, client: ClientIdentity, limits: ClientLimits
     ) -> None:
-        self.outbox = Outbox(limits, channel.send_now)
-        self.client = client
-        self._channel = channel
+        super().__init__(channel, client, limits, Outbox(limits, channel.send_now))
         self._face = face
-        self._limits = limits
         self._own: RealtimeSession | None = None
         self._own_outbox = self._new_outbox()
         self._attached: dict[str, AttachedSession] = {}
         self._attaching = False
-        self._invalid = TokenBucket(limits.invalid_events, time.monotonic)
-        self._tasks: TaskGroup | None = None  # while the connection is served
-        self._parting: WireError | None = None
 
     @property
     def caller(self) -> TurnCaller:
         """The client for which the turns of its sessions run."""
         return self.client.caller
-
-    def leave(self, why: Exception | None = None) -> None:
-        """Begin to close the connection, with the wire code of ``why`` as the reason; None: the server goes
-        away. Returns at once, and `run` ends."""
-        self._part_with(wire_error(why or Draining()))
 
     def taken(self, why: GatewayError) -> None:
         """Called when the socket's own session is not on this socket any more: it has moved to another socket,
@@ -120,47 +91,26 @@ class RealtimeSocket:
         if own is not None and self._attached:
             self._tell_detached(own.live.id, why)
         else:
-            self._part_with(wire_error(why))
+            self.leave(why)
 
-    async def run(self) -> None:
-        """Serve the client until it has left or the server ends the connection. Opens the socket's own session
-        first, unless the client comes back to resume one. At the end all its sessions leave the socket.
-
-        Raises ``SlowReader`` if the client takes nothing for too long: the caller drops the connection.
-        """
-        dropped: SlowReader | None = None
-        try:
-            if not self.client.resume:
-                await self._begin()
-            async with TaskGroup() as tasks:
-                tasks.create_task(self._write())
-                self._tasks = tasks
-                if self._parting is not None:
-                    raise _Goodbye(self._parting)
-                await self._read()
-        except* ChannelClosed:
-            log.debug("a client left")
-        except* _Goodbye as goodbye:
-            await self._part(_first(goodbye).wire)
-        except* SlowReader as slow:
-            dropped = _first(slow)  # raised in here it would come out in a group, or not, by Python's version
-        finally:
-            self._tasks = None
-            self._let_go()
-            for attached in list(self._attached.values()):
-                self._dismiss(attached)
-        if dropped is not None:
-            raise dropped
-
-    async def _begin(self) -> None:
+    async def begin(self) -> None:
+        """Open the socket's own session, unless the client comes back to resume one."""
+        if self.client.resume:
+            return
         try:
             own = self._own = self._face.open(self, self.caller.owner, self.caller.salt)
         except SessionError as error:
             await self._turn_away(error)
-            raise _Goodbye(wire_error(error)) from None
+            raise SocketEnd(wire_error(error)) from None
         own.live.resumable = self.client.resumable
         self._own_outbox.session_id = own.live.id
         own.event_log.open_to(self._own_outbox)
+
+    def end(self) -> None:
+        """All sessions leave the socket."""
+        self._let_go()
+        for attached in list(self._attached.values()):
+            self._dismiss(attached)
 
     async def _turn_away(self, error: SessionError) -> None:
         """Send the `error` event that says why the client gets no session, as the only frame of this socket,
@@ -176,55 +126,15 @@ class RealtimeSocket:
         if own is not None:
             self._face.sessions.left(own.live, self)
 
-    def _part_with(self, wire: WireError) -> None:
-        if self._parting is not None:
-            return
-        self._parting = wire
-        if self._tasks is not None:
-            departing = self._depart(wire)
-            try:
-                self._tasks.create_task(departing)
-            except RuntimeError:  # the tasks end already
-                departing.close()
-
-    async def _depart(self, wire: WireError) -> None:
-        raise _Goodbye(wire)
-
-    async def _part(self, wire: WireError) -> None:
-        try:
-            async with asyncio.timeout(self._limits.close_seconds):
-                await self._channel.close(wire.close or 1000, wire.code)
-        except TimeoutError:
-            self._channel.drop()
-
-    async def _write(self) -> None:
-        while True:
-            frames = await self.outbox.take()
-            try:
-                async with asyncio.timeout(self._limits.stall_seconds):
-                    taken = await self._channel.send_some(frames)
-            except TimeoutError:
-                raise SlowReader(f"the client took nothing for {self._limits.stall_seconds:g} s") from None
-            self.outbox.left(taken)
-
     # --- the one way in -------------------------------------------------------------------------------------
 
-    async def _read(self) -> None:
-        """Read frames and serve them in order, until the connection ends. A frame that is no event is answered
-        by an `error`; too many of these end the socket."""
-        while True:
-            try:
-                event = codec.decode_client(await self._channel.receive(), self._limits.frame_bytes)
-            except FrameError as error:
-                if not self._invalid.spend():
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(self._limits.close_seconds):
-                            await self.outbox.emptied()
-                    raise _Goodbye(wire_error(TooManyInvalid())) from None
-                self._refuse(error)
-            else:
-                await self._take(event)
-            await self.outbox.room()
+    async def serve(self, frame: bytes | str) -> None:
+        """Serve one client event."""
+        await self._take(codec.decode_client(frame, self._limits.frame_bytes))
+
+    def refuse_frame(self, frame: bytes | str, error: FrameError) -> None:
+        """Send an `error` event."""
+        self._refuse(error)
 
     async def _take(self, event: ClientEvent) -> None:
         """Serve `session.resume`, `session.attach` and `session.detach` here; give every other event to its
@@ -354,10 +264,3 @@ def _alone(error: Exception, event_id: str | None = None) -> bytes:
     """An encoded `error` event for ``error`` that belongs to no session. ``event_id``: of the client event that
     was refused; None if it had none."""
     return codec.encode(ErrorEvent(event_id=new_id("event"), error=error_details(error, event_id)))
-
-
-def _first(group: BaseExceptionGroup[_E]) -> _E:
-    """The first exception in a group. The group must not hold other groups."""
-    first = group.exceptions[0]
-    assert not isinstance(first, BaseExceptionGroup)
-    return first

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,21 +26,15 @@ from ...sessions.turn.events import EndReason
 from ..access.auth import ClientIdentity
 from ..clients import Asked
 from ..errors import (
-    Draining,
     NothingToCancel,
-    SlowReader,
-    TooManyInvalid,
     TooManyLanes,
     TooManyRequests,
-    WireError,
     http_answer,
-    wire_error,
 )
+from ..live.client_socket import ClientSocket
 from ..live.session import log_refusal, spawn
-from ..net.channel import Channel, ChannelClosed
+from ..net.channel import Channel
 from ..net.outbox import Outbox
-from ..net.rates import TokenBucket
-from ..net.tasks import TaskGroup
 from .face import LocalResponses, ResponsesFace
 from .frames import LaneCancel, LaneCreate, LaneEvent, LaneSteer, decoded_event
 from .items import GivenItem, GivenMessage, KeptCall
@@ -61,14 +53,6 @@ REMEMBERED = 256
 that comes too late gets an error that says so."""
 
 _ENCODER = msgspec.json.Encoder()
-
-
-class _SocketEnd(Exception):
-    """Raised to end the connection from the server's side. ``wire``: has the code and the reason of the close
-    frame."""
-
-    def __init__(self, wire: WireError) -> None:
-        self.wire = wire
 
 
 @dataclass(slots=True)
@@ -91,15 +75,12 @@ class _Served:
     steers: list[_Steer] = field(default_factory=list)
 
 
-class ResponsesSocket:
+class ResponsesSocket(ClientSocket):
     """Serves one ``client`` of Responses on one WebSocket. ``channel``: the connection."""
 
     def __init__(self, channel: Channel, face: ResponsesFace, client: ClientIdentity) -> None:
-        self.outbox = Outbox(face.limits)
-        self.client = client
-        self._channel = channel
+        super().__init__(channel, client, face.limits, Outbox(face.limits))
         self._face = face
-        self._limits = face.limits
         self._local = LocalResponses()
         self._lanes: dict[str | None, deque[Asked[LaneCreate]]] = {}  # what waits, by lane
         self._works: dict[str | None, asyncio.Task[None]] = {}  # what serves each lane
@@ -109,79 +90,26 @@ class ResponsesSocket:
         self._ended: deque[str] = deque(maxlen=REMEMBERED)
         self._owed: dict[str, _Served] = {}  # those with steers that wait for tools' outputs, by response
         self._steer_events = 0
-        self._invalid = TokenBucket(face.limits.invalid_events, time.monotonic)
-        self._leaving: asyncio.Future[WireError] = asyncio.get_running_loop().create_future()
 
-    def leave(self, why: Exception | None = None) -> None:
-        """Begin to close the connection, with the wire code of ``why`` as the reason; None: the server goes
-        away. `run` ends then."""
-        if not self._leaving.done():
-            self._leaving.set_result(wire_error(why or Draining()))
+    async def begin(self) -> None:
+        """There is nothing to open: each request says what it continues."""
 
-    async def run(self) -> None:
-        """Serve the client until it has left or the server ends the connection. At the end its running
-        responses are cancelled.
-
-        Raises ``SlowReader`` if the client takes nothing for too long: the caller drops the connection.
-        """
-        slow: list[SlowReader] = []
-        try:
-            async with TaskGroup() as tasks:
-                tasks.create_task(self._write())
-                tasks.create_task(self._depart())
-                await self._read()
-        except* ChannelClosed:
-            log.debug("a client left")
-        except* _SocketEnd as goodbye:
-            await self._part(goodbye.exceptions[0])
-        except* SlowReader as dropped:
-            slow += [one for one in dropped.exceptions if isinstance(one, SlowReader)]
-        finally:
-            for task in (*self._works.values(), *self._others):
-                task.cancel()
-            for served in self._served.values():
-                served.running.forsake()
-                self._face.service.spawn(served.running.cancel())
-        if slow:
-            raise slow[0]
-
-    async def _depart(self) -> None:
-        raise _SocketEnd(await self._leaving)
-
-    async def _part(self, goodbye: BaseException) -> None:
-        assert isinstance(goodbye, _SocketEnd), "the group holds no groups"
-        try:
-            async with asyncio.timeout(self._limits.close_seconds):
-                await self._channel.close(goodbye.wire.close or 1000, goodbye.wire.code)
-        except TimeoutError:
-            self._channel.drop()
-
-    async def _write(self) -> None:
-        while True:
-            frames = await self.outbox.take()
-            try:
-                async with asyncio.timeout(self._limits.stall_seconds):
-                    taken = await self._channel.send_some(frames)
-            except TimeoutError:
-                raise SlowReader(f"the client took nothing for {self._limits.stall_seconds:g} s") from None
-            self.outbox.left(taken)
+    def end(self) -> None:
+        """The running responses are cancelled."""
+        for task in (*self._works.values(), *self._others):
+            task.cancel()
+        for served in self._served.values():
+            served.running.forsake()
+            self._face.service.spawn(served.running.cancel())
 
     # --- in -------------------------------------------------------------------------------------------------
 
-    async def _read(self) -> None:
-        """Read frames and serve their events in order, until the connection ends. A frame that is no event is
-        answered by an error; too many of these end the socket."""
-        while True:
-            frame = await self._channel.receive()
-            try:
-                asked = decoded_event(checked(frame, self._limits.frame_bytes))
-            except FrameError as error:
-                await self._refuse_frame(frame, error)
-            else:
-                self._take(asked)
-            await self.outbox.room()
+    async def serve(self, frame: bytes | str) -> None:
+        """Serve one client event."""
+        self._take(decoded_event(checked(frame, self._limits.frame_bytes)))
 
-    async def _refuse_frame(self, frame: bytes | str, error: FrameError) -> None:
+    def refuse_frame(self, frame: bytes | str, error: FrameError) -> None:
+        """Send an ``error`` event, in the lane that the frame names."""
         try:
             found = None if isinstance(error, FrameTooLarge) else msgspec.json.decode(frame)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -190,11 +118,6 @@ class ResponsesSocket:
         previous, lane = names.get("previous_response_id"), names.get("stream_id")
         self._local.evict(previous if isinstance(previous, str) else None)
         self._tell_error(error, lane if isinstance(lane, str) and len(lane) <= 128 else None)
-        if not self._invalid.spend():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._limits.close_seconds):
-                    await self.outbox.emptied()
-            raise _SocketEnd(wire_error(TooManyInvalid())) from None
 
     def _take(self, asked: Asked[LaneEvent]) -> None:
         match event := asked.body:
