@@ -60,7 +60,7 @@ FRAMES = [
     ({"type": "session.update", "session": {"model": "another"}}, "invalid_value"),
     ({"type": "session.update", "session": {"temperature": 2.1}}, "invalid_value"),
     ({"type": "session.update", "session": {"max_output_tokens": 2**31}}, "invalid_value"),
-    ({"type": "response.create", "response": {"top_p": 0}}, "invalid_value"),
+    ({"type": "response.create", "response": {"top_p": -0.1}}, "invalid_value"),
     ({"type": "session.update", "session": {"prompt": {"id": "pmpt_1"}}}, "unsupported_field"),
     ({"type": "session.update", "session": {"model": "gpt-realtime"}}, "invalid_value"),
     ({"type": "response.create", "response": {"max_output_tokens": 0}}, "invalid_value"),

@@ -304,7 +304,7 @@ async def test_options_and_commands_set_the_system_prompt_and_parameters(tmp_pat
             ("/set top_logprobs 5", "there is no parameter top_logprobs"),
             ("/fork 3", "/fork takes nothing behind it"),
             ("/set temperature high", 'temperature cannot be "high"; allowed: number (≥ 0, ≤ 2) or null'),
-            ("/set top_p 0", "top_p cannot be 0; allowed: number (> 0, ≤ 1) or null"),
+            ("/set top_p 2", "top_p cannot be 2; allowed: number (≥ 0, ≤ 1) or null"),
             ("/set max-tokens many", 'max_output_tokens cannot be "many"; allowed: integer (≥ 1, '),
             ("/set temperature", "temperature not set"),
             ('/set logit_bias {"1": 5}', 'logit_bias {"1": 5.0}'),

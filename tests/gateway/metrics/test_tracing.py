@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 
 from holdfast.gateway.app import build_app
 from holdfast.gateway.cli.serve import run
-from holdfast.gateway.errors import TracingUnavailable
+from holdfast.gateway.errors import OptionInvalid
 from holdfast.gateway.metrics import tracing
 from holdfast.gateway.metrics.tracing import TurnTracer
 from holdfast.gateway.service import Service
@@ -167,7 +167,7 @@ async def test_without_a_tracer_turns_run_without_spans(tmp_path: Path) -> None:
 def test_an_endpoint_that_is_no_url_and_a_missing_extra_are_refused_at_the_start(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(TracingUnavailable, match="'localhost:4318' is no URL"):
+    with pytest.raises(OptionInvalid, match="'localhost:4318' is no URL"):
         GatewaySettings(traces_endpoint="localhost:4318")
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.exporter", None)
     settings = GatewaySettings(port=0, traces_endpoint="http://localhost:4318")
