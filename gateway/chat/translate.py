@@ -8,19 +8,11 @@ from typing import Any
 
 from ...runtime.verbs import Grammar
 from ...sdk.errors import FieldInvalid, FieldMissing
-from ...sessions.conversation.items import (
-    FunctionCall,
-    FunctionCallOutput,
-    Item,
-    Message,
-    Preamble,
-    Role,
-    Tool,
-    new_id,
-)
+from ...sessions.conversation.items import Preamble, Tool
 from ...sessions.turn.request import RequestBounds, TurnRequest
 from ..live.requests import (
     CallChoice,
+    SentConversation,
     grammar_of,
     names_in,
     renaming,
@@ -95,45 +87,30 @@ def transcript_of(messages: Sequence[frames.ChatMessage], tools: tuple[Tool, ...
         offset = 1
     else:
         offset = 0
-    items: list[Item] = []
-    open_calls: set[str] = set()
+    made = SentConversation()
     for at, message in enumerate(messages, offset):
         match message:
             case frames.ToolMessage(tool_call_id=call_id, content=content):
-                if call_id not in open_calls:
-                    told = f"No call {call_id!r} before this message waits for an output"
-                    raise FieldInvalid(told, f"messages[{at}].tool_call_id")
-                open_calls.discard(call_id)
-                items.append(FunctionCallOutput(id=new_id("item"), call_id=call_id, output=text_of(content)))
+                made.output(call_id, text_of(content), f"messages[{at}].tool_call_id")
             case frames.AssistantMessage():
-                for item in assistant_items(message, at):
-                    items.append(item)
-                    if isinstance(item, FunctionCall):
-                        open_calls.add(item.call_id)
+                _add_reply(made, message, f"messages[{at}].content")
             case frames.UserMessage(content=content):
-                items.append(_message("user", text_of(content)))
+                made.message("user", text_of(content))
             case frames.SystemMessage(content=content) | frames.DeveloperMessage(content=content):
-                items.append(_message("system", text_of(content)))
-    return Transcript(Preamble(instructions=instructions, tools=tools), tuple(items))
+                made.message("system", text_of(content))
+    return Transcript(Preamble(instructions=instructions, tools=tools), tuple(made.items))
 
 
-def assistant_items(message: frames.AssistantMessage, at: int) -> list[Item]:
-    """The items of a message of the model: its text, then its calls. ``at``: the message's index in the body,
-    for errors. Raises ``FieldMissing`` if it has neither."""
-    items: list[Item] = []
+def _add_reply(made: SentConversation, message: frames.AssistantMessage, param: str) -> None:
+    """Add the items of a message of the model: its text, then its calls. Raises ``FieldMissing`` if it has
+    neither; ``param``: the field for that."""
     text = text_of(message.content) if message.content else message.refusal or ""
-    if text:
-        items.append(_message("assistant", text))
+    if not message.tool_calls and not text and message.content is None:
+        raise FieldMissing(f"Missing required parameter: '{param}'", param)
+    if text or not message.tool_calls:
+        made.message("assistant", text)
     for call in message.tool_calls or ():
-        name, arguments = call.function.name, call.function.arguments
-        items.append(FunctionCall(id=new_id("item"), call_id=call.id, name=name, arguments=arguments))
-    if not items and message.content is None:
-        raise FieldMissing(f"Missing required parameter: 'messages[{at}].content'", f"messages[{at}].content")
-    return items or [_message("assistant", "")]
-
-
-def _message(role: Role, text: str) -> Message:
-    return Message(id=new_id("item"), role=role, text=text)
+        made.call(call.id, call.function.name, call.function.arguments)
 
 
 def text_of(content: frames.Parts) -> str:

@@ -2,7 +2,7 @@
 
 Two tasks serve it: one reads frames and serves them in order, one writes what is in the outbox. A client that
 takes nothing for ``stall_seconds`` is dropped; one that sends too many frames that are no events is sent
-away. """
+away."""
 
 from __future__ import annotations
 

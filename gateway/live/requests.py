@@ -18,9 +18,10 @@ import msgspec
 from msgspec import UNSET
 
 from ...runtime.verbs import Grammar, GrammarKind
+from ...sdk.errors import FieldInvalid
 from ...sdk.frames import formats
 from ...sdk.frames.sampling import SamplingFields
-from ...sessions.conversation.items import Tool
+from ...sessions.conversation.items import FunctionCall, FunctionCallOutput, Item, Message, Role, Tool, new_id
 from ...sessions.errors import GrammarInvalid, RequestInvalid
 from ...sessions.tools.grammar import checked_grammar, json_format
 
@@ -64,6 +65,33 @@ def _renamed(path: str, names: Mapping[str, str]) -> str:
     begins = re.match(r"\w*", path)
     first = "" if begins is None else begins[0]
     return names.get(first, first) + path[len(first) :]
+
+
+class SentConversation:
+    """The items of a conversation that a request brings, in order. ``items``: so far."""
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        self._open: set[str] = set()  # ids of calls that wait for an output
+
+    def message(self, role: Role, text: str) -> None:
+        """Add a message."""
+        self.items.append(Message(id=new_id("item"), role=role, text=text))
+
+    def call(self, call_id: str, name: str, arguments: str) -> None:
+        """Add a tool call of the model."""
+        self._open.add(call_id)
+        self.items.append(FunctionCall(id=new_id("item"), call_id=call_id, name=name, arguments=arguments))
+
+    def output(self, call_id: str, output: str, param: str) -> None:
+        """Add the output of a tool. ``param``: the field that names its call. Raises ``FieldInvalid`` if no
+        call before it waits for one."""
+        if call_id not in self._open:
+            raise FieldInvalid(
+                f"No tool call with the id {call_id!r} before this output waits for one", param
+            )
+        self._open.discard(call_id)
+        self.items.append(FunctionCallOutput(id=new_id("item"), call_id=call_id, output=output))
 
 
 # --- tools --------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -11,18 +11,14 @@ from ...runtime.verbs import Grammar
 from ...sdk.errors import FieldInvalid, FieldUnsupported
 from ...sdk.frames.formats import MAX_DEPTH, too_deep
 from ...sessions.conversation.items import (
-    FunctionCall,
-    FunctionCallOutput,
-    Item,
     Message,
     Preamble,
     Role,
-    new_id,
 )
 from ...sessions.errors import GrammarInvalid
 from ...sessions.tools.grammar import json_format
 from ...sessions.turn.request import RequestBounds, TurnRequest
-from ..live.requests import CallChoice, names_in, renaming, sampling_of, tools_of
+from ..live.requests import CallChoice, SentConversation, names_in, renaming, sampling_of, tools_of
 from ..live.sessions import Transcript
 from ..live.transcripts import Ask
 from . import frames
@@ -93,14 +89,13 @@ def transcript_of(body: frames.MessagesRequest | frames.CountRequest) -> Transcr
     """The conversation of a body. A last message of the assistant is left out, because the reply continues it
     (`begun`). Raises ``FieldInvalid`` for a message without content, a block in a message of the wrong role, or
     an output without a call before it."""
-    items: list[Item] = []
-    open_calls: set[str] = set()
+    made = SentConversation()
     last = len(body.messages) - isinstance(body.messages[-1], frames.FromAssistant)
     for at, message in enumerate(body.messages[:last]):
-        items += _items(message, f"messages[{at}].content", open_calls)
+        _add(made, message, f"messages[{at}].content")
     instructions = "" if body.system is None else text_of(body.system)
     preamble = Preamble(instructions=instructions, tools=tools_of(body.tools))
-    return Transcript(preamble, tuple(items))
+    return Transcript(preamble, tuple(made.items))
 
 
 def begun(body: frames.MessagesRequest | frames.CountRequest) -> str:
@@ -114,9 +109,10 @@ def begun(body: frames.MessagesRequest | frames.CountRequest) -> str:
     at, message = len(body.messages) - 1, body.messages[-1]
     if not isinstance(message, frames.FromAssistant):
         return ""
-    items = list(_items(message, f"messages[{at}].content", set()))
-    text = "".join(item.text for item in items if isinstance(item, Message))
-    if not all(isinstance(item, Message) for item in items):
+    made = SentConversation()
+    _add(made, message, f"messages[{at}].content")
+    text = "".join(item.text for item in made.items if isinstance(item, Message))
+    if not all(isinstance(item, Message) for item in made.items):
         raise FieldInvalid("The last message calls tools, and no output follows", f"messages[{at}].content")
     if text != text.rstrip():
         told = "The assistant's last message, which the reply continues, may not end with white space"
@@ -128,45 +124,40 @@ def begun(body: frames.MessagesRequest | frames.CountRequest) -> str:
     return text
 
 
-def _items(message: frames.AnyMessage, path: str, open_calls: set[str]) -> Iterator[Item]:
-    """The items of one message, in order: one for each stretch of text, each tool call and each output.
-    ``path``: where its content is in the body, for errors. ``open_calls``: the ids of the calls before it that
-    wait for an output; it adds and removes ids. Raises ``FieldInvalid``."""
-    content = message.content
-    if not content and not isinstance(message, frames.FromAssistant):
+def _add(made: SentConversation, message: frames.AnyMessage, path: str) -> None:
+    """Add the items of one message, in order: one for each stretch of text, each tool call and each output.
+    ``path``: where its content is in the body, for errors. Raises ``FieldInvalid``."""
+    content, role = message.content, _role(message)
+    if not content and role != "assistant":
         raise FieldInvalid("A message must have content", path)
-    if isinstance(content, str):
-        if content:
-            yield _message(_role(message), content)
-        return
+    blocks = [frames.TextBlock(text=content)] if isinstance(content, str) else content
     text: list[str] = []
-    for at, block in enumerate(content):
-        if isinstance(block, frames.TextBlock):
-            text.append(block.text)
-            continue
-        if isinstance(block, frames.ThinkingBlock | frames.RedactedThinkingBlock):
-            if not isinstance(message, frames.FromAssistant):
-                raise FieldInvalid("Only messages of the assistant have thinking", f"{path}[{at}].type")
-            continue
+
+    def end_text() -> None:
         if any(text):
-            yield _message(_role(message), "".join(text))
+            made.message(role, "".join(text))
         text.clear()
-        if isinstance(block, frames.ToolUseBlock):
-            if not isinstance(message, frames.FromAssistant):
-                raise FieldInvalid("Only messages of the assistant have tool calls", f"{path}[{at}].type")
-            open_calls.add(block.id)
-            arguments = _arguments(block.input, f"{path}[{at}].input")
-            yield FunctionCall(id=new_id("item"), call_id=block.id, name=block.name, arguments=arguments)
-        else:
-            if not isinstance(message, frames.FromUser):
-                raise FieldInvalid("Only messages of the user have outputs of tools", f"{path}[{at}].type")
-            if block.tool_use_id not in open_calls:
-                told = f"No call {block.tool_use_id!r} before this message waits for an output"
-                raise FieldInvalid(told, f"{path}[{at}].tool_use_id")
-            open_calls.discard(block.tool_use_id)
-            yield FunctionCallOutput(id=new_id("item"), call_id=block.tool_use_id, output=output_of(block))
-    if any(text):
-        yield _message(_role(message), "".join(text))
+
+    for at, block in enumerate(blocks):
+        match block:
+            case frames.TextBlock():
+                text.append(block.text)
+            case frames.ThinkingBlock() | frames.RedactedThinkingBlock():
+                if role != "assistant":
+                    raise FieldInvalid("Only messages of the assistant have thinking", f"{path}[{at}].type")
+            case frames.ToolUseBlock():
+                if role != "assistant":
+                    raise FieldInvalid("Only messages of the assistant have tool calls", f"{path}[{at}].type")
+                end_text()
+                made.call(block.id, block.name, _arguments(block.input, f"{path}[{at}].input"))
+            case frames.ToolResultBlock():
+                if role != "user":
+                    raise FieldInvalid(
+                        "Only messages of the user have outputs of tools", f"{path}[{at}].type"
+                    )
+                end_text()
+                made.output(block.tool_use_id, output_of(block), f"{path}[{at}].tool_use_id")
+    end_text()
 
 
 def _role(message: frames.AnyMessage) -> Role:
@@ -192,10 +183,6 @@ def _arguments(given: msgspec.Raw, path: str) -> str:
     if too_deep(value):
         raise FieldInvalid(f"A call's input nests deeper than {MAX_DEPTH} levels", path)
     return text.decode()
-
-
-def _message(role: Role, text: str) -> Message:
-    return Message(id=new_id("item"), role=role, text=text)
 
 
 def text_of(content: frames.Text) -> str:

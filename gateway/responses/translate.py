@@ -14,18 +14,14 @@ from msgspec import UNSET
 from ...sdk.errors import FieldInvalid, FieldMissing
 from ...sdk.frames.formats import AnyText
 from ...sessions.conversation.items import (
-    FunctionCall,
-    FunctionCallOutput,
-    Item,
     Message,
     Preamble,
-    Role,
     Tool,
     new_id,
 )
 from ...sessions.turn.request import RequestBounds, Truncation, TurnRequest
 from ..clients import Asked
-from ..live.requests import CallChoice, grammar_of, sampling_of
+from ..live.requests import CallChoice, SentConversation, grammar_of, sampling_of
 from ..live.sessions import Transcript, cache_key
 from ..live.transcripts import Ask
 from . import frames
@@ -182,28 +178,20 @@ def transcript_of(
     first, begin = items[0] if items else None, 0
     if not instructions and isinstance(first, KeptMessage) and first.role in ("system", "developer"):
         instructions, begin = first.text, 1
-    told: list[Item] = []
-    open_calls: set[str] = set()
+    made = SentConversation()
     for at, item in enumerate(items[begin:], begin - (given or 0)):
         match item:
             case KeptMessage(role=role):
-                plain: Role = "system" if role == "developer" else role
-                told.append(Message(id=new_id("item"), role=plain, text=item.text))
-            case KeptCall(call_id=call_id, called=name, arguments=arguments):
-                open_calls.add(call_id)
-                told.append(FunctionCall(id=new_id("item"), call_id=call_id, name=name, arguments=arguments))
+                made.message("system" if role == "developer" else role, item.text)
+            case KeptCall():
+                made.call(item.call_id, item.called, item.arguments)
             case KeptOutput(call_id=call_id, output=output):
-                if call_id not in open_calls:
-                    text = f"No tool call found for function call output with call_id {call_id!r}"
-                    raise FieldInvalid(text, f"input[{at}].call_id")
-                open_calls.discard(call_id)
-                told.append(FunctionCallOutput(id=new_id("item"), call_id=call_id, output=output))
+                made.output(call_id, output, f"input[{at}].call_id")
             case KeptCompaction(encrypted_content=content):
-                text = SUMMARY_HEADING + (summary_of(content) or "")
-                told.append(Message(id=new_id("item"), role="user", text=text))
+                made.message("user", SUMMARY_HEADING + (summary_of(content) or ""))
             case KeptReasoning():
                 continue
-    return Transcript(Preamble(instructions=instructions or "", tools=tools), tuple(told))
+    return Transcript(Preamble(instructions=instructions or "", tools=tools), tuple(made.items))
 
 
 def named_by(body: frames.CreateBody, transcript: Transcript, response_id: str) -> Transcript:

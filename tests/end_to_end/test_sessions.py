@@ -160,7 +160,8 @@ async def test_too_much_said_is_taken_back_and_the_session_is_unharmed(client: C
 
 
 @pytest.mark.parametrize(
-    "fields", [{"temperature": 2.01}, {"temperature": -1}, {"top_p": -0.1}, {"top_k": -1}, {"stop": ["x"] * 17}]
+    "fields",
+    [{"temperature": 2.01}, {"temperature": -1}, {"top_p": -0.1}, {"top_k": -1}, {"stop": ["x"] * 17}],
 )
 async def test_sampling_out_of_bounds_is_refused_here_and_there(client: Client, fields: dict) -> None:
     async with client.session() as chat:
