@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -24,6 +24,8 @@ from ...sdk.frames.sampling import SamplingFields
 from ...sessions.conversation.items import FunctionCall, FunctionCallOutput, Item, Message, Role, Tool, new_id
 from ...sessions.errors import GrammarInvalid, RequestInvalid
 from ...sessions.tools.grammar import checked_grammar, json_format
+
+T = TypeVar("T")
 
 
 def sampling_of(body: object, names: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
@@ -65,6 +67,16 @@ def _renamed(path: str, names: Mapping[str, str]) -> str:
     begins = re.match(r"\w*", path)
     first = "" if begins is None else begins[0]
     return names.get(first, first) + path[len(first) :]
+
+
+def query_of(given: Mapping[str, str], form: type[T]) -> T:
+    """The parameters of a URL as a struct. Raises ``FieldInvalid``."""
+    try:
+        return msgspec.convert(dict(given), form, strict=False)
+    except msgspec.ValidationError as error:
+        told = str(error)
+        param = told.rpartition("$.")[2][:-1]
+        raise FieldInvalid(f"The URL's parameters are not valid: {told}", param) from None
 
 
 class SentConversation:

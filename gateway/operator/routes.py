@@ -3,25 +3,23 @@ machine."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from ...kvstore.log_lines import logging_with
-from ...sdk.errors import FieldInvalid
 from ...sdk.frames.exported import JSON_LINES, ExportEntry, ExportHeader
 from ..access.auth import OPERATOR_PATH, Endpoint, key_of, refusing, written_digest
 from ..documents.rows import RouteRow
+from ..live.requests import query_of
 from ..net.bodies import json_answer
 from ..service import Service
 from .directory import SessionDirectory
 from .frames import DeletedSession, ListedSession, SessionPage, SessionsQuery, ShownQuery, ShownSession
 
-Query = TypeVar("Query", bound=msgspec.Struct)
 SESSIONS = f"{OPERATOR_PATH}sessions"
 SHOWN = len("blake2b:") + 8
 """So many characters of the digest of an operator's key name it in log lines."""
@@ -53,11 +51,11 @@ def operator_routes(service: Service) -> list[Route]:
     directory = SessionDirectory(service)
 
     async def page(request: Request) -> Response:
-        query = _query(request.query_params, SessionsQuery)
+        query = query_of(request.query_params, SessionsQuery)
         return json_answer(await directory.page(query.limit, query.after, query.tenant))
 
     async def shown(request: Request) -> Response:
-        query = _query(request.query_params, ShownQuery)
+        query = query_of(request.query_params, ShownQuery)
         return json_answer(await directory.shown(request.path_params["session_id"], query.items))
 
     async def exported(request: Request) -> Response:
@@ -88,14 +86,3 @@ def operator_routes(service: Service) -> list[Route]:
         Route(row.path, refusing(loaded(serve)), methods=[row.method])
         for row, serve in zip(ROWS, served, strict=True)
     ]
-
-
-def _query(given: Mapping[str, str], form: type[Query]) -> Query:
-    """The URL's parameters as a struct. Raises ``FieldInvalid``."""
-    try:
-        return msgspec.convert(dict(given), form, strict=False)
-    except msgspec.ValidationError as error:
-        told = str(error)
-        raise FieldInvalid(
-            f"The URL's parameters are not valid: {told}", told.rpartition("$.")[2][:-1]
-        ) from None

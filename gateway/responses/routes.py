@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -17,9 +18,10 @@ from starlette.websockets import WebSocket
 from ...kvstore.slices import sliced
 from ...sdk.errors import FieldInvalid
 from ...sessions.errors import TurnFailed
-from ..access.auth import Endpoint, caller_of, identity_of, refusal, refusing
+from ..access.auth import Endpoint, TurnCaller, caller_of, identity_of, refusal, refusing
 from ..clients import Asked
 from ..documents.rows import RouteRow, SocketRow
+from ..live.requests import query_of
 from ..net.bodies import DONE, EventStream, json_answer, while_connected
 from ..net.channel import SERVE, SocketChannel
 from ..service import Service
@@ -157,40 +159,118 @@ SOCKET = SocketRow(
 """The WebSocket, for the AsyncAPI document."""
 
 
-def responses_routes(service: Service) -> list[BaseRoute]:
-    """Make the routes of `ROWS`, and the WebSocket route ``/v1/responses``."""
-    face = ResponsesFace(service)
-    responses, conversations = _Responses(face), _Conversations(face)
-    served: Sequence[Endpoint] = (
-        responses.create,
-        responses.compact,
-        responses.count,
-        responses.retrieve,
-        responses.delete,
-        responses.cancel,
-        responses.input_items,
-        conversations.create,
-        conversations.retrieve,
-        conversations.change,
-        conversations.delete,
-        conversations.items,
-        conversations.add,
-        conversations.item,
-        conversations.remove,
-    )
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A request to a route that answers with one object. ``ids``: those in the path; ``query``: the URL's
+    parameters; ``body``: decoded, with the tools that were left out; each None if the route has none."""
 
-    def loaded(serve: Endpoint) -> Endpoint:
+    client: TurnCaller
+    ids: Mapping[str, str]
+    query: Any
+    body: Any
+
+    @property
+    def id(self) -> str:
+        """The id of the response or conversation that the path names."""
+        return next(iter(self.ids.values()))
+
+
+class _Objects:
+    """The routes that answer with one object."""
+
+    def __init__(self, face: ResponsesFace) -> None:
+        self._face = face
+        self.served: dict[tuple[str, str], Callable[[_Call], Awaitable[object]]] = {
+            ("POST", f"{RESPONSES}/compact"): lambda call: face.compact(call.client, call.body),
+            ("POST", f"{RESPONSES}/input_tokens"): lambda call: face.count(call.client, call.body),
+            ("DELETE", _ONE): self._delete,
+            ("POST", f"{_ONE}/cancel"): self._cancel,
+            ("GET", f"{_ONE}/input_items"): self._input_items,
+            ("POST", CONVERSATIONS): lambda call: face.make_conversation(call.client, call.body),
+            ("GET", _KEPT): self._conversation,
+            ("POST", _KEPT): lambda call: face.change_conversation(call.client, call.id, call.body),
+            ("DELETE", _KEPT): self._delete_conversation,
+            ("GET", f"{_KEPT}/items"): self._items,
+            ("POST", f"{_KEPT}/items"): self._add,
+            ("GET", f"{_KEPT}/items/{{item_id}}"): self._item,
+            ("DELETE", f"{_KEPT}/items/{{item_id}}"): lambda call: face.remove_item(
+                call.client, call.id, call.ids["item_id"]
+            ),
+        }
+
+    def endpoint(self, row: RouteRow) -> Endpoint:
+        """What serves the route of a row."""
+        serve, form = self.served[row.method, row.path], row.request
+
         async def endpoint(request: Request) -> Response:
-            await service.loaded()  # what is stored is known from then on
-            return await serve(request)
+            asked = None if form is None else await _asked(self._face, request, form)
+            query = None if row.query is None else query_of(request.query_params, row.query)
+            body = None if asked is None else asked.body
+            told = await serve(_Call(caller_of(request.scope), request.path_params, query, body))
+            return json_answer(told, headers=None if asked is None else asked.headers)
 
         return endpoint
 
-    asks = {responses.create, responses.compact, responses.count}  # they check the body before they wait
-    routes = [
-        Route(row.path, refusing(serve if serve in asks else loaded(serve)), methods=[row.method])
-        for row, serve in zip(ROWS, served, strict=True)
-    ]
+    async def _delete(self, call: _Call) -> object:
+        await self._face.delete(call.client, call.id)
+        return DeletionResult(id=call.id, object="response")
+
+    async def _cancel(self, call: _Call) -> object:
+        """End a running response, and answer when it has ended. One that had ended before stays as it is."""
+        running = self._face.running(call.client, call.id)
+        if running is not None and running.response.store:
+            await running.cancel()
+        return await self._face.retrieve(call.client, call.id)
+
+    async def _input_items(self, call: _Call) -> object:
+        return page_of(await self._face.input_items(call.client, call.id), call.query)
+
+    async def _conversation(self, call: _Call) -> object:
+        return notes.conversation_in(await self._face.conversation(call.client, call.id))
+
+    async def _delete_conversation(self, call: _Call) -> object:
+        await self._face.delete_conversation(call.client, call.id)
+        return DeletionResult(id=call.id, object="conversation.deleted")
+
+    async def _listed(self, call: _Call) -> list[KeptItem]:
+        kept = await self._face.conversation(call.client, call.id)
+        return await self._face.items(call.client, kept.notes)
+
+    async def _items(self, call: _Call) -> object:
+        return page_of(await self._listed(call), call.query)
+
+    async def _add(self, call: _Call) -> object:
+        added = await self._face.add_items(call.client, call.id, call.body.items)
+        return ItemPage(data=added, first_id=added[0].id, last_id=added[-1].id, has_more=False)
+
+    async def _item(self, call: _Call) -> object:
+        return item_in(await self._listed(call), call.ids["item_id"])
+
+
+def responses_routes(service: Service) -> list[BaseRoute]:
+    """Make the routes of `ROWS`, and the WebSocket route ``/v1/responses``."""
+    face = ResponsesFace(service)
+    responses, objects = _Responses(face), _Objects(face)
+    own: dict[tuple[str, str], Endpoint] = {
+        ("POST", RESPONSES): responses.create,
+        ("GET", _ONE): responses.retrieve,
+    }
+
+    def endpoint(row: RouteRow) -> Endpoint:
+        serve = own.get((row.method, row.path)) or objects.endpoint(row)
+
+        async def loaded(request: Request) -> Response:
+            await service.loaded()  # what is stored is known from then on
+            return await serve(request)
+
+        waits = row.request not in (
+            frames.CREATE,
+            frames.COMPACT,
+            frames.COUNT,
+        )  # these check the body before
+        return loaded if waits else serve
+
+    routes = [Route(row.path, refusing(endpoint(row)), methods=[row.method]) for row in ROWS]
     return [WebSocketRoute(RESPONSES, responses.socket), *routes]
 
 
@@ -252,103 +332,16 @@ class _Responses:
         """Serve ``GET /v1/responses/{id}``: answer with the response, or with its events from a number on."""
         face, client = self._face, caller_of(request.scope)
         response_id = request.path_params["response_id"]
-        if not _flag(request.query_params, "stream"):
-            _number(request.query_params, "starting_after", -1, -1, LATEST)
+        query = query_of(request.query_params, ReadParameters)
+        if not query.stream:
             return json_answer(await face.retrieve(client, response_id))
-        begin = 1 + _number(request.query_params, "starting_after", -1, -1, LATEST)
+        begin = 1 + query.starting_after
         running = face.running(client, response_id)
         if running is not None and running.response.store:
             events = _sent(running.events(begin))
         else:
             events = _sent(_slices(await face.retold(client, response_id, begin)))
         return EventStream(events, face.limits.quiet_seconds)
-
-    async def delete(self, request: Request) -> Response:
-        """Serve ``DELETE /v1/responses/{id}``: forget the response."""
-        response_id = request.path_params["response_id"]
-        await self._face.delete(caller_of(request.scope), response_id)
-        return json_answer(DeletionResult(id=response_id, object="response"))
-
-    async def cancel(self, request: Request) -> Response:
-        """Serve ``POST /v1/responses/{id}/cancel``: end a running response and answer when it has ended. A
-        response that had ended before stays as it is."""
-        face, client = self._face, caller_of(request.scope)
-        response_id = request.path_params["response_id"]
-        running = face.running(client, response_id)
-        if running is not None and running.response.store:
-            await running.cancel()
-        return json_answer(await face.retrieve(client, response_id))
-
-    async def input_items(self, request: Request) -> Response:
-        """Serve ``GET /v1/responses/{id}/input_items``: answer with a page of the items from which the response
-        was written."""
-        items = await self._face.input_items(caller_of(request.scope), request.path_params["response_id"])
-        return json_answer(page_of(items, request.query_params))
-
-    async def compact(self, request: Request) -> Response:
-        """Serve ``POST /v1/responses/compact``: answer with a summary in place of a conversation."""
-        asked = await _asked(self._face, request, frames.COMPACT)
-        return json_answer(await self._face.compact(caller_of(request.scope), asked.body))
-
-    async def count(self, request: Request) -> Response:
-        """Serve ``POST /v1/responses/input_tokens``: answer with the number of a prompt's tokens."""
-        asked = await _asked(self._face, request, frames.COUNT)
-        counted = await self._face.count(caller_of(request.scope), asked.body)
-        return json_answer(counted, headers=asked.headers)
-
-
-class _Conversations:
-    def __init__(self, face: ResponsesFace) -> None:
-        self._face = face
-
-    async def create(self, request: Request) -> Response:
-        """Serve ``POST /v1/conversations``: begin a conversation."""
-        body = (await _asked(self._face, request, frames.ConversationBody)).body
-        return json_answer(await self._face.make_conversation(caller_of(request.scope), body))
-
-    async def retrieve(self, request: Request) -> Response:
-        """Serve ``GET /v1/conversations/{id}``: answer with the conversation's time and metadata."""
-        kept = await self._face.conversation(caller_of(request.scope), request.path_params["conversation_id"])
-        return json_answer(notes.conversation_in(kept))
-
-    async def change(self, request: Request) -> Response:
-        """Serve ``POST /v1/conversations/{id}``: replace the metadata."""
-        body = (await _asked(self._face, request, frames.ConversationChange)).body
-        name = request.path_params["conversation_id"]
-        return json_answer(await self._face.change_conversation(caller_of(request.scope), name, body))
-
-    async def delete(self, request: Request) -> Response:
-        """Serve ``DELETE /v1/conversations/{id}``: forget the conversation."""
-        name = request.path_params["conversation_id"]
-        await self._face.delete_conversation(caller_of(request.scope), name)
-        return json_answer(DeletionResult(id=name, object="conversation.deleted"))
-
-    async def items(self, request: Request) -> Response:
-        """Serve ``GET /v1/conversations/{id}/items``: answer with a page of the items."""
-        client = caller_of(request.scope)
-        kept = await self._face.conversation(client, request.path_params["conversation_id"])
-        return json_answer(page_of(await self._face.items(client, kept.notes), request.query_params))
-
-    async def add(self, request: Request) -> Response:
-        """Serve ``POST /v1/conversations/{id}/items``: add items and answer with them."""
-        body = (await _asked(self._face, request, frames.ConversationItems)).body
-        name = request.path_params["conversation_id"]
-        added = await self._face.add_items(caller_of(request.scope), name, body.items)
-        return json_answer(ItemPage(data=added, first_id=added[0].id, last_id=added[-1].id, has_more=False))
-
-    async def item(self, request: Request) -> Response:
-        """Serve ``GET /v1/conversations/{id}/items/{item_id}``: answer with one item."""
-        client = caller_of(request.scope)
-        kept = await self._face.conversation(client, request.path_params["conversation_id"])
-        items = await self._face.items(client, kept.notes)
-        return json_answer(item_in(items, request.path_params["item_id"]))
-
-    async def remove(self, request: Request) -> Response:
-        """Serve ``DELETE /v1/conversations/{id}/items/{item_id}``: remove the item and answer with the
-        conversation."""
-        path = request.path_params
-        client = caller_of(request.scope)
-        return json_answer(await self._face.remove_item(client, path["conversation_id"], path["item_id"]))
 
 
 async def _asked(face: ResponsesFace, request: Request, form: type[T]) -> Asked[T]:
@@ -369,40 +362,14 @@ async def _slices(events: list[LoggedEvent]) -> AsyncIterator[list[LoggedEvent]]
         await asyncio.sleep(0)  # others have their turn
 
 
-def page_of(items: Sequence[KeptItem], query: Mapping[str, str]) -> ItemPage:
-    """The page of ``items`` that the URL's parameters ask for: ``limit``, ``order`` (``desc`` unless it is
-    ``asc``), and ``after``, the id of the item before the page. Raises ``FieldInvalid``."""
-    limit = _number(query, "limit", PAGE, 1, MOST)
-    order = query.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise FieldInvalid("`order` must be asc or desc", "order")
-    listed = list(items) if order == "asc" else list(reversed(items))
-    after = query.get("after")
-    if after is not None:
-        at = next((at for at, item in enumerate(listed) if item.id == after), None)
+def page_of(items: Sequence[KeptItem], query: PageParameters) -> ItemPage:
+    """The page of ``items`` that the URL's parameters ask for. Raises ``FieldInvalid``."""
+    listed = list(items) if query.order == "asc" else list(reversed(items))
+    if query.after is not None:
+        at = next((at for at, item in enumerate(listed) if item.id == query.after), None)
         if at is None:
-            raise FieldInvalid(f"`after`: no item has the id {after[:128]!r}", "after")
+            raise FieldInvalid(f"`after`: no item has the id {query.after[:128]!r}", "after")
         listed = listed[at + 1 :]
-    shown = listed[:limit]
+    shown = listed[: query.limit]
     first, last = (shown[0].id, shown[-1].id) if shown else ("", "")
-    return ItemPage(data=shown, first_id=first, last_id=last, has_more=len(listed) > limit)
-
-
-def _number(query: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
-    text = query.get(name)
-    if text is None:
-        return default
-    try:
-        number = int(text) if len(text) < 20 else most + 1
-    except ValueError:
-        raise FieldInvalid(f"`{name}` must be an integer", name) from None
-    if not least <= number <= most:
-        raise FieldInvalid(f"`{name}` must be from {least} to {most}", name)
-    return number
-
-
-def _flag(query: Mapping[str, str], name: str) -> bool:
-    text = query.get(name, "false").lower()
-    if text not in ("true", "false", "1", "0"):
-        raise FieldInvalid(f"`{name}` must be true or false", name)
-    return text in ("true", "1")
+    return ItemPage(data=shown, first_id=first, last_id=last, has_more=len(listed) > query.limit)
