@@ -19,7 +19,7 @@ from ...sdk.frames.client import ClientEvent, ClientFrame
 from ...sdk.frames.server import OwnFrame, ServerEvent, ServerFrame
 from .. import clients
 from ..access.quotas import CLIENT_QUOTAS, TENANT_QUOTAS, Quota, written
-from ..documents.schemas import fields_of, members_of, summary_of, tag_of, text_of
+from ..documents.schemas import description_of, fields_of, members_of, summary_of, tag_of, text_of
 from ..errors import TABLE, WireError
 from ..realtime import response
 from .type_words import in_words
@@ -193,10 +193,16 @@ def _quota_rows(quotas: tuple[Quota, ...]) -> Iterator[str]:
 
 
 def _table(fields: Any) -> Iterator[str]:
+    told = [(field, description_of(field.type)) for field in fields]
+    meaning = any(text for _, text in told)
     rows = [
-        f"| `{field.encode_name}` | {_cell(in_words(field.type))} | {_default(field)} |" for field in fields
+        f"| `{field.encode_name}` | {_cell(in_words(field.type))} | {_default(field)} |"
+        + (f" {_cell(text)} |" if meaning else "")
+        for field, text in told
     ]
-    if rows:
+    if meaning:
+        yield from ("| field | type | default | |", "|---|---|---|---|", *rows, "")
+    elif rows:
         yield from ("| field | type | default |", "|---|---|---|", *rows, "")
 
 

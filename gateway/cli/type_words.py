@@ -13,6 +13,8 @@ def in_words(kind: Any) -> str:
     match type(kind).__name__:
         case "UnionType":
             return " or ".join(in_words(inner) for inner in kind.types)
+        case "Metadata":
+            return in_words(kind.type)
         case "LiteralType":
             return " or ".join(f"`{msgspec.json.encode(value).decode()}`" for value in kind.values)
         case "ListType":

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, get_args
 
 import msgspec
-from msgspec.inspect import Field, StructType, type_info
+from msgspec.inspect import Field, Metadata, StructType, UnionType, type_info
 
 REFERENCE = "#/components/schemas/{name}"
 
@@ -52,6 +52,13 @@ def text_of(documented: Any) -> str:
 def summary_of(documented: Any) -> str:
     """The first paragraph of a type's docstring, in one line."""
     return " ".join(text_of(documented).split("\n\n")[0].split())
+
+
+def description_of(kind: Any) -> str:
+    """What the `Meta` of a type of `msgspec.inspect` says of it; "" if it says nothing."""
+    kinds = kind.types if isinstance(kind, UnionType) else (kind,)
+    told = (one.extra_json_schema or {} for one in kinds if isinstance(one, Metadata))
+    return next((str(one["description"]) for one in told if "description" in one), "")
 
 
 def parameters_of(query: type | None) -> list[tuple[str, bool, dict[str, Any], str]]:

@@ -17,20 +17,50 @@ from msgspec import UNSET, Meta, UnsetType
 MAX_STOPS = 16
 
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-MaxOutputTokens: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)] | Literal["inf"]
-Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+_MOST = 'The reply has no more tokens; "inf": as many as the context holds.'
+MaxOutputTokens: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1, description=_MOST)] | Literal["inf"]
 LogitBias: TypeAlias = Annotated[
-    dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)
+    dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]],
+    Meta(max_length=1024, description="By token id, a number that is added to its logit."),
 ]
 BadWord: TypeAlias = (
     Annotated[str, Meta(min_length=1, max_length=256)]
     | Annotated[list[TokenId], Meta(min_length=1, max_length=64)]
 )
-BadWords: TypeAlias = Annotated[list[BadWord], Meta(max_length=256)]
-Stop: TypeAlias = Annotated[
-    list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=MAX_STOPS)
+BadWords: TypeAlias = Annotated[
+    list[BadWord],
+    Meta(max_length=256, description="Texts, or lists of token ids, that never come whole in the reply."),
 ]
-StopTokenIds: TypeAlias = Annotated[list[TokenId], Meta(max_length=64)]
+Stop: TypeAlias = Annotated[
+    list[Annotated[str, Meta(min_length=1, max_length=256)]],
+    Meta(max_length=MAX_STOPS, description="Texts that end the reply, and are not delivered."),
+]
+StopTokenIds: TypeAlias = Annotated[
+    list[TokenId], Meta(max_length=64, description="Token ids that end the reply, and are not delivered.")
+]
+
+
+Temperature: TypeAlias = Annotated[float, Meta(ge=0, le=2, description="Divides the logits; 0 is greedy.")]
+_TOP_P = "Only the fewest of the most likely tokens that reach this probability; 0: one."
+TopP: TypeAlias = Annotated[float, Meta(ge=0, le=1, description=_TOP_P)]
+TopK: TypeAlias = Annotated[Count, Meta(description="Only so many of the most likely tokens; 0: all.")]
+_MIN_P = "Only tokens at least so many times as likely as the most likely one."
+MinP: TypeAlias = Annotated[float, Meta(ge=0, le=1, description=_MIN_P)]
+_TYPICAL_P = "Only the locally typical tokens of this mass; 1: all."
+TypicalP: TypeAlias = Annotated[float, Meta(gt=0, le=1, description=_TYPICAL_P)]
+_REPETITION = "For tokens of prompt and reply; 1: none."
+RepetitionPenalty: TypeAlias = Annotated[float, Meta(ge=0.01, le=100, description=_REPETITION)]
+_PRESENCE = "For each token that the reply has; 0: none."
+PresencePenalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2, description=_PRESENCE)]
+_FREQUENCY = "For each token of the reply, as often as it has it; 0: none."
+FrequencyPenalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2, description=_FREQUENCY)]
+_SEED = "Makes a reply repeatable: each draw depends on it and on the token's position alone."
+Seed: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1, description=_SEED)]
+_LEAST = "Nothing ends the reply before it has so many tokens."
+MinOutputTokens: TypeAlias = Annotated[Count, Meta(description=_LEAST)]
+_LOGPROBS = "Send each token's log probability, and those of so many of the most likely tokens in its place."
+TopLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=20, description=_LOGPROBS)]
 
 
 class SamplingFields(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -38,37 +68,25 @@ class SamplingFields(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     Null in a session restores the server's default; null in a response is the same as absent: the session's
     value counts.
 
-    `temperature` 0 is greedy. Tokens are filtered in this order: the `top_k` most likely (0: all), the fewest
-    of them that reach the probability `top_p` (0: one), those at least `min_p` times as likely as the most
-    likely, the locally typical ones of mass `typical_p`. `seed` makes a reply repeatable: each sample depends
-    on the seed and the token's position alone.
-
-    `repetition_penalty` (1: none) counts the tokens of prompt and reply, `presence_penalty` and
-    `frequency_penalty` (0: none) those of the reply. `logit_bias`: maps a token id to a number that is added to
-    its logit. `bad_words`: texts, or lists of token ids, that never come whole in the reply.
-
-    `max_output_tokens`: the reply has no more; "inf": as many as the context holds. `stop` strings and
-    `stop_token_ids` end the reply and are not delivered. Nothing ends it before `min_output_tokens`.
-    `top_logprobs`: send each token's log probability and those of so many of the most likely tokens in its
-    place (0: only its own; null, in a session: none).
+    Tokens are filtered in this order: `top_k`, `top_p`, `min_p`, `typical_p`.
     """
 
     max_output_tokens: MaxOutputTokens | UnsetType | None = UNSET
-    min_output_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | UnsetType | None = UNSET
-    temperature: Annotated[float, Meta(ge=0, le=2)] | UnsetType | None = UNSET
-    top_p: Annotated[float, Meta(ge=0, le=1)] | UnsetType | None = UNSET
-    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | UnsetType | None = UNSET
-    min_p: Annotated[float, Meta(ge=0, le=1)] | UnsetType | None = UNSET
-    typical_p: Annotated[float, Meta(gt=0, le=1)] | UnsetType | None = UNSET
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | UnsetType | None = UNSET
-    presence_penalty: Penalty | UnsetType | None = UNSET
-    frequency_penalty: Penalty | UnsetType | None = UNSET
+    min_output_tokens: MinOutputTokens | UnsetType | None = UNSET
+    temperature: Temperature | UnsetType | None = UNSET
+    top_p: TopP | UnsetType | None = UNSET
+    top_k: TopK | UnsetType | None = UNSET
+    min_p: MinP | UnsetType | None = UNSET
+    typical_p: TypicalP | UnsetType | None = UNSET
+    repetition_penalty: RepetitionPenalty | UnsetType | None = UNSET
+    presence_penalty: PresencePenalty | UnsetType | None = UNSET
+    frequency_penalty: FrequencyPenalty | UnsetType | None = UNSET
     logit_bias: LogitBias | UnsetType | None = UNSET
     bad_words: BadWords | UnsetType | None = UNSET
-    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | UnsetType | None = UNSET
+    seed: Seed | UnsetType | None = UNSET
     stop: Stop | UnsetType | None = UNSET
     stop_token_ids: StopTokenIds | UnsetType | None = UNSET
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | UnsetType | None = UNSET
+    top_logprobs: TopLogprobs | UnsetType | None = UNSET
 
 
 def sampling_fields(

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from msgspec.inspect import FloatType, IntType, UnionType, type_info
+from msgspec.inspect import FloatType, IntType, Metadata, UnionType, type_info
 
 from holdfast.gateway.chat import completions
 from holdfast.gateway.chat import frames as chat
@@ -71,7 +71,8 @@ def numbers() -> list[Any]:
     for one in msgspec.structs.fields(SamplingFields):
         info = type_info(one.type)
         kinds = info.types if isinstance(info, UnionType) else (info,)
-        number = next((kind for kind in kinds if isinstance(kind, IntType | FloatType)), None)
+        plain = (kind.type if isinstance(kind, Metadata) else kind for kind in kinds)
+        number = next((kind for kind in plain if isinstance(kind, IntType | FloatType)), None)
         if number is not None:
             found.append(pytest.param(one.name, number, id=one.name))
     assert len(found) == 12
