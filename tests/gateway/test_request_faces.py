@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import tracemalloc
@@ -184,7 +185,8 @@ async def test_no_stream_is_silent_for_long(face: str, begun: bool) -> None:
                 on.link.flow()
             return False
 
-        came = await exchange(on, path, body, told)
+        async with asyncio.timeout(20):
+            came = await exchange(on, path, body, told)
     assert stopped is not None and came[stopped:].count(ping) >= 4 and b'"error":{' not in came
     assert came.count(DELTAS[face]) > 10, "the reply went on"
 
