@@ -92,9 +92,7 @@ class ChatAnswer(OpenAIAnswer[ChatChunk]):
     ) -> Iterator[ChatChunk]:
         match part.kind:
             case PartKind.TEXT:
-                before = {one.item_id for one in reply.of(PartKind.TEXT) if one is not part}
-                further = len(part.pieces) == 1 and before and part.item_id not in before
-                delta = Delta(content="\n" + text if further else text)
+                delta = Delta(content=text if len(part.pieces) > 1 else reply.gap(part) + text)
                 yield self._chunk(ChunkChoice(index=reply.number, delta=delta, logprobs=self._scored(scores)))
             case PartKind.REASONING:
                 yield self._chunk(ChunkChoice(index=reply.number, delta=Delta(reasoning_content=text)))
@@ -130,13 +128,13 @@ class ChatAnswer(OpenAIAnswer[ChatChunk]):
     def _choice(self, reply: ReplyFold) -> Choice:
         texts, calls = reply.of(PartKind.TEXT), reply.of(PartKind.CALL)
         message = ToldMessage(
-            content="\n".join(reply.messages().values()) if texts or not calls else None,
+            content=reply.text if texts or not calls else None,
             tool_calls=[
                 ToldCall(id=call.call_id, function=ToldFunction(name=call.name, arguments=call.text))
                 for call in calls
             ]
             or UNSET,
-            reasoning_content="".join(part.text for part in reply.of(PartKind.REASONING)) or UNSET,
+            reasoning_content=reply.reasoning or UNSET,
         )
         return Choice(
             index=reply.number,

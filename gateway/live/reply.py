@@ -238,13 +238,21 @@ class ReplyFold:
             miss_reason=None if usage.miss_reason is None else usage.miss_reason.value,
         )
 
-    def messages(self) -> dict[str, str]:
-        """The text of each of its messages, by their items' ids. A message may have several parts: it goes on
-        behind reasoning."""
-        found: dict[str, str] = {}
-        for part in self.of(PartKind.TEXT):
-            found[part.item_id] = found.get(part.item_id, "") + part.text
-        return found
+    @property
+    def text(self) -> str:
+        """The text of all its messages as one, for protocols that have one: a line break stands between two."""
+        return "".join(self.gap(part) + part.text for part in self.of(PartKind.TEXT))
+
+    def gap(self, part: ReplyPart) -> str:
+        """What stands before a part of the text in `text`: a line break, where it begins a further message. A
+        message has several parts if it goes on behind reasoning."""
+        before = [one.item_id for one in self.parts[: self.parts.index(part)] if one.kind is PartKind.TEXT]
+        return "\n" if before and part.item_id not in before else ""
+
+    @property
+    def reasoning(self) -> str:
+        """All its reasoning."""
+        return "".join(part.text for part in self.of(PartKind.REASONING))
 
     def of(self, kind: PartKind) -> list[ReplyPart]:
         """Its parts of one kind."""

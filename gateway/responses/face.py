@@ -24,7 +24,6 @@ from ..access.auth import TurnCaller
 from ..answers import check
 from ..clients import Asked
 from ..errors import ConversationUnknown, PreviousResponseUnknown, ResponseUnknown
-from ..live.reply import PartKind
 from ..live.requests import tools_of
 from ..live.transcripts import Ask
 from ..service import Service
@@ -366,9 +365,8 @@ class ResponsesFace:
             await turn.whole()
         check(turn.replies)
         (reply,) = turn.replies
-        summary = "".join(part.text for part in reply.of(PartKind.TEXT))
         compaction = KeptCompaction(
-            id=item_id("cmp", result_id, len(given)), encrypted_content=compaction_of(summary)
+            id=item_id("cmp", result_id, len(given)), encrypted_content=compaction_of(reply.text)
         )
         return CompactionResult(
             id=result_id,
