@@ -7,17 +7,18 @@ are written by the template, as they were the first time. Knows nothing of files
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from .conversation.history import History
+from .conversation.history import ContextGap, History
 from .conversation.items import Item, Preamble
-from .conversation.tree import TurnReply
+from .conversation.tree import Segment, TurnReply
 from .errors import ItemInvalid, RequestInvalid
-from .journal.records import KeptGap, KeptReply, SessionSnapshot
-from .journal.replay import Replayed, replay
-from .token_ids import packed
+from .journal.records import SessionSnapshot
+from .journal.replay import Replayed, snapshot_of
+from .token_ids import ids_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,37 +87,26 @@ def imported(
     and ``RequestInvalid`` for a clock that is no date.
     """
     checked = History(preamble, max_items=max_items)
-    items: list[Item] = []
-    replies: list[KeptReply] = []
-    order: list[int] = []
-    ends: dict[str, int] = {}
-    left: dict[str, list[int]] = {}
+    segments: list[Segment] = []
+    ends: dict[str, Segment] = {}
+    left: dict[str, list[Segment]] = {}
     for number, entry in enumerate(entries):
         for item in entry.items:
             checked.insert(item)
         if entry.tokens and not 0 <= min(entry.tokens) <= max(entry.tokens) < vocabulary:
             raise ItemInvalid(f"The tokens of entry {number} are not all the model's", param="tokens")
-        begun = len(order)
-        if entry.tokens:
-            order.append(-1 - len(replies))
-            replies.append(KeptReply(items=entry.items, ids=packed(entry.tokens), ended=entry.ended))
-        else:
-            order += range(len(items), len(items) + len(entry.items))
-            items += entry.items
-        ends[entry.items[-1].id] = len(order) - 1
+        reply = TurnReply(entry.items, ids_of(entry.tokens), entry.ended)
+        added = [reply] if entry.tokens else entry.items
+        segments += added
+        ends[entry.items[-1].id] = added[-1]
         if entry.left_after is not None:
-            left.setdefault(entry.left_after, []).extend(range(begun, len(order)))
-    gaps = [KeptGap(entries=tuple(places), since=ends.get(after)) for after, places in left.items()]
-    gaps.sort(key=lambda gap: -1 if gap.since is None else gap.since)
-    snapshot = SessionSnapshot(
-        preamble=preamble,
-        rendered=preamble,
-        items=tuple(items),
-        replies=tuple(replies),
-        entries=tuple(order),
-        gaps=tuple(gaps),
-    )
-    return SessionStart(replay([snapshot], max_items=max_items).history, snapshot, _checked(clock))
+            left.setdefault(entry.left_after, []).extend(added)
+    order = {id(segment): place for place, segment in enumerate(segments)}
+    gaps = [ContextGap(ends.get(after), tuple(gone)) for after, gone in left.items()]
+    gaps.sort(key=lambda gap: order.get(id(gap.since), -1))
+    history = History(max_items=max_items)
+    history.restore(preamble, preamble, segments, None, gaps)
+    return SessionStart(history, snapshot_of(Replayed(history, deque())), _checked(clock))
 
 
 def _checked(clock: str) -> str:

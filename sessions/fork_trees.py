@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right, insort
-from collections.abc import Container, Iterable, Set
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from unicodedata import normalize
 
@@ -60,36 +60,17 @@ class ForkTree:
         self.open: set[str] = set()
         """Ids of the sessions in memory."""
         self.unopened: set[str] = set()
-        """Ids of the forks in memory that no client has opened yet."""
+        """Ids of the forks in memory that no client has opened yet. A tree may have only so many."""
         self.loading = asyncio.Lock()
-        """Held from `begin_load` to `load`: the journal is asked once."""
+        """Held while the journal is read for `load`: it is asked once."""
+        self.changed: set[str] | None = None
+        """Ids of the sessions that changed since the journal began to be read for `load`; None: it is not."""
         self._numbers: list[int] = []
         self._members: dict[int, Member] = {}
         self._places: dict[str, int] = {}
         self._names: dict[str, str] = {}
         self._past: dict[str, int] = {}  # numbers of removed sessions
-        self._changed: set[str] | None = None  # ids, since a load began
         self._loaded: float | None = None
-
-    def enter(self, number: int, record: SessionRecord) -> None:
-        """Called when a session of the tree is open now. ``number``: its number in the journal."""
-        self.add(number, record)
-        self.open.add(record.id)
-
-    def forked(self, session_id: str) -> None:
-        """Called when the session ``session_id``, now in memory, was made as a fork. It counts as unopened
-        until `client_opened`; a tree may have only so many unopened forks."""
-        self.unopened.add(session_id)
-
-    def client_opened(self, session_id: str) -> None:
-        """Called when a client has opened the session ``session_id``: if it is a fork, it is no longer an
-        unopened one."""
-        self.unopened.discard(session_id)
-
-    def leave(self, session_id: str) -> None:
-        """Called when a session is closed: it is no longer in memory, but stays in the tree until `drop`."""
-        self.unopened.discard(session_id)
-        self.open.discard(session_id)
 
     def add(self, number: int, record: SessionRecord) -> None:
         """Add a session with its number in the journal, or replace its record."""
@@ -116,18 +97,13 @@ class ForkTree:
         ``now``: seconds, by the clock of `load`."""
         return self._loaded is None or now - self._loaded > FRESH_SECONDS
 
-    def begin_load(self) -> None:
-        """Called when the journal begins to be read for `load`: changes of the tree from now on win over what
-        the journal answers."""
-        self._changed = set()
-
     def load(
         self, kept: Iterable[tuple[int, SessionRecord]], now: float, pruned: Container[str] = ()
     ) -> None:
         """Take in the journal's sessions, (number, record) each, but none that is open or in ``pruned``.
-        Sessions of the tree that are neither in ``kept`` nor open are removed. A session that changed since
-        `begin_load` stays as it is. ``now``: the time in seconds, for `stale`."""
-        changed, there = self._changed or set(), set()
+        Sessions of the tree that are neither in ``kept`` nor open are removed. A session that `changed`
+        meanwhile stays as it is. ``now``: the time in seconds, for `stale`."""
+        changed, there = self.changed or set(), set()
         for number, record in kept:
             there.add(record.id)
             if record.id not in changed and record.id not in self.open and record.id not in pruned:
@@ -135,12 +111,8 @@ class ForkTree:
         for session_id in list(self._places):
             if session_id not in there and session_id not in changed and session_id not in self.open:
                 self.drop(session_id)
-        self._changed = None
+        self.changed = None
         self._loaded = now
-
-    def number(self, session_id: str) -> int | None:
-        """A session's number in the journal; None if it is not in the tree."""
-        return self._places.get(session_id)
 
     def page(self, limit: int | None, after: str | None) -> Page:
         """At most ``limit`` sessions (None: all) behind the session with the id ``after``; `Member.open` is
@@ -169,7 +141,7 @@ class ForkTree:
     def check_pruned(self, target: str, asking: str) -> int:
         """Check that the session ``asking`` may prune the session ``target``. Returns the number of
         ``target`` in the journal. Raises ``MemberUnknown``, or ``PruneInvalid`` if the two are the same."""
-        number = self.number(target)
+        number = self._places.get(target)
         if number is None:
             raise MemberUnknown(f"This tree has no session {target!r}", param="session")
         if target == asking:
@@ -179,8 +151,8 @@ class ForkTree:
         return number
 
     def _note(self, session_id: str) -> None:
-        if self._changed is not None:
-            self._changed.add(session_id)
+        if self.changed is not None:
+            self.changed.add(session_id)
 
     def _put(self, number: int, record: SessionRecord) -> None:
         before = self._members.get(number)
@@ -199,12 +171,8 @@ class ForkTrees:
 
     def __init__(self) -> None:
         self._trees: dict[str, ForkTree] = {}  # by the id of the first session
-        self._pruned: set[str] = set()
-
-    @property
-    def pruned(self) -> Set[str]:
+        self.pruned: set[str] = set()
         """Ids of the sessions that are being forgotten. No handle opens them."""
-        return self._pruned
 
     def of(self, record: SessionRecord) -> ForkTree:
         """The tree of an open session, as far as it is known."""
@@ -216,12 +184,15 @@ class ForkTrees:
 
     def enter(self, number: int, record: SessionRecord) -> None:
         """Called when a session is open now: it enters its tree. ``number``: its number in the journal."""
-        self._trees.setdefault(root_of(record), ForkTree()).enter(number, record)
+        tree = self._trees.setdefault(root_of(record), ForkTree())
+        tree.add(number, record)
+        tree.open.add(record.id)
 
     def leave(self, record: SessionRecord, *, kept: bool) -> None:
         """Called when a session is closed. ``kept``: the journal has it, so it stays in its tree."""
         tree = self.of(record)
-        tree.leave(record.id)
+        tree.unopened.discard(record.id)
+        tree.open.discard(record.id)
         if not kept:
             tree.drop(record.id)
         if not tree.open:
@@ -229,10 +200,6 @@ class ForkTrees:
 
     def begin_pruning(self, tree: ForkTree | None, target: str) -> None:
         """Take the session ``target`` out of its ``tree``; None: none of its sessions is open."""
-        self._pruned.add(target)
+        self.pruned.add(target)
         if tree is not None:
             tree.drop(target)
-
-    def end_pruning(self, target: str) -> None:
-        """Called when the journal has forgotten the session ``target``: it is no longer in `pruned`."""
-        self._pruned.discard(target)

@@ -69,7 +69,7 @@ class Forks:
                     tree=record.tree if record.root else fork.origin,
                 )
                 children.append(registry.open(fork, history, operations, session.heir()))
-                tree.forked(fork.id)
+                tree.unopened.add(fork.id)
             await session.lend(children, history.head)
         except BaseException:  # all of them or none: no client has a handle of those that were made
             for child in children:
@@ -192,7 +192,7 @@ class Forks:
             if number is not None:
                 await registry.delete(number)
         finally:
-            registry.trees.end_pruning(target)
+            registry.trees.pruned.discard(target)
 
     def _sized(self, member: Member) -> Member:
         told = self._registry.get(member.id).statistics()
@@ -212,7 +212,7 @@ class Forks:
         log, root = registry.get(session_id).log, root_of(registry.record_of(session_id))
         async with tree.loading:
             if tree.stale(self._clock()):
-                tree.begin_load()
+                tree.changed = set()
                 log.sync()
                 kept = await journal.read(lambda store: store.fork_tree(log.number))
                 kept = [(number, record) for number, record in kept if root_of(record) == root]

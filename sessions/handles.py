@@ -77,17 +77,17 @@ class SessionHandles:
         if len(kept) > MAX_CONVERSATIONS:
             kept = (kept[0], *kept[2:])
         self._keyring = msgspec.structs.replace(self._keyring, conversations=kept)
-        self._log.keep_handles(self._keyring)
+        self._log.keep(self._keyring)
 
     def named(self, name: bytes) -> None:
         """A client knows the session by the name with this digest (`continuation`): keep it likewise."""
         known = self._keyring.names
         if name not in known:
             self._keyring = msgspec.structs.replace(self._keyring, names=(*known, name)[-MAX_NAMES:])
-            self._log.keep_handles(self._keyring)
+            self._log.keep(self._keyring)
 
     def _issue(self, ring: Keyring) -> None:
         self.current = f"hold_{secrets.token_urlsafe(HANDLE_BYTES)}"
         fresh = (*ring.fresh, digest_of(self.current))[-MAX_FRESH:]
         self._keyring = msgspec.structs.replace(ring, fresh=fresh)
-        self._log.keep_handles(self._keyring)
+        self._log.keep(self._keyring)

@@ -212,7 +212,7 @@ class SessionRegistry:
         log = self.get(session_id).log
         record = self._records[session_id] = msgspec.structs.replace(self._records[session_id], name=name)
         self.trees.of(record).add(log.number, record)
-        log.rewrite(record)
+        log.keep(record)
 
     def numbered(self, number: int) -> Session | None:
         """The open session with this number in the journal; None if none is open."""
@@ -331,7 +331,7 @@ class SessionRegistry:
             return await self.resume(handle, owner, make_room, former_owner)
         if found is None or session is None or not session.handles.opens(digest, owners):
             raise _unknown()
-        self.trees.of(self._records[session.id]).client_opened(session.id)
+        self.trees.of(self._records[session.id]).unopened.discard(session.id)
         self._forget_handles(session)
         session.handles.use(digest)
         self._know_handles(session)
@@ -397,7 +397,7 @@ class SessionRegistry:
         if (session := self._by_number.get(number)) is not None and self.is_open(session):
             record = msgspec.structs.replace(self._records[session.id], deleted=True)
             self._records[session.id] = record
-            session.log.rewrite(record)
+            session.log.keep(record)
             session.log.sync()  # what waits for the journal next waits for this too
             journal.delete(number)
             return session.id

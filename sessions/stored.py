@@ -113,7 +113,7 @@ class StoredObjects:
         log = JournaledLog.begin(journal, record)
         digest = digest_of(made.salt, made.name)
         # Twice, since retention takes a fork with one digest for a session that was never opened.
-        log.keep_handles(Keyring(fresh=(), conversations=(digest, digest)))
+        log.keep(Keyring(fresh=(), conversations=(digest, digest)))
         own = made.notes if origin is None else made.notes[-1:]
         for note in own:
             log.append(Noted(note=note))

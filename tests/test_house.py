@@ -98,7 +98,6 @@ INSIDE = {
             "text.streaming_tokenizer",
             "text.template_sandbox",
             "conversation.input_text_buffer",
-            "poison",
         ],
         ["conversation.tree", "tools", "turn.request", "journal.records"],
         ["conversation.history", "engine_copy", "tenants", "turn.reply_reader", "conversation.continuation"],

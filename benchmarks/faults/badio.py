@@ -171,7 +171,7 @@ async def _round(
 
     record = SessionRecord(id=f"s{round_}", owner=b"", salt=b"", clock="2025-03-01T00:00:00+00:00")
     log = JournaledLog.begin(book, record)
-    log.keep_handles(Keyring(fresh=(bytes([round_]) * 32,)))
+    log.keep(Keyring(fresh=(bytes([round_]) * 32,)))
     events = asked[log.number] = []
     for group in range(3):
         for at in range(6):

@@ -232,7 +232,7 @@ def opened(folder: Path, settings: JournalSettings = SETTINGS) -> Iterator[Journ
 
 def places(folder: Path) -> dict[int, list[tuple[Path, int, int]]]:
     """For each session, by number, where its records lie in the journal: log file, offset, length in bytes."""
-    store = JournalStore.open(folder, MODEL, SMALL_LOGS, write=False)
+    store = JournalStore(folder, MODEL, SMALL_LOGS, write=False)
     found = {
         state.number: [
             (store.logs.logs[slot_of(place)].path, offset_of(place), store.logs.size(place))
@@ -478,7 +478,7 @@ def full_journal(tries: int, seed: int) -> FaultTally:
             return tally
         folder = disk / "journal"
         folder.mkdir()
-        store, written = JournalStore.open(folder, MODEL, SETTINGS), 0
+        store, written = JournalStore(folder, MODEL, SETTINGS), 0
         store.write(session(1))
         for attempt in range(tries):
             ballast, began = fill(disk, 4096 * (attempt % 24)), time.monotonic()
@@ -506,7 +506,7 @@ def full_journal(tries: int, seed: int) -> FaultTally:
                 break
             tally.tries += 1
         store.close()
-        store = JournalStore.open(folder, MODEL, SETTINGS)
+        store = JournalStore(folder, MODEL, SETTINGS)
         tally.lost += len(told(store, 1)) != WORDS + written
         store.close()
     return tally

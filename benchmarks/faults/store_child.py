@@ -69,7 +69,7 @@ class StoreWriter:
         if not number:
             record = SessionRecord(id=f"{self._name}-{self._texts}", owner=b"", salt=b"", clock="2025-03-01")
             log = JournaledLog.begin(journal, record)
-            log.keep_handles(Keyring(fresh=(log.number.to_bytes(32, "big"),)))
+            log.keep(Keyring(fresh=(log.number.to_bytes(32, "big"),)))
         else:
             try:
                 stored = await journal.read(lambda store: store.session(number))

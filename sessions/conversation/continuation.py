@@ -163,16 +163,9 @@ def _same_preamble(one: Preamble, other: Preamble) -> bool:
 def _same(one: Item, other: Item) -> bool:
     """Whether two items have the same content (`_content`)."""
     match one, other:
-        case Message(role=role, text=text), Message():
-            stripped = role == "assistant"
-            same = text == other.text or (stripped and text.strip() == other.text.strip())
-            return role == other.role and same
-        case FunctionCall(arguments=text), FunctionCall():
-            named = one.call_id == other.call_id and one.name == other.name
-            return named and (text == other.arguments or _canonical(text) == _canonical(other.arguments))
-        case FunctionCallOutput(), FunctionCallOutput():
-            return one.call_id == other.call_id and one.output == other.output
-    return False
+        case FunctionCall(arguments=text), FunctionCall() if text == other.arguments:  # not parsed then
+            return one.call_id == other.call_id and one.name == other.name
+    return _content(one) == _content(other)
 
 
 def _content(item: Item, most: int | None = None) -> tuple[str, ...]:

@@ -290,12 +290,7 @@ class History:
         """Remove an item. If it was part of a reply, the reply is replaced by its other items, and its token
         ids are lost. Raises ``ItemUnknown``."""
         self._loosen(item_id, "item_id")
-        self._own()
-        entry = self._home.pop(item_id)
-        place = self._index(entry)
-        self._edited(place)
-        del self._entries[place]
-        self._replaced(entry, (), place)
+        self._swap(self._home[item_id], ())
         self.record(Deleted(item=item_id))
 
     def drop_silent(self) -> None:
@@ -303,11 +298,7 @@ class History:
         client could see or delete them."""
         silent = [one for one in self._entries if isinstance(one, TurnReply) and not one.items]
         for reply in silent:
-            place = self._index(reply)
-            self._edited(place)
-            self._own()
-            del self._entries[place]
-            self._replaced(reply, (), place)
+            self._swap(reply, ())
         if silent:
             self.record(Deleted(item=""))
 
@@ -320,19 +311,13 @@ class History:
         """Shorten a reply, or an item that is not part of one, as the operation ``cut`` says; `edits.cut_after`
         and `edits.cut_tokens` make it. Raises ``ItemUnknown``."""
         entry = self._entry(cut.item, "item_id")
-        place, left = self._index(entry), list[_Entry](cut.items)
+        left = list[_Entry](cut.items)
         if isinstance(entry, TurnReply) and not cut.loose:
             rest = entry.up_to(cut.keep, ids_from(cut.tail), cut.items)
             self._split(entry, rest, cut.node)
             left = [rest]
-        self._own()
-        for item in _items_of(entry):
-            del self._home[item.id]
-        self._edited(place)
+        self._swap(entry, left)
         self._matched = 0  # the head may have changed
-        self._entries[place : place + 1] = left
-        self._home.update((item.id, other) for other in left for item in _items_of(other))
-        self._replaced(entry, left, place)
         self.record(cut)
 
     def rewind(self, item_id: str | None) -> None:
@@ -534,20 +519,6 @@ class History:
         self._outside = {id(entry): entry for gap in self._gaps for entry in gap.entries}
         self._calls = None
 
-    def _replaced(self, entry: _Entry, left: Sequence[_Entry], place: int) -> None:
-        """Update the gaps (the entries out of the context) after ``entry``, at the index ``place``, was
-        replaced by the entries ``left``; empty if it was removed."""
-        if not self._gaps:
-            return
-        near = self._entries[place : place + 1] or self._entries[-1:]
-        heir = left[-1] if left else near[0] if near else None
-
-        def follow(gap: ContextGap) -> ContextGap:
-            entries = (new for old in gap.entries for new in (left if old is entry else (old,)))
-            return ContextGap(heir if gap.since is entry else gap.since, tuple(entries))
-
-        self._set_gaps([follow(gap) for gap in self._gaps])
-
     def _close_gaps(self) -> None:
         """After a rewind: bring a gap's entries into the context again if its entry ``since`` is gone or not
         known, or if the gap holds the history's last entry."""
@@ -602,7 +573,7 @@ class History:
         as its reply and the id ``node_id``, and move the head there."""
         for node in () if self.head is None else self.head.ancestry():
             if node.reply is reply:
-                self.head = node.cut(rest, node_id)
+                self.head = replace(node, reply=rest, id=node_id)
                 return
 
     def _entry(self, item_id: str, param: str) -> _Entry:
@@ -630,13 +601,28 @@ class History:
 
     def _rewrite(self, reply: TurnReply) -> int:
         """Replace the reply by its items. Returns by how many entries the history grows."""
-        place = self._index(reply)
+        self._swap(reply, reply.items)
+        return len(reply.items) - 1
+
+    def _swap(self, entry: _Entry, left: Sequence[_Entry]) -> None:
+        """Put the entries ``left`` in the place of ``entry``, in the history and in its gap; empty: remove
+        it."""
+        place = self._index(entry)
         self._edited(place)
         self._own()
-        self._entries[place : place + 1] = reply.items
-        self._home.update((item.id, item) for item in reply.items)
-        self._replaced(reply, reply.items, place)
-        return len(reply.items) - 1
+        self._entries[place : place + 1] = left
+        for item in _items_of(entry):
+            del self._home[item.id]
+        self._home.update((item.id, other) for other in left for item in _items_of(other))
+        if self._gaps:
+            near = self._entries[place : place + 1] or self._entries[-1:]
+            heir = left[-1] if left else near[0] if near else None
+
+            def follow(gap: ContextGap) -> ContextGap:
+                entries = (new for old in gap.entries for new in (left if old is entry else (old,)))
+                return ContextGap(heir if gap.since is entry else gap.since, tuple(entries))
+
+            self._set_gaps([follow(gap) for gap in self._gaps])
 
 
 def _items_of(entry: _Entry) -> tuple[Item, ...]:

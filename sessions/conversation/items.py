@@ -133,15 +133,10 @@ def size_of(preamble: Preamble) -> int:
 
 
 def reads_alike(one: Item, other: Item) -> bool:
-    """Whether a template writes two items in the same way: they differ in their ids at most."""
-    match one, other:
-        case Message(), Message():
-            return one.role == other.role and one.text == other.text
-        case FunctionCall(), FunctionCall():
-            return (one.call_id, one.name, one.arguments) == (other.call_id, other.name, other.arguments)
-        case FunctionCallOutput(), FunctionCallOutput():
-            return (one.call_id, one.output) == (other.call_id, other.output)
-    return False
+    """Whether a template writes two items in the same way: they differ in their ids at most, and in whether
+    they are complete."""
+    written = set(one.__struct_fields__) - {"id", "complete"}
+    return type(one) is type(other) and all(getattr(one, name) == getattr(other, name) for name in written)
 
 
 class ToolCalls:

@@ -71,10 +71,6 @@ class TurnNode:
         """Tokens on the path from the root to this node's end."""
         return self.start + len(self.reply.ids)
 
-    def cut(self, reply: TurnReply, node_id: str) -> TurnNode:
-        """A new node with the same parent and prompt, the shorter ``reply`` and the id ``node_id``."""
-        return TurnNode(self.parent, self.inputs, self.keep, self.prompt, reply, node_id)
-
     def ancestry(self) -> Iterator[TurnNode]:
         """This node, its parent, and so on to the root."""
         node: TurnNode | None = self

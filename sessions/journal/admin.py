@@ -64,7 +64,7 @@ def opened(place: Path, *, write: bool = False, whole: bool = True) -> JournalSt
     ``write``: it is to be changed, and the caller holds the lock. ``whole``: read every log, not only the
     indexes. Raises ``StoreUnusable``."""
     _check_moved(place)
-    return JournalStore.open(place, b"", SETTINGS, known=_known(place), write=write, whole=whole)
+    return JournalStore(place, b"", SETTINGS, known=_known(place), write=write, whole=whole)
 
 
 def _check_moved(place: Path) -> None:
@@ -113,7 +113,7 @@ def _known(place: Path) -> Identity | None:
 def _differs(known: Identity | None, store: JournalStore) -> list[str]:
     """One line that says how the journal differs from the identity ``known``, in a list; an empty list if it
     does not, or if there is no identity."""
-    return [line] if known is not None and (line := store.mismatch(known)) else []
+    return [line] if known is not None and (line := store.logs.mismatch(known)) else []
 
 
 def _account(place: Path, store: JournalStore) -> str:
@@ -159,7 +159,7 @@ def _repaired(place: Path, store: JournalStore) -> Iterator[str]:
     fresh = place / REPAIRED
     shutil.rmtree(fresh, ignore_errors=True)
     model = store.logs.header.model
-    logs, _ = LogFolder.open(fresh, model, SETTINGS.log_bytes, Disk())
+    logs = LogFolder(fresh, model, SETTINGS.log_bytes, Disk())
     logs.generation = store.logs.generation
     told: list[str] = []
     damaged = set(store.damaged())
@@ -343,7 +343,7 @@ def _copied(place: Path, had: Path, fresh: Path, anew: set[str], disk: Disk, *, 
     backup of before. ``first``: there is none. ``anew``: names of logs that are damaged there. Returns how many
     logs were copied. Raises ``OSError``, ``StoreUnusable``."""
     known = _known(place)  # first: the logs may be ahead of it, never behind
-    logs, _ = LogFolder.open(place / FOLDER, b"", SETTINGS.log_bytes, disk, known, write=False)
+    logs = LogFolder(place / FOLDER, b"", SETTINGS.log_bytes, disk, known, write=False)
     with closing(logs):
         if logs.made and logs.findings.damaged:
             raise StoreUnusable(f"{place / FOLDER}: none of its logs can be read: copy the folder itself")

@@ -546,7 +546,7 @@ class JournaledLog(SessionLog):
         """A log for a new session, with the next free number; queues the session's record for the journal.
         The session that a fork begins with is held until the fork is on disk."""
         log = cls(journal, next(journal.numbers), salt=record.salt)
-        log.rewrite(record)
+        log.keep(record)
         if record.origin is not None:
             origin = record.origin.number
             journal.hold(origin)
@@ -589,13 +589,11 @@ class JournaledLog(SessionLog):
             index = self._index + len(self._operations)
             self._operations.append(records.append(self.number, index, operation))
 
-    def keep_handles(self, keyring: Keyring) -> None:
-        """Queue the keyring for the journal; it replaces the session's keyring there."""
-        self._queue(records.put(self.number, keyring))
-
-    def rewrite(self, record: SessionRecord) -> None:
-        """Queue the record for the journal; it replaces the session's record there."""
-        self._queue(records.put(self.number, record))
+    def keep(self, record: SessionRecord | Keyring) -> None:
+        """Queue the record or keyring for the journal; it replaces the session's there."""
+        if not self._closed:
+            self._others.append(records.put(self.number, record))
+            self._flush_soon()
 
     def sync(self) -> asyncio.Future[None]:
         """A future that is done when everything appended so far is durable. If the journal is closed before
@@ -620,11 +618,6 @@ class JournaledLog(SessionLog):
         """Queue the mark that the session is forgotten; its records leave the logs soon, since no client could
         delete it. Call it last."""
         self._journal.put([records.drop(self.number, deleted=True)])
-
-    def _queue(self, record: Fresh) -> None:
-        if not self._closed:
-            self._others.append(record)
-            self._flush_soon()
 
     def _flush_soon(self) -> None:
         """Flush at the end of this run of the event loop."""

@@ -1,6 +1,6 @@
 """Migration of a journal of formats 1 and 2, an LMDB file, into logs, at the first start.
 
-LMDB ends its process on a damaged page, so a child process reads. If it dies, the next one reads on behind the
+LMDB ends its process on a damaged page, so child processes read. If one dies, the next one reads on behind the
 page. Sessions that lack a record are damaged in the new journal too; all others are unchanged. The old file is
 kept under another name.
 
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import shutil
 import struct
 import subprocess
@@ -45,10 +44,8 @@ FILE = "data.mdb"
 KEPT = "data.mdb.migrated"
 UNREADABLE = "data.mdb.unreadable"
 FORMATS = (1, 2)
-SILENT_SECONDS = 30.0  # without a byte from the child, it is killed
 SALVAGE_SECONDS = 300.0  # for all tries after the first death of a child
 CHECK_BYTES = 8
-END = 0xFFFFFFFF
 ALL, FIRST = "all", "first"
 T = TypeVar("T")
 
@@ -99,26 +96,24 @@ def migrate(folder: Path, model: bytes, settings: JournalSettings) -> bool:
         if not _in_use(folder, settings):  # else the old file came later
             _put_away(folder)
         return False
-    with Reader(folder) as reader:
-        found = reader.about()
-        if found is None:
-            aside = folder / UNREADABLE
-            os.rename(old, aside)
-            log.error("%s cannot be read: its sessions are lost; it is kept as %s", old, aside)
-            return True
-        if found.format not in FORMATS:
-            raise StoreNewer(
-                f"the store {folder} has format {found.format}; this version reads up to {FORMAT}"
-            )
-        if found.model != model:
-            raise StoreForeign(f"the store {folder} was written for another model")
-        fresh = folder / f"{FOLDER}.new"
-        try:
-            sessions, damaged = _copied(reader, fresh, model, settings)
-            os.rename(fresh, folder / FOLDER)
-            Disk().sync_folder(folder)
-        except OSError as fault:
-            raise StoreUnusable(f"{old} cannot be moved into logs: {fault.strerror}") from None
+    reader = Reader(folder)
+    found = reader.about()
+    if found is None:
+        aside = folder / UNREADABLE
+        os.rename(old, aside)
+        log.error("%s cannot be read: its sessions are lost; it is kept as %s", old, aside)
+        return True
+    if found.format not in FORMATS:
+        raise StoreNewer(f"the store {folder} has format {found.format}; this version reads up to {FORMAT}")
+    if found.model != model:
+        raise StoreForeign(f"the store {folder} was written for another model")
+    fresh = folder / f"{FOLDER}.new"
+    try:
+        sessions, damaged = _copied(reader, fresh, model, settings)
+        os.rename(fresh, folder / FOLDER)
+        Disk().sync_folder(folder)
+    except OSError as fault:
+        raise StoreUnusable(f"{old} cannot be moved into logs: {fault.strerror}") from None
     _put_away(folder)
     log.warning(
         "%s had format %d: its %d sessions are in %s now; it is kept as %s, which `holdfast store gc` removes",
@@ -137,7 +132,7 @@ def _in_use(folder: Path, settings: JournalSettings) -> bool:
     alone does not prove it: an earlier journal may have left it."""
     if not (folder / IDENTITY).exists():
         return False
-    logs, _ = LogFolder.open(folder / FOLDER, b"", settings.log_bytes, Disk(), write=False)
+    logs = LogFolder(folder / FOLDER, b"", settings.log_bytes, Disk(), write=False)
     logs.close()
     if logs.generation:
         return True
@@ -157,7 +152,7 @@ def _copied(reader: Reader, folder: Path, model: bytes, settings: JournalSetting
     """Copy all that can be read of the old journal into new logs in ``folder``, which is emptied first.
     Returns the number of sessions that can be resumed, and the names of damaged ones."""
     shutil.rmtree(folder, ignore_errors=True)
-    logs, _ = LogFolder.open(folder, model, settings.log_bytes, _Later())
+    logs = LogFolder(folder, model, settings.log_bytes, _Later())
     moved, damaged = 0, list[str]()
     try:
         sessions = {_number(key): value for key, value in reader.records("sessions", SessionRecord)}
@@ -248,19 +243,13 @@ def _number(key: bytes) -> int:
 
 
 class Reader:
-    """Reads an LMDB journal in child processes. ``unread``: how many ranges of keys none of them could read."""
+    """Reads the LMDB journal in ``folder``, each range of keys in a child process of its own. ``unread``: how
+    many ranges none of them could read."""
 
     def __init__(self, folder: Path) -> None:
         self.unread = 0
         self._folder = folder
-        self._child: subprocess.Popen[bytes] | None = None
         self._until: float | None = None
-
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end()
 
     def about(self) -> StoreRecord | None:
         """The record that says the old journal's format and model; None if it cannot be read."""
@@ -320,50 +309,21 @@ class Reader:
         return all(item is not None for item in self._asked(table, struct.pack(">Q", number), FIRST))
 
     def _asked(self, table: str, first: bytes, how: str = ALL) -> Iterator[tuple[bytes, bytes] | None]:
-        """Ask the child process for the records of ``table`` from the key ``first`` on (b"": from the
-        beginning), all of them or only the next one (``how``: `ALL`, `FIRST`). Yields each key and value; at
-        last None if the child died or could not read on. A dead child is replaced at the next call."""
-        if self._child is None:
-            self._child = subprocess.Popen(
-                [sys.executable, "-I", str(Path(__file__).with_name("legacy_reader.py")), str(self._folder)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-        child = self._child
-        assert child.stdin is not None
-        assert child.stdout is not None
-        try:
-            child.stdin.write(f"{table} {first.hex() or '-'} {how}\n".encode())
-            child.stdin.flush()
-            while True:
-                head = self._read(child, 8)
-                length, size = struct.unpack("<II", head)
-                if length == END:
-                    if size:
-                        yield None
-                    return
-                data = self._read(child, length + size)
-                yield data[:length], data[length:]
-        except (OSError, EOFError):
-            self._end()
-            yield None
-
-    def _read(self, child: subprocess.Popen[bytes], size: int) -> bytes:
-        """Read ``size`` bytes. Raises ``EOFError`` if the child ends or is silent for too long."""
-        assert child.stdout is not None
-        pieces = bytearray()
-        while len(pieces) < size:
-            ready, _, _ = select.select([child.stdout], [], [], SILENT_SECONDS)
-            piece = os.read(child.stdout.fileno(), min(size - len(pieces), 1 << 20)) if ready else b""
-            if not piece:
-                raise EOFError
-            pieces += piece
-        return bytes(pieces)
-
-    def _end(self) -> None:
-        child, self._child = self._child, None
-        if child is not None:
-            child.kill()
-            with suppress(OSError), child:  # waits for its end and closes its pipes
-                pass
+        """Ask a child process for the records of ``table`` from the key ``first`` on (b"": from the beginning),
+        all of them or only the next one (``how``: `ALL`, `FIRST`). Yields each key and value; at last None if
+        the child died or could not read on."""
+        program = str(Path(__file__).with_name("legacy_reader.py"))
+        words = [sys.executable, "-I", program, str(self._folder), table, first.hex(), how]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
+            assert child.stdout is not None
+            try:
+                while len(head := child.stdout.read(8)) == 8:
+                    length, size = struct.unpack("<II", head)
+                    data = child.stdout.read(length + size)
+                    if len(data) < length + size:
+                        break
+                    yield data[:length], data[length:]
+                if child.wait():
+                    yield None
+            finally:
+                child.kill()

@@ -1,37 +1,41 @@
 """Reads a journal of formats 1 and 2 for `legacy`, in its own process, as LMDB ends its process on damage.
 
-``python -I legacy_reader.py FOLDER`` reads lines ``TABLE KEY all|first`` from stdin. KEY is hexadecimal, or
-``-`` for the first. For each line it writes the table's records from that key on, or only the next one, to
-stdout: length of key and of value, 4 bytes each, key, value; then ``END``, and 0 if all could be read.
+``python -I legacy_reader.py FOLDER TABLE KEY all|first`` writes the table's records from the key KEY on
+(hexadecimal; "": from the first), or only the next one, to stdout: length of key and of value, 4 bytes each,
+key, value. It ends with 0 if all could be read, and dies if the disk does not answer for `SILENT_SECONDS`.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import struct
 import sys
 
 import lmdb
 
-END = 0xFFFFFFFF
+SILENT_SECONDS = 30
 TABLES = 8
 
 
-def answer(environment: lmdb.Environment, table: str, first: bytes, how: str) -> int:
-    """Write the records of ``table`` from the key ``first`` on to stdout: all, or only the next one if
-    ``how`` is "first". Returns 0, or 1 if not all could be read."""
+def main(folder: str, table: str, first: str, how: str) -> int:
+    """Write the records to stdout. Returns the exit status."""
     before = b""
     try:
+        signal.alarm(SILENT_SECONDS)
+        environment = lmdb.open(folder, readonly=True, lock=False, max_dbs=TABLES)
         named = environment.open_db(table.encode(), create=False)
         with environment.begin(db=named) as transaction:
             cursor = transaction.cursor()
-            found = cursor.set_range(first) if first else cursor.first()
+            found = cursor.set_range(bytes.fromhex(first)) if first else cursor.first()
             while found:
                 key, value = cursor.item()
+                signal.alarm(0)  # the reader of stdout may take its time
                 if before and key <= before:  # a damaged tree that leads back to itself
                     return 1
                 before = key
                 send(struct.pack("<II", len(key), len(value)) + key + value)
+                signal.alarm(SILENT_SECONDS)
                 found = how != "first" and cursor.next()
     except lmdb.NotFoundError:
         return 0
@@ -47,14 +51,5 @@ def send(record: bytes) -> None:
         data = data[os.write(1, data) :]
 
 
-def main() -> None:
-    """Open the journal in the folder ``argv[1]``, and answer the lines on stdin until it ends."""
-    environment = lmdb.open(sys.argv[1], readonly=True, lock=False, max_dbs=TABLES)
-    for line in sys.stdin:
-        table, first, how = line.split()
-        whole = answer(environment, table, b"" if first == "-" else bytes.fromhex(first), how)
-        send(struct.pack("<II", END, whole))
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(main(*sys.argv[1:]))

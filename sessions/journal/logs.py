@@ -133,21 +133,29 @@ class Findings:
 
 class LogFolder:
     """The log files in ``folder``, their indexes, and the one log, ``active``, to which groups of records are
-    written. One thread uses it. ``segment_bytes``: the size at which a log is sealed. ``writes``: false if it
-    only reads, beside a server. ``lost``: why the store is not this process's any more, "" if it is."""
+    written. One thread uses it."""
 
     def __init__(
         self,
         folder: Path,
+        model: bytes,
         segment_bytes: int,
         disk: Disk,
+        known: Identity | None = None,
         *,
-        writes: bool,
+        write: bool = True,
+        whole: bool = False,
         lost: Callable[[], str] = str,
         clock: ServedClock | None = None,
     ) -> None:
+        """``model``: the digest of the model that is served; empty accepts any. ``segment_bytes``: the size at
+        which a log is sealed. ``known``: the store's identity, in case no header can be read. If not ``write``,
+        no file is changed, and a server may run beside: the logs are those of one moment. ``whole``: read every
+        log, not only its index. ``lost``: why the store is not this process's any more, "" if it is. ``clock``:
+        None makes one. Raises ``StoreForeign``, ``StoreNewer``, ``StoreUnusable``.
+        """
         self.folder = folder
-        self.writes = writes
+        self.writes = write
         self.disk = disk
         self.clock = clock or ServedClock()
         """Gives the time of the records that are written."""
@@ -184,49 +192,26 @@ class LogFolder:
         self._slots = iter(range(1, segment.MOST_SLOTS))
         self._free_slots: list[int] = []
         self._next_number = 1
-        self._believing = True
+        self._believing = not whole
         self._ahead = min(MOST_AHEAD, segment_bytes // 16)
         self._uncut: list[Log] = []
         """Logs with a failed group at their end that could not be cut off."""
         self._held: dict[int, int] = {}
         """Descriptors of the logs, opened before any is read, if a server may remove logs meanwhile."""
 
-    # --- opening --------------------------------------------------------------------------------------------
-
-    @classmethod
-    def open(
-        cls,
-        folder: Path,
-        model: bytes,
-        segment_bytes: int,
-        disk: Disk,
-        known: Identity | None = None,
-        *,
-        write: bool = True,
-        whole: bool = False,
-        lost: Callable[[], str] = str,
-        clock: ServedClock | None = None,
-    ) -> tuple[LogFolder, list[LoadedLog]]:
-        """Open the logs in ``folder``; returns them and, for each log, where its records lie.
-
-        ``model``: the digest of the model that is served; empty accepts any. ``segment_bytes``: the size at
-        which a log is sealed. ``known``: the store's identity, in case no header can be read. If not ``write``,
-        no file is changed, and a server may run beside: the logs are those of one moment. ``whole``: read every
-        log, not only its index. ``lost``: as in the class. ``clock``: None makes one. Raises ``StoreForeign``,
-        ``StoreNewer``, ``StoreUnusable``.
-        """
-        logs = cls(folder, segment_bytes, disk, writes=write, lost=lost, clock=clock)
-        logs._believing = not whole
+        self.loaded: list[LoadedLog] = []
+        """Of each log that was there, where its records lie."""
         try:
-            parts = logs._opened(model, known, write)
-            logs._follow(known)
-            return logs, parts
+            self.loaded += self._opened(model, known)
+            self._follow(known)
         except OSError as fault:
-            logs.close()
+            self.close()
             raise StoreUnusable(explained(fault, f"the journal {folder}")) from None
         except BaseException:
-            logs.close()
+            self.close()
             raise
+
+    # --- opening --------------------------------------------------------------------------------------------
 
     def identity(self, without: Sequence[Log] = ()) -> Identity:
         """What the file `identity` is to say of the store now: its headers' values, counters and the numbers of
@@ -306,24 +291,29 @@ class LogFolder:
         self._held.clear()
         self._place = None
 
-    def _opened(self, model: bytes, known: Identity | None, write: bool) -> list[LoadedLog]:
-        if write:
+    def _opened(self, model: bytes, known: Identity | None) -> list[LoadedLog]:
+        if self.writes:
             make_private(self.folder.parent)
             make_private(self.folder)
             self._place = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        numbers = self._listed(write) if write else self._hold()
+        numbers = self._listed() if self.writes else self._hold()
         headers = {number: self._header_of(number) for number in numbers}
         for number in [number for number, header in headers.items() if header is None]:
             path = self._path(number)
             if self._length_of(number) <= LOG_START and not path.with_suffix(".index").exists():
                 numbers.remove(number)  # the process died while it made this log: it has no record
                 del headers[number]
-                if write:
+                if self.writes:
                     self.disk.remove(path)
         self._choose(headers, known, model)
         if not self.header.store:
             if numbers:
-                self._set_aside(numbers, write)
+                for path in map(self._path, numbers):
+                    self.findings.report(
+                        f"{path} cannot be read as a log: its sessions are lost", path, lost=1
+                    )
+                    if self.writes:
+                        self.disk.rename(path, path.with_suffix(".unreadable"))
             self.header = _new_header(model)
             self._next_number = max([0, *numbers]) + 1
             self.made = True
@@ -342,15 +332,15 @@ class LogFolder:
             if number in ours.keys() - replaced:
                 self._ends[number] = min(end, self._ends.get(number, end))
         self.explained |= replaced
-        self._find_vanished(set(numbers), replaced, known, write)
+        self._find_vanished(set(numbers), replaced, known)
         loaded: list[LoadedLog] = []
         for number, header in ours.items():
             if number in replaced:
-                if write:
+                if self.writes:
                     self.disk.remove(self._path(number).with_suffix(".index"))
                     self.disk.remove(self._path(number))
                 continue
-            part = self._load(header, 0 if known is None else known.ends.get(number, 0), write=write)
+            part = self._load(header, 0 if known is None else known.ends.get(number, 0))
             loaded.append(part)
             sequence, high, time = (
                 int(part.entries[name].max(initial=0)) for name in ("sequence", "high", "time")
@@ -370,7 +360,7 @@ class LogFolder:
         key = 0 if known is None else known.keys.get(number, 0)
         return changed(self.header, number=number, key=key, format=segment.FORMAT if key else 3)
 
-    def _listed(self, write: bool) -> list[int]:
+    def _listed(self) -> list[int]:
         try:
             names = os.listdir(self.folder)
         except FileNotFoundError:
@@ -380,10 +370,10 @@ class LogFolder:
             if path.is_dir():
                 self.findings.report(f"{path} is a folder, not a file of the journal: it is ignored")
                 names.remove(name)
-                if write:
+                if self.writes:
                     self.disk.rename(path, path.with_name(f"{name}.unreadable"))
         numbers = sorted(int(found[1]) for name in names if (found := NAME.fullmatch(name)))
-        if write:
+        if self.writes:
             for name in names:
                 if name.endswith(".new"):  # left by an unfinished compaction
                     self.disk.remove(self.folder / name)
@@ -394,11 +384,11 @@ class LogFolder:
         compaction adds its log before it removes those that it replaces. So if all listed logs are still there
         after they were opened, the list was complete. Raises ``StoreUnusable`` if it changes too fast."""
         for attempt in range(TRIES):
-            numbers = self._listed(write=False)
+            numbers = self._listed()
             with suppress(FileNotFoundError):
                 for number in numbers:
                     self._held[number] = self.disk.open(self._path(number))
-                if set(numbers) <= set(self._listed(write=False)):
+                if set(numbers) <= set(self._listed()):
                     return numbers
             while self._held:
                 os.close(self._held.popitem()[1])
@@ -409,19 +399,17 @@ class LogFolder:
         held = self._held.get(number)
         return self._path(number).stat().st_size if held is None else self.disk.size(held)
 
-    def _find_vanished(
-        self, numbers: set[int], replaced: set[int], known: Identity | None, write: bool
-    ) -> None:
+    def _find_vanished(self, numbers: set[int], replaced: set[int], known: Identity | None) -> None:
         """Report each log that is absent while its index is there. A server removes the index first, so
         something else removed these logs.
 
         ``numbers``: those of the logs that are there. ``replaced``: those of logs that a compaction replaced,
-        which are not reported. If ``write``, the index of an absent log is removed.
+        which are not reported. A server removes the index of an absent log.
         """
         for path in sorted(self.folder.glob("*.index")):
             if not (found := INDEX_NAME.fullmatch(path.name)) or (number := int(found[1])) in numbers:
                 continue
-            if not write and self._path(number).exists():  # a server has just made it
+            if not self.writes and self._path(number).exists():  # a server has just made it
                 continue
             data = self.disk.contents(path, segment.HEADER_BYTES)
             header = segment.decoded_header(data, segment.INDEX_MAGIC) or self._guessed(number, known)
@@ -434,7 +422,7 @@ class LogFolder:
                 self.findings.report(line, one.path)
                 self.vanished.append(line)
                 self.explained.add(number)
-            if write:  # a later log may get this number
+            if self.writes:  # a later log may get this number
                 self.disk.remove(path)
 
     def _path(self, number: int) -> Path:
@@ -482,33 +470,26 @@ class LogFolder:
             raise StoreForeign(f"the store {self.folder.parent} was written for another model")
         self.header = changed(best, format=segment.FORMAT, key=0, replaces=(), ends={})
 
-    def _set_aside(self, numbers: Sequence[int], write: bool) -> None:
-        for number in numbers:
-            path = self._path(number)
-            self.findings.report(f"{path} cannot be read as a log: its sessions are lost", path, lost=1)
-            if write:
-                self.disk.rename(path, path.with_suffix(".unreadable"))
-
-    def _load(self, header: SegmentHeader, least: int, *, write: bool) -> LoadedLog:
+    def _load(self, header: SegmentHeader, least: int) -> LoadedLog:
         """Open a log and find its records. ``least``: the length that it had earlier."""
         one = Log(self._new_slot(), header, self._path(header.number))
         self.logs[one.slot] = one
-        one.fd = self.disk.open(one.path) if write else self._held.pop(header.number)
+        one.fd = self.disk.open(one.path) if self.writes else self._held.pop(header.number)
         index, size = self._index_of(one), self.disk.size(one.fd)
         one.end = min(size, self._ends.get(one.number, size))
         if size < least:
             self.cut.add(one.number)
         if self._believing and index is not None and index.sealed == one.end:
             return self._known(one, index.entries, np.zeros(len(index.entries), bool), index.extras)
-        if write:
+        if self.writes:
             data = self.disk.readable(one.fd, one.end)
         else:
             index, data = self._read_beside(one)
             one.end = len(data)
         entries, hits, extras, clean = self._scanned(one, data, index)
-        if write:
+        if self.writes:
             if clean and one.number not in self._ends:  # its run may have ended in the middle of a group
-                one.end = _end_of(one, entries)
+                one.end = int(_ends_of(one, entries).max(initial=LOG_START))
             if index is None or index.sealed != one.end:
                 self._ends.setdefault(one.number, one.end)
             if clean:
@@ -643,7 +624,7 @@ class LogFolder:
         """
         if self._astray:  # otherwise it is enough to look when the group is on the disk
             self.check()
-        total = sum(segment.padded(len(one.payload)) for one in records)
+        total = sum(one.size for one in records)
         moment = self.clock.now() if moment is None else moment
         first, self.next_sequence = self.next_sequence, self.next_sequence + len(records)
         self.full = False
@@ -961,7 +942,7 @@ class LogFolder:
     def size(self, place: int) -> int:
         """How many bytes the record at ``place`` takes in its log; 0 if the place is that of a missing or
         damaged record."""
-        slot, length = segment.slot_of(place), segment.bytes_at(place)
+        slot, length = segment.slot_of(place), int(segment.bytes_at(place))
         if not slot:
             return 0
         if length >> 3 == segment.GIANT:
@@ -1027,11 +1008,6 @@ def _ends_of(one: Log, entries: Any) -> Any:
     """Where each record of ``entries`` (an array of `segment.ENTRY` of the log ``one``) ends in the log, as an
     array."""
     return entries["offset"] + one.header.frame.padded(entries["length"].astype("<u8"))
-
-
-def _end_of(one: Log, entries: Any) -> int:
-    """Where the last of these records ends."""
-    return int(_ends_of(one, entries).max(initial=LOG_START))
 
 
 def _committed(records: Sequence[Found], listed: set[int], cut: int) -> list[Found]:

@@ -98,7 +98,7 @@ def awaits_repair(folder: Path, settings: JournalSettings) -> bool:
         return False
     stores: list[bytes] = []
     for name in (FOLDER, REPAIRED):
-        logs, _ = LogFolder.open(folder / name, b"", settings.log_bytes, Disk(), write=False)
+        logs = LogFolder(folder / name, b"", settings.log_bytes, Disk(), write=False)
         logs.close()
         stores.append(logs.header.store)
     return stores[0] != known.store == stores[1]
@@ -117,10 +117,10 @@ def _begun(
         unreadable += "it cannot be checked that this is the journal of the last start"
     if known is not None and known.model != model:
         known = None  # left by another model's journal
-    store = JournalStore.open(folder, model, settings, known=known, lost=lost, clock=clock)
+    store = JournalStore(folder, model, settings, known=known, lost=lost, clock=clock)
     with store.closed_on_failure():
         store.mismatches += [*store.logs.vanished, *_left(folder)]
-        if line := unreadable or store.mismatch(known):
+        if line := unreadable or store.logs.mismatch(known):
             store.mismatches.append(f"{folder}: {line}")
             log.warning("%s", store.mismatches[-1])
         store.begin(max(store.logs.generation, 0 if known is None else known.generation) + 1)

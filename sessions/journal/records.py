@@ -453,11 +453,8 @@ class SessionLog:
     def _take(self, operation: AnyOperation) -> None:
         """Keep an operation for the journal. Without a journal, as here, it is dropped."""
 
-    def keep_handles(self, keyring: Keyring) -> None:
-        """Take the session's new keyring, which replaces the one before; here it is dropped."""
-
-    def rewrite(self, record: SessionRecord) -> None:
-        """Take the session's new record, which replaces the one before; here it is dropped."""
+    def keep(self, record: SessionRecord | Keyring) -> None:
+        """Take the session's new record or keyring, which replaces the one before; here it is dropped."""
 
     def sync(self) -> asyncio.Future[None] | None:
         """A future that is done when everything appended so far is durable; None without a journal."""

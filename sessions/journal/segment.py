@@ -164,15 +164,15 @@ class Fresh(msgspec.Struct, frozen=True, gc=False):
     extra: bytes = b""
     flags: int = 0
 
+    @property
+    def size(self) -> int:
+        """How many bytes of a log that is written now it takes."""
+        return RECORD_BYTES + (len(self.payload) + 7 & ~7)
+
     def word(self, last: bool = False) -> int:
         """The record's index, kind and flags, packed into one integer. ``last``: it is the last record of its
         group, which is one more flag."""
         return self.index << 16 | self.kind << 8 | self.flags | (GROUP_END if last else 0)
-
-
-def padded(length: int) -> int:
-    """How many bytes of a log that is written now a record with a payload of ``length`` bytes takes."""
-    return RECORD_BYTES + (length + 7 & ~7)
 
 
 def encoded_header(header: SegmentHeader, magic: bytes) -> bytes:
@@ -444,15 +444,9 @@ def places_of(slot: int, offsets: Any, lengths: Any) -> Any:
     return slot << SLOT_SHIFT | offsets >> 3 << LENGTH_BITS | np.minimum(lengths >> 3, GIANT)
 
 
-def bytes_at(place: int) -> int:
-    """How many bytes the record at ``place`` takes. If it is more than a place can hold, the result is only the
-    most that a place can hold."""
-    return (place & GIANT) << 3
-
-
-def all_bytes_at(places: Any) -> Any:
-    """How many bytes the record at each of ``places`` (an array of ``<u8``) takes, as an array. If it is more
-    than a place can hold, the result is only the most that a place can hold."""
+def bytes_at(places: Any) -> Any:
+    """How many bytes the record at a place takes, of an int or of each element of an array of ``<u8``. If it is
+    more than a place can hold, the result is only the most that a place can hold."""
     return (places & GIANT) << 3
 
 

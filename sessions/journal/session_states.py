@@ -8,31 +8,27 @@ state. Knows no files.
 
 from __future__ import annotations
 
-import struct
 import zlib
 from array import array
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from .segment import HIGH, MISSING, Kind
+from .segment import MISSING, Kind
 
 KEY_BYTES = 16
 """So many bytes of each digest are kept in memory, its key (`key_of`): no two digests of BLAKE2b ever share
 them."""
 LATELY = 256  # sessions with a state that is an object
+NUMBER_BYTES = 16  # of a session's number
 PACKED = 32  # places from which on they are compressed
 SHARDS = 1 << 10  # sorted arrays of digests: what is moved when one is added does not grow with their number
-_HEAD = struct.Struct("<7Q5IHB")
-_ENDS = struct.Struct("<IHB")  # how the head ends: counts of forks and of digests, flags
-_NUMBER = struct.Struct("<QQ")
-_KEPT, _SNAPSHOT, _FORK, _COMPRESSED, _DELETED = 1, 2, 4, 8, 16
-_FLAGS = _HEAD.size - 1
-_LOW = (1 << HIGH) - 1
 
 
 @dataclass(slots=True, eq=False)
@@ -45,29 +41,29 @@ class SessionState:
     ``used``: when it was last written (microseconds of the store's clock), by the record with the sequence
     number ``last``. ``origin``: for a fork, the number of the other session with which it begins, and how many
     of that one's operations. ``deleted``: a client has deleted it. ``forks``: the numbers of the sessions that
-    were forked from it directly and need its operations, as no snapshot of theirs replaces these. ``keys``: the
-    first `KEY_BYTES` of each digest of its keyring, joined. ``counted``: its bytes in the sum of its tenant.
-    ``row``: stands for it in the `DigestTable`.
+    were forked from it directly, forgotten ones too, and need its operations, as no snapshot of theirs replaces
+    these. ``keys``: the first `KEY_BYTES` of each digest of its keyring, joined. ``counted``: its bytes in the
+    sum of its tenant. ``row``: stands for it in the `DigestTable`.
     """
 
     number: int
     kept: bool = True
+    deleted: bool = False
+    keys: bytes = b""
     record: int = MISSING
     ring: int = MISSING
     first: int = 0
-    operations: array[int] = field(default_factory=lambda: array("Q"))
     snapshot: bool = False
     base: int = 0
     grown: int = 0
     used: int = 0
     last: int = 0
-    origin: tuple[int, int] | None = None
-    forks: set[int] = field(default_factory=set)
     salt: bytes = b""
-    keys: bytes = b""
     counted: int = 0
     row: int = 0
-    deleted: bool = False
+    origin: tuple[int, int] | None = None
+    forks: set[int] = field(default_factory=set)
+    operations: array[int] = field(default_factory=lambda: array("Q"))
 
     @property
     def count(self) -> int:
@@ -93,6 +89,10 @@ class SessionState:
         yield from self.operations
 
 
+_VALUES = attrgetter(*SessionState.__slots__[1:])
+"""All of a state but its number, in the order of its fields."""
+
+
 class SessionStates(Mapping[int, SessionState]):
     """The states of all sessions, by number. A state that was got by `edit` may be changed until the next
     `rest`; all others are to be read only. One thread uses it, but for `keeps` and `keys_of`, which any may
@@ -102,8 +102,6 @@ class SessionStates(Mapping[int, SessionState]):
         self._resting: dict[int, bytes] = {}  # b"" for one that was changed
         self._lately: OrderedDict[int, SessionState] = OrderedDict()
         self._changed: set[int] = set()
-        self._salts: dict[bytes, int] = {}
-        self._salt_of: list[bytes] = []
 
     def __len__(self) -> int:
         return len(self._resting)
@@ -117,7 +115,7 @@ class SessionStates(Mapping[int, SessionState]):
     def __getitem__(self, number: int) -> SessionState:
         state = self._lately.get(number)
         if state is None:
-            state = self._woken(number, self._resting[number])
+            state = _unpacked(number, self._resting[number])
             if len(self._lately) < 2 * LATELY:
                 self._lately[number] = state
         else:
@@ -146,107 +144,67 @@ class SessionStates(Mapping[int, SessionState]):
         while len(self._lately) > most:
             number = next(iter(self._lately))
             if number in self._changed:
-                self._resting[number] = self._bytes_of(self._lately[number])
+                self._resting[number] = _packed(self._lately[number])
                 self._changed.discard(number)
             del self._lately[number]
 
     def keeps(self, number: int) -> bool:
         """Whether there is a session of this number that is not forgotten."""
-        while (data := self._resting.get(number)) is not None:
-            if data:
-                return bool(data[_FLAGS] & _KEPT)
-            if (state := self._lately.get(number)) is not None:
-                return state.kept
-        return False
+        return self._seen(number)[0]
 
     def is_doomed(self, number: int) -> bool:
         """Whether a client has deleted this session, and it is not forgotten yet."""
-        if data := self._resting[number]:
-            return data[_FLAGS] & (_KEPT | _DELETED) == _KEPT | _DELETED
-        return self[number].kept and self[number].deleted
+        kept, deleted, _ = self._seen(number)
+        return kept and deleted
 
     def keys_of(self, number: int) -> bytes:
         """The keys of a session's digests, joined; b"" if there is no such session."""
+        return self._seen(number)[2]
+
+    def _seen(self, number: int) -> tuple[bool, bool, bytes]:
+        """Whether a session is kept, whether it is deleted, and its keys, for any thread."""
         while (data := self._resting.get(number)) is not None:
             if data:
-                begin = _HEAD.size + (_NUMBER.size if data[_FLAGS] & _FORK else 0)
-                return data[begin : begin + KEY_BYTES * int.from_bytes(data[_FLAGS - 2 : _FLAGS], "little")]
+                kept, deleted, keys, *_ = msgspec.msgpack.decode(data)
+                return kept, deleted, keys
             if (state := self._lately.get(number)) is not None:
-                return state.keys
-        return b""
+                return state.kept, state.deleted, state.keys
+        return False, False, b""
 
     def all_places(self) -> Iterator[Any]:
         """The places of all records of all sessions, in several arrays of ``<u8``."""
         pieces: list[bytes] = []
         for number, data in self._resting.items():
-            if state := self._lately.get(number):
-                pieces += _NUMBER.pack(state.record, state.ring), state.operations.tobytes()
-            else:
-                pieces += data[: _NUMBER.size], _places_in(data)
+            state = self._lately.get(number) or _unpacked(number, data)
+            pieces += array("Q", [state.record, state.ring]).tobytes(), state.operations.tobytes()
             if len(pieces) >= LATELY:
                 yield np.frombuffer(b"".join(pieces), "<u8")
                 pieces.clear()
         yield np.frombuffer(b"".join(pieces), "<u8")
 
-    def _bytes_of(self, state: SessionState) -> bytes:
-        salt = self._salts.get(state.salt)
-        if salt is None:
-            salt = self._salts[state.salt] = len(self._salt_of)
-            self._salt_of.append(state.salt)
-        operations, packed = state.operations.tobytes(), b""
-        if len(state.operations) >= PACKED:
-            packed = _packed(operations)
-        flags = _KEPT * state.kept | _SNAPSHOT * state.snapshot | _FORK * (state.origin is not None)
-        origin, inherited = state.origin or (0, 0)
-        head = _HEAD.pack(
-            *(state.record, state.ring, state.base, state.grown, state.used, state.last, state.counted),
-            *(state.first, state.row, salt, inherited, len(state.forks)),
-            *(len(state.keys) // KEY_BYTES, flags | _COMPRESSED * bool(packed) | _DELETED * state.deleted),
-        )
-        forks = b"".join(_NUMBER.pack(one & _LOW, one >> HIGH) for one in state.forks)
-        began = _NUMBER.pack(origin & _LOW, origin >> HIGH) if state.origin else b""
-        return b"".join((head, began, state.keys, forks, packed or operations))
 
-    def _woken(self, number: int, data: bytes) -> SessionState:
-        record, ring, base, grown, used, last, counted, *more = _HEAD.unpack_from(data)
-        first, row, salt, inherited, forks, keys, flags = more
-        at, origin = _HEAD.size, None
-        if flags & _FORK:
-            low, high = _NUMBER.unpack_from(data, at)
-            at, origin = at + _NUMBER.size, (high << HIGH | low, inherited)
-        begun = at + KEY_BYTES * keys
-        listed = data[begun : begun + _NUMBER.size * forks]
-        children = {high << HIGH | low for low, high in _NUMBER.iter_unpack(listed)}
-        return SessionState(
-            number,
-            bool(flags & _KEPT),
-            record,
-            ring,
-            first,
-            array("Q", _places_in(data)),
-            bool(flags & _SNAPSHOT),
-            *(base, grown, used, last, origin, children, self._salt_of[salt]),
-            *(data[at:begun], counted, row, bool(flags & _DELETED)),
-        )
+def _packed(state: SessionState) -> bytes:
+    """The state as bytes, for this process alone. Many places become fewer bytes: most follow each other in a
+    log, so their differences are small."""
+    *values, origin, forks, operations = _VALUES(state)
+    began = None if origin is None else (origin[0].to_bytes(NUMBER_BYTES), origin[1])
+    children = [one.to_bytes(NUMBER_BYTES) for one in forks]
+    places = operations.tobytes()
+    if len(operations) >= PACKED:
+        steps = np.diff(np.frombuffer(places, "<u8"), prepend=np.uint64(0))
+        places = (zlib.compress(steps.view(np.uint8).reshape(-1, 8).T.tobytes(), 1),)
+    encoded = msgspec.msgpack.encode((*values, began, children, places))
+    return bytes(memoryview(encoded))  # a copy: the first one holds more memory than it has bytes
 
 
-def _places_in(data: bytes) -> bytes:
-    """The places of a session's operations, out of the byte string of its state."""
-    forks, keys, flags = _ENDS.unpack_from(data, _HEAD.size - _ENDS.size)
-    begin = _HEAD.size + (_NUMBER.size if flags & _FORK else 0) + KEY_BYTES * keys + _NUMBER.size * forks
-    return _unpacked(data[begin:]) if flags & _COMPRESSED else data[begin:]
-
-
-def _packed(places: bytes) -> bytes:
-    """Places, ``<u8``, in fewer bytes: most follow each other in a log, so their differences are small."""
-    steps = np.diff(np.frombuffer(places, "<u8"), prepend=np.uint64(0))
-    return zlib.compress(steps.view(np.uint8).reshape(-1, 8).T.tobytes(), 1)
-
-
-def _unpacked(data: bytes) -> bytes:
-    steps = np.frombuffer(zlib.decompress(data), np.uint8).reshape(8, -1).T
-    places: bytes = np.cumsum(np.ascontiguousarray(steps).view("<u8").ravel(), dtype="<u8").tobytes()
-    return places
+def _unpacked(number: int, data: bytes) -> SessionState:
+    *values, began, children, places = msgspec.msgpack.decode(data)
+    origin = None if began is None else (int.from_bytes(began[0]), began[1])
+    forks = set(map(int.from_bytes, children))
+    if not isinstance(places, bytes):
+        steps = np.frombuffer(zlib.decompress(places[0]), np.uint8).reshape(8, -1).T
+        places = np.cumsum(np.ascontiguousarray(steps).view("<u8").ravel(), dtype="<u8").tobytes()
+    return SessionState(number, *[*values, origin, forks, array("Q", places)])
 
 
 class DigestTable:

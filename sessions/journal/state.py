@@ -27,7 +27,7 @@ from .segment import (
     Fresh,
     Kind,
     LoadedLog,
-    all_bytes_at,
+    bytes_at,
     kinds_of,
     sessions_of,
 )
@@ -300,16 +300,11 @@ class Sessions:
     def bytes_at(self, places: Any) -> Any:
         """How many bytes the record at each of ``places`` takes, as an array; 0 for a missing or damaged
         one."""
-        sizes = all_bytes_at(places)
+        sizes = bytes_at(places)
         sizes[places >> SLOT_SHIFT == 0] = 0
         for at in np.flatnonzero(sizes >= GIANT << 3).tolist():  # the place does not tell: the record does
             sizes[at] = self._size(int(places[at]))
         return sizes
-
-    def forked(self, number: int) -> bool:
-        """Whether a session that was forked directly from this one needs its operations; a forgotten fork
-        counts as long as it is in the index."""
-        return number in self.states and bool(self.states[number].forks)
 
     def outlasts(self, number: int) -> bool:
         """Whether a session has operations that some of the forks which need it do not have."""

@@ -96,10 +96,35 @@ snapshot replaces, and the snapshot; None if it is not worth it."""
 
 
 class JournalStore:
-    """The journal of one model on disk, in ``folder``: writes records, finds and reads sessions, forgets them
-    and keeps the logs small. `open` makes it; one thread at a time uses it."""
+    """The journal of one model on disk: writes records, finds and reads sessions, forgets them and keeps the
+    logs small. One thread at a time uses it."""
 
-    def __init__(self, folder: Path, settings: JournalSettings, logs: LogFolder) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        model: bytes,
+        settings: JournalSettings,
+        *,
+        disk: Disk | None = None,
+        known: Identity | None = None,
+        write: bool = True,
+        whole: bool = False,
+        lost: Callable[[], str] = str,
+        clock: ServedClock | None = None,
+    ) -> None:
+        """Open the store in ``folder``, or make it. ``model``: the digest of its model; b"": of any model.
+
+        ``write``: the caller holds the store's lock and may write; if false, no file is changed. ``disk``: the
+        calls on files. ``known``: the store's identity, in case no log's header can be read. ``whole``: read
+        every log, not only its index. ``lost`` returns why the store is not the caller's any more, "" if it is
+        (`StoreLock.lost`). ``clock``: gives the time of what is written; None makes one. Raises
+        ``StoreUnusable`` or one of its kinds.
+        """
+        files = (folder / FOLDER, model, settings.log_bytes, disk or Disk(), known)
+        try:
+            logs = LogFolder(*files, write=write, whole=whole, lost=lost, clock=clock)
+        except StorageUnavailable as fault:
+            raise StoreUnusable(f"the store {folder} cannot be opened: {fault.message}") from None
         self.folder = folder
         self.logs = logs
         self.sessions = Sessions(logs.size, self._died)
@@ -121,49 +146,12 @@ class JournalStore:
         self._compaction: Compaction | None = None
         self._resting = 0.0  # after a failed compaction: none before this time
         self._began = False  # a server began to use it here
-        self._backup: Identity | None = None  # of a backup, until a server begins
+        self._backup = known if known is not None and known.backup else None  # until a server begins
         self._reserve = DiskReserve(folder / NAME, settings.reserve_bytes)
-
-    @classmethod
-    def open(
-        cls,
-        folder: Path,
-        model: bytes,
-        settings: JournalSettings,
-        *,
-        disk: Disk | None = None,
-        known: Identity | None = None,
-        write: bool = True,
-        whole: bool = False,
-        lost: Callable[[], str] = str,
-        clock: ServedClock | None = None,
-    ) -> JournalStore:
-        """Open the store in ``folder``, or make it. ``model``: the digest of its model; b"": of any model.
-
-        ``write``: the caller holds the store's lock and may write; if false, no file is changed. ``disk``: the
-        calls on files. ``known``: the store's identity, in case no log's header can be read. ``whole``: read
-        every log, not only its index. ``lost`` returns why the store is not the caller's any more, "" if it is
-        (`StoreLock.lost`). ``clock``: gives the time of what is written; None makes one. Raises
-        ``StoreUnusable`` or one of its kinds.
-        """
-        size = settings.log_bytes
-        try:
-            logs, parts = LogFolder.open(
-                *(folder / FOLDER, model, size, disk or Disk(), known),
-                write=write,
-                whole=whole,
-                lost=lost,
-                clock=clock,
-            )
-        except StorageUnavailable as fault:
-            raise StoreUnusable(f"the store {folder} cannot be opened: {fault.message}") from None
-        store = cls(folder, settings, logs)
-        store._backup = known if known is not None and known.backup else None
-        with store.closed_on_failure():
-            store._load(parts)
+        with self.closed_on_failure():
+            self._load(logs.loaded)
             if write and logs.made:
                 logs.active = logs.begin()
-        return store
 
     @contextmanager
     def closed_on_failure(self) -> Iterator[None]:
@@ -192,7 +180,7 @@ class JournalStore:
         if not records:
             return
         if any(one.kind != Kind.DROP for one in records):
-            self._check_room(sum(segment.padded(len(one.payload)) for one in records))
+            self._check_room(sum(one.size for one in records))
         deleted = [one.session for one in records if one.kind == Kind.DROP and one.flags & segment.ERASED]
         hold = [one for one in self.logs.logs.values() if any(map(one.has, deleted))]
         self._apply(records, *self._appended(records))
@@ -211,7 +199,7 @@ class JournalStore:
             except StoreLost:
                 raise
             except StorageUnavailable:
-                size = sum(segment.padded(len(one.payload)) for one in records)
+                size = sum(one.size for one in records)
                 last = any(one.kind in (Kind.DROP, Kind.START) for one in records)
                 if self.remove_dead():
                     continue
@@ -280,10 +268,6 @@ class JournalStore:
         else:
             self.logs.unnoted = False
 
-    def mismatch(self, known: Identity | None) -> str:
-        """How the journal differs from the identity ``known``, as a sentence; "" if it does not."""
-        return self.logs.mismatch(known)
-
     def erase(self, numbers: Sequence[int], *, deleted: bool = False) -> None:
         """Forget these sessions: write a DROP record for each. Their bytes go with a later compaction, soon if
         a client has ``deleted`` them. Raises ``StorageUnavailable``."""
@@ -309,7 +293,7 @@ class JournalStore:
                 self._declined.pop(number, None)
                 self.long.discard(number)
             else:
-                logs[slot_of(place)].live += segment.padded(len(one.payload))
+                logs[slot_of(place)].live += one.size
             erased += self.sessions.apply(one, place, sequence, moment)
             if number not in states:  # it is forgotten: what was queued for it meanwhile goes with it
                 self._mark([logs[slot_of(place)]] if one.kind != Kind.DROP else [])
@@ -393,7 +377,7 @@ class JournalStore:
         if state is None:
             return False
         self._declined[number] = len(state.operations)
-        if self.sessions.forked(number):
+        if state.forks:
             if removal is not None:
                 self._hurry_forks(number, removal.since)
             return False
@@ -632,7 +616,6 @@ class JournalStore:
         it. Without ``least``, less is enough while the disk is full."""
         if least is None:
             least = SHORT_SHARE if self.short else DEAD_SHARE
-        full = self.logs.segment_bytes
         sealed = [one for one in self.logs.logs.values() if one is not self.logs.active]
         worn = [
             one
@@ -642,32 +625,31 @@ class JournalStore:
             or self.logs.is_noted(one)
             or self._is_due(one)
         ]
-        small = [one for one in sealed if one.end < SMALL_SHARE * full]
+        small = [one for one in sealed if one.end < SMALL_SHARE * self.logs.segment_bytes]
         if not worn and len(small) < MOST_SMALL:
             return []
+        wanted = {id(one): one for one in [*worn, *(small if len(small) >= MOST_SMALL else [])]}
+        return self._fitting(sorted(wanted.values(), key=lambda one: one.live))
+
+    def _fitting(self, logs: Sequence[Log]) -> list[Log]:
+        """The first of these logs that fit into one log together, one at least."""
         chosen: list[Log] = []
         size = 0
-        wanted = {id(one): one for one in [*worn, *(small if len(small) >= MOST_SMALL else [])]}
-        for one in sorted(wanted.values(), key=lambda one: one.live):
-            if (chosen and size + one.live > full) or len(chosen) == MOST_VICTIMS:
+        for one in logs:
+            size += one.live
+            if (chosen and size > self.logs.segment_bytes) or len(chosen) == MOST_VICTIMS:
                 break
             chosen.append(one)
-            size += one.live
         return chosen
 
     def rewrite(self) -> None:
         """Rewrite every log with the needed records alone. Raises ``StorageUnavailable``."""
         self.logs.roll()
         self.remove_dead()
-        waiting = list(self.logs.logs.values())
-        while waiting:
-            batch = [waiting.pop()]
-            most = self.logs.segment_bytes
-            while waiting and sum(one.live for one in batch) + waiting[-1].live <= most:
-                if len(batch) == MOST_VICTIMS:
-                    break
-                batch.append(waiting.pop())
-            self._compact_whole(batch)
+        waiting = list(self.logs.logs.values())[::-1]
+        while victims := self._fitting(waiting):
+            del waiting[: len(victims)]
+            self._compact_whole(victims)
         self.remove_dead()
         self.note()
 

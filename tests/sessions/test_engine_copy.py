@@ -10,8 +10,7 @@ import pytest
 from holdfast.runtime.errors import EngineDied, SequenceUnknown
 from holdfast.runtime.link.crash_report import EngineDeath
 from holdfast.runtime.verbs import Sampling, TokenLimits
-from holdfast.sessions.engine_copy import EngineCopy
-from holdfast.sessions.poison import ISOLATE_AFTER, CrashCount
+from holdfast.sessions.engine_copy import ISOLATE_AFTER, CrashCount, EngineCopy
 from holdfast.sessions.token_ids import Ids, ids_of
 
 from .scripted_link import ScriptedLink

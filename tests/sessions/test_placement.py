@@ -9,8 +9,8 @@ import pytest
 
 from holdfast.runtime.errors import EngineDied
 from holdfast.runtime.verbs import Grant, KVTier, TierRun
+from holdfast.sessions.engine_copy import MAX_KILLS
 from holdfast.sessions.errors import ConversationBusy, EngineUnavailable, SequencePoisoned
-from holdfast.sessions.poison import MAX_KILLS
 from holdfast.sessions.session import Session
 from holdfast.sessions.settings import SessionSettings
 from holdfast.sessions.turn.events import ReplyStatus

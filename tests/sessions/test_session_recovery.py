@@ -13,9 +13,8 @@ from holdfast.runtime.errors import EngineDied, GrammarUnavailable
 from holdfast.runtime.link.generation import Generation
 from holdfast.sessions import errors
 from holdfast.sessions.conversation.items import Message
-from holdfast.sessions.engine_copy import EngineCopy
+from holdfast.sessions.engine_copy import MAX_KILLS, EngineCopy
 from holdfast.sessions.errors import EngineUnavailable, SequencePoisoned
-from holdfast.sessions.poison import MAX_KILLS
 from holdfast.sessions.session import Session
 from holdfast.sessions.settings import SessionSettings
 from holdfast.sessions.turn.events import EndReason, MissReason, ReplyDone, ReplyEvent, ReplyStatus

@@ -175,7 +175,7 @@ async def test_a_session_stays_while_its_fork_is_only_queued(
     async with opened(tmp_path, FULL) as (stored, journal):
         record = SessionRecord(id="sess_1", owner=b"", salt=ONE, clock="2025-03-01T00:00:00+00:00")
         log = JournaledLog.begin(journal, record)
-        log.keep_handles(Keyring(fresh=(bytes(32),)))
+        log.keep(Keyring(fresh=(bytes(32),)))
         log.append(EventReceived(event="said"))
         await log.sync()
         slow = SlowWrites(monkeypatch, begins_one, after=True)
@@ -184,7 +184,7 @@ async def test_a_session_stays_while_its_fork_is_only_queued(
         fork = JournaledLog.begin(
             journal, msgspec.structs.replace(record, id="sess_2", origin=log.position())
         )
-        fork.keep_handles(Keyring(fresh=(b"1" * 32,)))
+        fork.keep(Keyring(fresh=(b"1" * 32,)))
         log.close()
         slow.go.set()
         await fork.sync()

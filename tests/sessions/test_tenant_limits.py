@@ -28,7 +28,7 @@ from holdfast.sessions.journal.records import (
     drop,
     put,
 )
-from holdfast.sessions.journal.segment import Fresh, Kind, padded
+from holdfast.sessions.journal.segment import Fresh, Kind
 from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.registry import Reopened, SessionRegistry
 from holdfast.sessions.session import Session
@@ -297,7 +297,7 @@ def test_what_is_counted_is_what_is_there(data: st.DataObject) -> None:
     share = JournalShare(sessions=data.draw(st.integers(1, 6)), bytes=data.draw(st.integers(500, 4000)))
     numbers = replace(SMALL, tenants={ACME: share})
     with folder() as path:
-        store = JournalStore.open(path, MODEL, numbers)
+        store = JournalStore(path, MODEL, numbers)
         lengths: dict[int, int] = {}
         salts: dict[int, bytes] = {}
         for number in range(1, data.draw(st.integers(2, 25))):
@@ -334,7 +334,7 @@ def test_what_is_counted_is_what_is_there(data: st.DataObject) -> None:
             assert within or set(theirs) <= live, "what is beyond the share is open"
             assert (ACME in full) == (found["journal"] > share.bytes)
         store.close()
-        store = JournalStore.open(path, MODEL, numbers)
+        store = JournalStore(path, MODEL, numbers)
         assert store.retention.statistics(ACME) == counted(store, ACME)
         store.close()
 
@@ -350,7 +350,7 @@ def counted(store: JournalStore, salt: bytes) -> dict[str, float]:
     """A tenant's sessions and bytes, as their records on the disk have them."""
     theirs = [state for state in store.sessions.states.values() if state.salt == salt]
     records = [store.logs.read(place) for state in theirs for place in (state.record, *state.operations)]
-    size = sum(padded(len(record.payload)) for record in records)
+    size = sum(store.logs.header.frame.padded(len(record.payload)) for record in records)
     return {"kept": float(sum(state.number in kept(store) for state in theirs)), "journal": float(size)}
 
 

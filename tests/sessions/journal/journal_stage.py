@@ -47,7 +47,7 @@ def started(path: Path, model: bytes = MODEL, settings: JournalSettings = SMALL)
 
 @contextmanager
 def store_in(path: Path, settings: JournalSettings = SMALL, model: bytes = MODEL) -> Iterator[JournalStore]:
-    store = JournalStore.open(path, model, settings)
+    store = JournalStore(path, model, settings)
     try:
         yield store
     finally:

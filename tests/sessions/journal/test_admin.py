@@ -46,7 +46,7 @@ def lived(path: Path, count: int = 6) -> None:
 
 def strike(path: Path, number: int, kind: Kind, index: int = 0) -> None:
     """Flip a bit of a record."""
-    store = JournalStore.open(path, MODEL, SMALL, write=False)
+    store = JournalStore(path, MODEL, SMALL, write=False)
     place = store.sessions.place(number, kind, index)
     log = store.logs.logs[slot_of(place)].path
     store.close()
@@ -231,7 +231,7 @@ def test_a_reader_beside_a_server_sees_no_part_of_a_group(times: int) -> None:
         server = open_for(path, MODEL, SMALL)
         server.write(begun(7))
         disk = Overtaken(server, times)
-        reader = JournalStore.open(path, b"", SMALL, disk=disk, write=False, whole=True)
+        reader = JournalStore(path, b"", SMALL, disk=disk, write=False, whole=True)
         assert not disk.times and not reader.damaged() and not reader.logs.findings.lines
         known = range(1, 8 + times)
         assert set(range(1, 8)) <= set(reader.sessions.states) <= set(known)
@@ -256,7 +256,7 @@ def test_a_reader_beside_a_server_has_the_logs_of_one_moment(monkeypatch: pytest
             return found
 
         monkeypatch.setattr(os, "listdir", compacts)
-        reader = JournalStore.open(path, b"", SMALL, write=False, whole=True)
+        reader = JournalStore(path, b"", SMALL, write=False, whole=True)
         assert not times[0] and not reader.logs.findings.lines
         kept = {number for number, state in reader.sessions.states.items() if state.kept}
         assert kept == {38, 39, 40} and all(events(reader, number) == whole(number) for number in kept)
@@ -340,7 +340,7 @@ async def test_a_repaired_session_goes_on_where_no_reply_ran() -> None:
             assert ticket is not None
             await ticket
             handle, number = session.handles.current, session.log.number
-        store = JournalStore.open(path, MODEL, SMALL, write=False)
+        store = JournalStore(path, MODEL, SMALL, write=False)
         count = store.sessions.states[number].count
         store.close()
         strike(path, number, Kind.OPERATION, count - 1)

@@ -41,7 +41,7 @@ WIDE = replace(SMALL, segment_bytes=1 << 20)
 
 def opened(path: Path, disk: Disk | None = None) -> JournalStore:
     shares = {b"": JournalShare(sessions=10**6, bytes=1 << 40)}
-    return JournalStore.open(path, MODEL, replace(TIGHT, tenants=shares), disk=disk)
+    return JournalStore(path, MODEL, replace(TIGHT, tenants=shares), disk=disk)
 
 
 def said(number: int, index: int, text: str) -> Fresh:
@@ -73,7 +73,7 @@ def kept(store: JournalStore) -> set[int]:
 
 def test_a_slice_that_fails_in_any_way_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with folder() as path:
-        store = JournalStore.open(path, MODEL, WIDE)
+        store = JournalStore(path, MODEL, WIDE)
         for number in range(1, 60):
             store.write(with_text(number, 3000))
         store.erase([number for number in range(1, 60) if number % 3])
@@ -95,7 +95,7 @@ def test_a_slice_that_fails_in_any_way_loses_nothing(monkeypatch: pytest.MonkeyP
             for number in range(3, 60, 3):
                 assert store.session(number).operations
             store.close()
-            store = JournalStore.open(path, MODEL, WIDE)
+            store = JournalStore(path, MODEL, WIDE)
         store.close()
 
 
@@ -129,7 +129,7 @@ def test_dead_logs_do_not_return_when_only_some_of_them_could_be_removed(
 ) -> None:
     monkeypatch.setattr(store_module, "DEAD_SHARE", 0.1)
     with folder() as path:
-        store = JournalStore.open(path, MODEL, WIDE)
+        store = JournalStore(path, MODEL, WIDE)
         for number in range(1, 4):
             store.write(with_text(number, 3000))
         store.erase([2])
@@ -151,7 +151,7 @@ def test_dead_logs_do_not_return_when_only_some_of_them_could_be_removed(
             with pytest.raises(Crash):
                 compacted(store)
         killed(store)
-        store = JournalStore.open(path, MODEL, WIDE)
+        store = JournalStore(path, MODEL, WIDE)
         assert kept(store) == {60}
         store.close()
 
@@ -245,7 +245,7 @@ class History:
             self.change(number, None, lambda: store.erase([number]))
         elif pick < 0.85:
             name = f"snapshot {self.random.random()}"
-            if not store.sessions.forked(number):
+            if not store.sessions.states[number].forks:
                 self.change(number, (name,), lambda: store.condense(number, snapshot_named(name)))
         else:
             for _ in range(self.random.randrange(1, 6)):

@@ -80,7 +80,7 @@ def files_of(path: Path) -> list[Path]:
 def held(path: Path) -> dict[tuple[Path, int], tuple[int, int]]:
     """Where each session's records lie that count: log and offset, number and length."""
     found = {}
-    store = JournalStore.open(path, MODEL, NUMBERS, write=False)
+    store = JournalStore(path, MODEL, NUMBERS, write=False)
     for state in store.sessions.states.values():
         for place in state.places():
             if place:
@@ -118,14 +118,14 @@ def test_damage_costs_the_sessions_that_have_records_there(down: bool, damage: D
         after = bytearray(before)
         damage(after, rng)
         struck, sure = hit(before, bytes(after).ljust(len(before), b"\0"), log, places)
-        store = None if down else JournalStore.open(path, MODEL, NUMBERS)
+        store = None if down else JournalStore(path, MODEL, NUMBERS)
         with log.open("r+b") as file:
             file.write(after)
             file.truncate(len(after))
         try:
             for _ in range(2):  # and after a restart
                 named: set[int] = set()
-                store = store or JournalStore.open(path, MODEL, NUMBERS)
+                store = store or JournalStore(path, MODEL, NUMBERS)
                 for number in there():
                     try:
                         words = said(store, number)
@@ -386,7 +386,7 @@ def test_a_process_that_dies_between_any_two_writes_of_a_compaction_loses_nothin
         with folder() as path:
             filled(path)
             disk = BadDisk()
-            store = JournalStore.open(path, MODEL, NUMBERS, disk=disk)
+            store = JournalStore(path, MODEL, NUMBERS, disk=disk)
             store.write([drop(3), drop(21)])
             store.logs.roll()
             disk.arm(at, share=share)
@@ -419,7 +419,7 @@ async def test_two_hundred_damaged_resumes_cost_the_whole_sessions_nothing() -> 
             await ask(good, "hello")
             handles = [await left(session) for session in (bad, good)]
             numbers = [session.log.number for session in (bad, good)]
-        store = JournalStore.open(path, MODEL, SMALL, write=False)
+        store = JournalStore(path, MODEL, SMALL, write=False)
         place = store.sessions.place(numbers[0], Kind.OPERATION, 0)
         store.close()
         (log,) = files_of(path)
@@ -452,7 +452,7 @@ def test_damage_found_on_a_full_disk_is_known_after_the_next_compaction(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with folder() as path:
-        store = JournalStore.open(path, MODEL, SMALL)
+        store = JournalStore(path, MODEL, SMALL)
         store.write([*birth(1), append(1, 0, EventReceived(event="first"))])
         store.write([append(1, 1, EventReceived(event="second" * 40))])
         store.write([*birth(3), append(3, 0, EventReceived(event="x" * 9000))])
@@ -472,7 +472,7 @@ def test_damage_found_on_a_full_disk_is_known_after_the_next_compaction(
             store.compact()
         assert not log.path.exists()
         store.close()
-        store = JournalStore.open(path, MODEL, SMALL)
+        store = JournalStore(path, MODEL, SMALL)
         assert store.damaged() == [1]
         store.close()
 
@@ -486,7 +486,7 @@ def test_a_sector_that_cannot_be_read_is_damage_like_any_other(
     index: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with folder() as path:
-        store = JournalStore.open(path, MODEL, SMALL)
+        store = JournalStore(path, MODEL, SMALL)
         for number in range(1, 20):
             store.write([*birth(number), append(number, 0, EventReceived(event="x" * 4000))])
         log = store.logs.active
@@ -510,7 +510,7 @@ def test_a_sector_that_cannot_be_read_is_damage_like_any_other(
 
         monkeypatch.setattr(Disk, "read", fails)
         for _ in range(2):
-            store = JournalStore.open(path, MODEL, SMALL)
+            store = JournalStore(path, MODEL, SMALL)
             assert store.logs.findings.damaged and (not index or set(store.damaged()) == hit)
             whole = set(store.sessions.states) - hit
             assert whole >= set(range(1, 20)) - hit
@@ -524,7 +524,7 @@ def test_a_sector_that_cannot_be_read_is_damage_like_any_other(
 def test_a_damaged_record_of_a_session_without_operations_does_not_stop_retention() -> None:
     shares = {b"tenant": JournalShare(sessions=3, bytes=1 << 20)}
     with folder() as path:
-        store = JournalStore.open(path, MODEL, SMALL)
+        store = JournalStore(path, MODEL, SMALL)
         for number in range(1, 6):
             store.write(birth(number, salt=b"tenant"))
         place = store.sessions.states[1].record
@@ -533,7 +533,7 @@ def test_a_damaged_record_of_a_session_without_operations_does_not_stop_retentio
         data = bytearray(log.read_bytes())
         data[offset_of(place) + 60] ^= 1
         log.write_bytes(data)
-        store = JournalStore.open(path, MODEL, replace(SMALL, tenants=shares))
+        store = JournalStore(path, MODEL, replace(SMALL, tenants=shares))
         store.keep_shares(set())
         assert len([state for state in store.sessions.states.values() if state.kept]) == 3
         store.close()
@@ -542,7 +542,7 @@ def test_a_damaged_record_of_a_session_without_operations_does_not_stop_retentio
 def test_a_failed_group_that_could_not_be_cut_off_is_cut_off_before_anything_else_is_written() -> None:
     with folder() as path:
         disk = BadDisk()
-        store = JournalStore.open(path, MODEL, SMALL, disk=disk)
+        store = JournalStore(path, MODEL, SMALL, disk=disk)
         store.write([*birth(1), append(1, 0, EventReceived(event="first"))])
         disk.sync, disk.truncate = fails, fails  # type: ignore[method-assign]
         for _ in range(2):
@@ -551,7 +551,7 @@ def test_a_failed_group_that_could_not_be_cut_off_is_cut_off_before_anything_els
         del disk.sync, disk.truncate
         store.write([append(1, 1, EventReceived(event="second"))])
         killed(store)
-        store = JournalStore.open(path, MODEL, SMALL)
+        store = JournalStore(path, MODEL, SMALL)
         assert [operation.event for operation in store.session(1).operations] == ["first", "second"]
         store.close()
 
@@ -565,7 +565,7 @@ def test_a_dead_log_that_cannot_be_read_does_not_close_a_full_journal(
 ) -> None:
     tight = replace(SMALL, max_bytes=1 << 18, segment_bytes=1 << 14)
     with folder() as path:
-        store = JournalStore.open(path, MODEL, tight)
+        store = JournalStore(path, MODEL, tight)
         store.write([*birth(1), append(1, 0, EventReceived(event="x" * 3000))])
         log = store.logs.active
         assert log is not None
@@ -593,13 +593,13 @@ def test_a_dead_log_that_cannot_be_read_does_not_close_a_full_journal(
 def test_a_long_record_counts_its_bytes_after_a_restart() -> None:
     wide = replace(SMALL, max_bytes=1 << 30, segment_bytes=64 << 20)
     with folder() as path:
-        store = JournalStore.open(path, MODEL, wide)
+        store = JournalStore(path, MODEL, wide)
         store.write([*birth(1), append(1, 0, EventReceived(event="kept"))])
         store.write([*birth(2), append(2, 0, EventReceived(event="x" * (20 << 20)))])
         live = [one.live for one in store.logs.logs.values()]
         store.logs.roll()
         store.close()
-        store = JournalStore.open(path, MODEL, wide)
+        store = JournalStore(path, MODEL, wide)
         assert [one.live for one in store.logs.logs.values()] == live
         assert store.sessions.states[2].grown > 20 << 20
         store.close()

@@ -58,14 +58,14 @@ def tidied(store: JournalStore) -> None:
 @pytest.mark.parametrize("restart", [False, True])
 def test_what_was_deleted_leaves_logs_in_which_little_is_dead(restart: bool) -> None:
     with folder() as path:
-        store = JournalStore.open(path, MODEL, LATER if restart else AT_ONCE)
+        store = JournalStore(path, MODEL, LATER if restart else AT_ONCE)
         filled(store)
         store.erase([7], deleted=True)
         if restart:
             tidied(store)
             assert holds(path, secret(7)), "nothing hurries"
             killed(store)
-            store = JournalStore.open(path, MODEL, AT_ONCE)
+            store = JournalStore(path, MODEL, AT_ONCE)
         tidied(store)
         assert not holds(path, secret(7))
         assert len(store.sessions.states) == 19
@@ -78,7 +78,7 @@ def test_a_removed_item_leaves_all_logs_though_each_server_dies_after_one_compac
     """A snapshot has replaced the operation that removed it, and little else in the logs is dead. The log with
     that operation is rewritten before the one with the text, or after it."""
     with folder() as path:
-        store = JournalStore.open(path, MODEL, replace(LATER, segment_bytes=20 * KIB))
+        store = JournalStore(path, MODEL, replace(LATER, segment_bytes=20 * KIB))
         store.write([*birth(99), append(99, 0, EventReceived(event="swordfish"))])
         for number in range(1, 19):
             if number == 10:
@@ -92,7 +92,7 @@ def test_a_removed_item_leaves_all_logs_though_each_server_dies_after_one_compac
         for _ in range(8):
             assert store.session(99).operations == (snapshot,)
             killed(store)
-            store = JournalStore.open(path, MODEL, replace(AT_ONCE, segment_bytes=20 * KIB))
+            store = JournalStore(path, MODEL, replace(AT_ONCE, segment_bytes=20 * KIB))
             if not store.wants_compaction:
                 break
             while store.compact():
@@ -126,7 +126,7 @@ def condensed(store: JournalStore) -> None:
 @pytest.mark.parametrize("dies", ["never", "before the snapshots", "after the snapshots"])
 def test_a_chain_of_forks_lets_go_what_only_its_first_session_had(dies: str) -> None:
     with folder() as path:
-        store = JournalStore.open(path, MODEL, AT_ONCE)
+        store = JournalStore(path, MODEL, AT_ONCE)
         store.write([*birth(1), append(1, 0, EventReceived(event="shared "))])
         for number in range(2, 40):
             origin = Origin.of(number - 1, 1)
@@ -138,11 +138,11 @@ def test_a_chain_of_forks_lets_go_what_only_its_first_session_had(dies: str) -> 
         store.erase([20])
         if dies == "before the snapshots":
             killed(store)
-            store = JournalStore.open(path, MODEL, AT_ONCE)
+            store = JournalStore(path, MODEL, AT_ONCE)
         condensed(store)
         if dies == "after the snapshots":
             killed(store)
-            store = JournalStore.open(path, MODEL, AT_ONCE)
+            store = JournalStore(path, MODEL, AT_ONCE)
         for _ in range(3):
             tidied(store)
         assert not holds(path, secret(1))
@@ -154,7 +154,7 @@ def test_a_chain_of_forks_lets_go_what_only_its_first_session_had(dies: str) -> 
                 (snapshot,) = store.session(number).operations
                 assert isinstance(snapshot, SessionSnapshot)
             killed(store)
-            store = JournalStore.open(path, MODEL, AT_ONCE)
+            store = JournalStore(path, MODEL, AT_ONCE)
         store.close()
 
 
@@ -228,7 +228,7 @@ def full_store(
 ) -> JournalStore:
     """A store that has filled its disk."""
     patch.setattr(LogFolder, "free_bytes", lambda _: disk.free)
-    store = JournalStore.open(path, MODEL, tight, disk=disk)
+    store = JournalStore(path, MODEL, tight, disk=disk)
     store.begin(1)
     write_until_full(store, 1)
     return store
@@ -246,7 +246,7 @@ def test_a_full_disk_is_left_by_deleting(restart: bool, monkeypatch: pytest.Monk
         )
         if restart:
             killed(store)
-            store = JournalStore.open(path, MODEL, tight, disk=disk)
+            store = JournalStore(path, MODEL, tight, disk=disk)
             store.begin(2)
         store.erase(sorted(store.sessions.states), deleted=True)
         for _ in range(20):

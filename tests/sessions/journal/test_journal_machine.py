@@ -73,7 +73,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.blind = False  # an index was lost: what a write that failed has left may be damage
 
     def opened(self) -> JournalStore:
-        return JournalStore.open(self.path, MODEL, NUMBERS, disk=self.disk)
+        return JournalStore(self.path, MODEL, NUMBERS, disk=self.disk)
 
     def teardown(self) -> None:
         self.disk.disarm()
@@ -130,7 +130,7 @@ class StoreMachine(RuleBasedStateMachine):
         """The whole session as one record, as long as no fork follows on it."""
         number = self.one_of_them(data)
         was = self.shadow[number]
-        if not was.written or self.store.sessions.forked(number):
+        if not was.written or self.store.sessions.states[number].forks:
             return [], self.shadow
         snapshot = SessionSnapshot(preamble=Preamble(instructions=f"{number}"), rendered=Preamble())
         now = Shadow([snapshot], was.handles, was.written)

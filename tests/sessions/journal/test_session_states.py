@@ -187,7 +187,7 @@ def test_a_stored_session_takes_less_than_a_kibibyte_of_memory() -> None:
     Each conversation is a session and four stored objects."""
     turns, sizes = 4, (150, 600)
     with folder() as path:
-        store = JournalStore.open(path, MODEL, replace(SMALL, segment_bytes=1 << 20, max_bytes=1 << 28))
+        store = JournalStore(path, MODEL, replace(SMALL, segment_bytes=1 << 20, max_bytes=1 << 28))
         taken = []
         written = 0
         tracemalloc.start()
@@ -206,7 +206,7 @@ def test_a_stored_session_takes_less_than_a_kibibyte_of_memory() -> None:
             del store
             gc.collect()
             before = tracemalloc.get_traced_memory()[0]
-            store = JournalStore.open(path, MODEL, SMALL)
+            store = JournalStore(path, MODEL, SMALL)
             gc.collect()
             opened = (tracemalloc.get_traced_memory()[0] - before) / (sizes[1] * (turns + 1))
             assert opened < MOST_BYTES, "also with what it takes for itself"

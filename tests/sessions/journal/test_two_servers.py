@@ -39,7 +39,7 @@ async def begun(journal: Journal) -> JournaledLog:
 
 def born(journal: Journal) -> JournaledLog:
     log = JournaledLog.begin(journal, record_of(1))
-    log.keep_handles(Keyring(fresh=(log.number.to_bytes(32, "big"),)))
+    log.keep(Keyring(fresh=(log.number.to_bytes(32, "big"),)))
     return log
 
 

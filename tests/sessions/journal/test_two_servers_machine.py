@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from dataclasses import replace as changed
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from holdfast.sessions.errors import RecordDamaged, StorageUnavailable, StoreUnusable
+from holdfast.sessions.journal import model_store
 from holdfast.sessions.journal import store as store_module
 from holdfast.sessions.journal.folder import Disk
 from holdfast.sessions.journal.lock import StoreLock
@@ -109,8 +111,7 @@ class Servers(RuleBasedStateMachine):
         """A server takes the store from those that have it."""
         lock, disk = StoreLock(self.path).acquire(0.0), Interrupting()
         with pytest.MonkeyPatch.context() as patch:
-            opened = JournalStore.open
-            patch.setattr(JournalStore, "open", lambda *words, **more: opened(*words, **more, disk=disk))
+            patch.setattr(model_store, "JournalStore", partial(JournalStore, disk=disk))
             try:
                 store = open_for(self.path, MODEL, NUMBERS, lock.lost)
             except StoreUnusable:  # another one begins at the same time
