@@ -35,12 +35,12 @@ from .params import (
     named,
     output_of,
 )
+from .reading import Unread
 from .reply import Reply
 from .text_input import TextInput
 from .tools.running import Detached
 from .tools.tool import Tool, ToolLike, tools_of
 from .turn import Turn
-from .unread import Unread
 
 MAX_TOOL_ROUNDS = 8
 NO_ITEM = "item_not_found"
@@ -252,8 +252,7 @@ class Chat:
         """Cancel the running turn; its text so far stays in the conversation, and it asks for no further
         response. Returns when the cancel is sent, before the reply has ended. Responses out of band go on. Does
         nothing if no turn runs."""
-        current = self._reader()
-        if isinstance(current, Turn | Run):
+        if (current := self._reader()) is not None:
             current.stop()
         self._current = None
         await self._connection.cut()
@@ -275,7 +274,7 @@ class Chat:
             return await self._interrupt_left(left, heard)
         texts = reply.texts if reply is not None else self.last.messages
         end = characters_heard("".join(texts.values()), heard)
-        if isinstance(reading, Turn | Run):
+        if reading is not None:
             reading.stop()
         witness = None if reply is None else reply.witness
         place = place_in(texts, end)
@@ -647,8 +646,7 @@ class Chat:
     async def _take_over(self, reading: _Reading) -> None:
         """Make `reading`, a turn that `steer` made, the one turn that is read from now on. The turn before
         begins no further response; the server ends the running one."""
-        current = self._reader()
-        if isinstance(current, Turn | Run):
+        if (current := self._reader()) is not None:
             current.stop()
         self._follow(reading)
 
@@ -675,8 +673,7 @@ class Chat:
         if current is not None and current.running:
             if not current.given_up:
                 raise ChatBusy("A turn is being read on this chat: read it to its end or cancel it first")
-            if isinstance(current, Turn | Run):
-                current.close()
+            current.close()
         self._current = None
         await (clear or self._connection.quiet)()
         outputs, self._outputs = self._outputs, None

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    asynccontextmanager,
-    contextmanager,
-)
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from functools import wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar
 
 from .errors import NotEntered
 
@@ -24,10 +19,10 @@ class _NotOpened:
     line ``written``, which opens it."""
 
     def __init__(self, written: str) -> None:
-        self._written = written
+        self.written = written
 
     def _refuse(self) -> NoReturn:
-        raise NotEntered(f"This is not open yet: write `{self._written}` and use that name in the block")
+        raise NotEntered(f"This is not open yet: write `{self.written}` and use that name in the block")
 
     if not TYPE_CHECKING:  # a type checker knows by itself that these are not there
 
@@ -69,10 +64,11 @@ class AsyncOpening(_NotOpened, AbstractAsyncContextManager[_Opened], Generic[_Op
 
 
 class SyncOpening(_NotOpened, AbstractContextManager[_Opened], Generic[_Opened]):
-    """A client or a session for ``with``, which opens it and closes it at the end of the block."""
+    """A client or a session for ``with``, which opens it and closes it at the end of the block. ``opening``:
+    what ``manager`` opens by ``async with``."""
 
-    def __init__(self, manager: AbstractContextManager[_Opened], written: str) -> None:
-        super().__init__(written)
+    def __init__(self, manager: AbstractContextManager[_Opened], opening: AsyncOpening[Any]) -> None:
+        super().__init__(opening.written.removeprefix("async "))
         self._manager = manager
 
     def __enter__(self) -> _Opened:
@@ -93,16 +89,5 @@ def opens_async(
     def decorated(function: Callable[_P, AsyncIterator[_Opened]]) -> Callable[_P, AsyncOpening[_Opened]]:
         manager = asynccontextmanager(function)
         return wraps(function)(lambda *args, **named: AsyncOpening(manager(*args, **named), written))
-
-    return decorated
-
-
-def opens(written: str) -> Callable[[Callable[_P, Iterator[_Opened]]], Callable[_P, SyncOpening[_Opened]]]:
-    """As `contextlib.contextmanager`; what the function returns is an `SyncOpening`. ``written``: the line that
-    opens it."""
-
-    def decorated(function: Callable[_P, Iterator[_Opened]]) -> Callable[_P, SyncOpening[_Opened]]:
-        manager = contextmanager(function)
-        return wraps(function)(lambda *args, **named: SyncOpening(manager(*args, **named), written))
 
     return decorated

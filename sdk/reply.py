@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any
 
-import anyio
 import msgspec
 
 from .connection.connection import Aside, Connection, server_error
@@ -32,13 +30,13 @@ from .frames.server import (
     TextDelta,
 )
 from .params import SentOutputs, together
-from .unread import Unread
+from .reading import Reading, Unread
 
 NOTHING_BEGAN = frozenset({"rate_limit_exceeded", "too_many_responses"})
 """Codes by which a response is refused before the items in its event are added."""
 
 
-class Reply:
+class Reply(Reading[ServerEvent, Finished]):
     """One response: asks for it and iterates over its server events, the last of which is `response.done`;
     `await` reads to the end and gives the finished response.
 
@@ -63,8 +61,8 @@ class Reply:
         unread: Unread | None = None,
         beside: bool = False,
     ) -> None:
+        super().__init__(Rounds() if rounds is None else rounds, unread)
         self._beside = beside
-        self._unread = unread
         self._aside: Aside | None = None
         self._connection = connection
         self._create = create
@@ -75,15 +73,12 @@ class Reply:
         self._sent = SentOutputs() if sent is None else sent
         self._first_ids = set(self._sent.events)
         self._create_id: str | None = None
-        self.given_up = False
-        """Whether the task that read the response was cancelled, and reading was not taken up again."""
         self._began = 0.0
         self._first_output: float | None = None
         self._logprobs: list[TokenLogprob] = []
         self._progress = Progress()
         self._output: dict[int, AnyItem] = {}
         self.finished: Finished | None = None
-        self.rounds = Rounds() if rounds is None else rounds
 
     def replace_create(self, create: ResponseCreate) -> None:
         """Ask for the response with the event `create` instead of the one given before. Only before the first
@@ -117,30 +112,11 @@ class Reply:
             self._note(event)
 
     def __repr__(self) -> str:
-        ended = None if self.finished is None else self.finished.status
-        state = ended or ("being read" if self.running else "not begun")
+        state = self._state if self.finished is None else self.finished.status
         return f"<Reply {self.response_id} {state}>" if self.response_id else f"<Reply {state}>"
 
-    def __aiter__(self) -> AsyncIterator[ServerEvent]:
-        return self
-
-    def __await__(self) -> Generator[Any, None, Finished]:
-        return self._finished().__await__()
-
-    async def _finished(self) -> Finished:
-        async for _ in self:
-            pass
+    def _end(self) -> Finished:
         return last_of(self.rounds)
-
-    async def __anext__(self) -> ServerEvent:
-        self.given_up = False
-        if self._unread is not None:
-            self._unread.read()
-        try:
-            return await self._next()
-        except anyio.get_cancelled_exc_class():
-            self.given_up = True
-            raise
 
     async def _next(self) -> ServerEvent:
         if self._create_id is None:
@@ -211,7 +187,7 @@ class Reply:
         if not self._progress.take(event):
             return isinstance(event, ErrorEvent)
         if isinstance(event, ResponseDone):
-            self._end(event.response)
+            self._ended(event.response)
         elif isinstance(event, OutputFrame):
             if isinstance(event, TextDelta):
                 self._logprobs += event.logprobs or ()
@@ -221,7 +197,7 @@ class Reply:
                 self._first_output = time.perf_counter()
         return True
 
-    def _end(self, response: Response) -> None:
+    def _ended(self, response: Response) -> None:
         ended = time.perf_counter()
         if not response.output:  # brief events do not repeat it
             response = msgspec.structs.replace(response, output=list(self._output.values()))

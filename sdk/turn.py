@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import anyio
 
@@ -14,14 +13,14 @@ from .frames.client import ItemCreate, ResponseCreate, ResponseSteer
 from .frames.items import FunctionCallItem
 from .frames.server import TextDelta
 from .params import in_brief, output_of
+from .reading import Reading, Unread
 from .reply import Reply, last_of
 from .tools.context import failure
 from .tools.running import Detached
 from .tools.tool import Tool, no_such_tool
-from .unread import Unread
 
 
-class Turn:
+class Turn(Reading[str, Finished]):
     """One turn of a chat: iterates over the pieces of the model's text, and runs tools in between; `await`
     reads to the end and gives the last response. `rounds`: the responses that have ended: one, and one more for
     each time that tools were run.
@@ -47,47 +46,26 @@ class Turn:
         steer: ResponseSteer | None = None,
         unread: Unread | None = None,
     ) -> None:
-        self._unread = unread
+        super().__init__(Rounds(), unread)
         self._connection = connection
         self._create = in_brief(create)
         self._tools = tools
         self._max_rounds = max_rounds
         self._claim = claim
         self._detached = detached
-        self._begun = False
         self._stopped = False
-        self._over = False
-        self.given_up = False
-        """Whether the task that read the turn was cancelled, and reading was not taken up again."""
-        self.rounds = Rounds()
         self.reply = Reply(connection, in_brief(steer) if steer else self._create, first, rounds=self.rounds)
         """The response of the turn that was asked for last, or that is asked for first."""
-
-    @property
-    def running(self) -> bool:
-        """Whether the turn has begun and is not over."""
-        return self._begun and not self._over
 
     def stop(self) -> None:
         """Begin no further response after tools were run. The running one can be read to its end."""
         self._stopped = True
 
-    def close(self) -> None:
-        """End the turn here, so that reading it ends. Nothing is sent to the server."""
-        self._over = True
-
     def __repr__(self) -> str:
-        state = "over" if self._over else "being read" if self._begun else "not begun"
         known = f"{self.reply.response_id} " if self.reply.response_id else ""
-        return f"<Turn {known}{state}, {len(self.rounds)} responses ended>"
+        return f"<Turn {known}{self._state}, {len(self.rounds)} responses ended>"
 
-    def __aiter__(self) -> AsyncIterator[str]:
-        return self
-
-    async def __anext__(self) -> str:
-        self.given_up = False
-        if self._unread is not None:
-            self._unread.read()
+    async def _next(self) -> str:
         try:
             if not self._begun:
                 await self._claim(self)
@@ -100,21 +78,13 @@ class Turn:
         except Exception:
             self._over = True
             raise
-        except anyio.get_cancelled_exc_class():
-            self.given_up = True
-            raise
         raise StopAsyncIteration
 
     async def text(self) -> str:
         """Read to the end; returns the text of all its responses that was not read before."""
         return "".join([piece async for piece in self])
 
-    def __await__(self) -> Generator[Any, None, Finished]:
-        return self._finished().__await__()
-
-    async def _finished(self) -> Finished:
-        async for _ in self:
-            pass
+    def _end(self) -> Finished:
         return last_of(self.rounds)
 
     async def _round_ended(self) -> None:

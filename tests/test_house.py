@@ -114,7 +114,7 @@ INSIDE = {
     "sdk": [
         ["errors"],
         ["frames"],
-        ["connection.transport", "connection.responses", "tools", "params", "unread", "opening"],
+        ["connection.transport", "connection.responses", "tools", "params", "reading", "opening"],
         ["connection.multiplex", "connection.reconnect", "connection.requests"],
         ["connection"],
         ["reply", "text_input"],

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import anyio
 import msgspec
@@ -26,10 +25,10 @@ from ..frames.items import FunctionCallItem
 from ..frames.response import ResponseParams
 from ..frames.server import OutputItemDone, ServerEvent, SessionLeased, TextDelta
 from ..params import in_brief
+from ..reading import Reading, Unread
 from ..reply import Reply
 from ..tools.running import Detached
 from ..tools.tool import Tool
-from ..unread import Unread
 from .calls import CallOutputs, RunningCalls
 from .events import RunDone, RunEvent, StepFinished, StopReason, TextPiece, WaitFinished, usage_of
 from .tracing import Tracers
@@ -104,7 +103,7 @@ class RunBudget:
         return None
 
 
-class Run:
+class Run(Reading[RunEvent, RunDone]):
     """One run, made by `Chat.run`: the model works with tools until it is done or a limit is reached. Iterates
     over `RunEvent`s, of which the last is `RunDone`; `await` reads to the end and gives that.
 
@@ -127,7 +126,7 @@ class Run:
         detached: Detached,
         unread: Unread | None = None,
     ) -> None:
-        self._unread = unread
+        super().__init__(Rounds(), unread)
         self._connection = connection
         self._create = in_brief(create)
         self._tools = tools
@@ -142,22 +141,13 @@ class Run:
         self._broken: list[FunctionCallItem] = []  # calls with arguments that are no JSON
         self._stop: StopReason | None = None
         self._waiting: tuple[float, float | None] | None = None  # since when, and the hint that was sent
-        self._begun = self._over = False
-        self.given_up = False
-        """Whether reading was cancelled; then the run is over."""
         self._done: RunDone | None = None
         self.calls = RunningCalls(tools, detached)
         self.outputs = CallOutputs(connection, self.calls)
-        self.rounds = Rounds()
         self.reply = Reply(connection, self._create, first, rounds=self.rounds)
         """The response of the run that was asked for last, or that is asked for first."""
 
     # --- as the chat sees a turn ---
-
-    @property
-    def running(self) -> bool:
-        """Whether the run has begun and is not over."""
-        return self._begun and not self._over
 
     def stop(self) -> None:
         """Begin no further response, and cancel all tools. What comes until `RunDone` can still be read."""
@@ -171,12 +161,7 @@ class Run:
 
     # --- reading ---
 
-    def __aiter__(self) -> AsyncIterator[RunEvent]:
-        return self
-
-    async def __anext__(self) -> RunEvent:
-        if self._unread is not None:
-            self._unread.read()
+    async def _next(self) -> RunEvent:
         try:
             if not self._begun:
                 await self._begin()
@@ -187,7 +172,6 @@ class Run:
             self.calls.take()  # a response that failed was taken back, its calls with it
             raise
         except anyio.get_cancelled_exc_class():
-            self.given_up = True
             self.close()
             raise
         if not self._events:
@@ -196,22 +180,19 @@ class Run:
 
     async def done(self) -> RunDone:
         """Read to the end and return the `RunDone`. Raises `ChatBusy` if the run was left before its end."""
-        async for _ in self:
-            pass
+        return await self
+
+    def _end(self) -> RunDone:
         if self._done is None:
             raise ChatBusy("The run was left before its end")
         return self._done
 
-    def __await__(self) -> Generator[Any, None, RunDone]:
-        return self.done().__await__()
-
     def __repr__(self) -> str:
-        state = "over" if self._over else "being read" if self._begun else "not begun"
-        return f"<Run {state}, {len(self.rounds)} responses ended>"
+        return f"<Run {self._state}, {len(self.rounds)} responses ended>"
 
     async def text(self) -> str:
         """Read to the end; returns the text of all responses, joined."""
-        return (await self.done()).text
+        return (await self).text
 
     # --- inside ---
 
@@ -219,9 +200,9 @@ class Run:
         self._begun = True  # from here on no other turn may begin
         await self._claim(self)
         self._budget = RunBudget(self._limits)
-        self.reply.replace_create(self._next())
+        self.reply.replace_create(self._next_create())
 
-    def _next(self) -> ResponseCreate:
+    def _next_create(self) -> ResponseCreate:
         """The event that asks for the next response, within the tokens that are left. Counts a step."""
         self._budget.steps += 1
         return _within(self._create, self._budget.tokens_left)
@@ -248,7 +229,7 @@ class Run:
             if self._connection.responses.busy:
                 await self._connection.send(ResponseCancel())
             else:  # nothing was asked for
-                await self._end("seconds")
+                await self._finish("seconds")
         elif isinstance(event, TextDelta):
             self._texts.append(event.delta)
             self._put(TextPiece(event.delta))
@@ -285,7 +266,7 @@ class Run:
         finished = self.reply.finished
         if finished is None:  # the chat's next turn has begun
             self._stop = self._stop or "cancelled"
-            await self._end(self._stop)
+            await self._finish(self._stop)
             return
         ended = _ended(finished)
         if ended is not None:
@@ -346,13 +327,13 @@ class Run:
         stop = self._stop or ("caller" if self._callers else None) or (None if calls else "completed")
         stop = stop or self._budget.reached()
         if stop is None:
-            self.reply = Reply(self._connection, self._next(), outputs, rounds=self.rounds, sent=sent)
+            self.reply = Reply(self._connection, self._next_create(), outputs, rounds=self.rounds, sent=sent)
             return
         for output in outputs:
             await self._connection.send(output)
-        await self._end(stop)
+        await self._finish(stop)
 
-    async def _end(self, stop: StopReason) -> None:
+    async def _finish(self, stop: StopReason) -> None:
         self._over = True
         rounds = tuple(self.rounds)
         self._done = RunDone(
