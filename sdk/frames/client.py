@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from .items import AnyItem, Identifier, MessageItem
+from .items import AnyItem, Given, Identifier, MessageItem
 from .response import ResponseParams
 from .session import SessionPatch
 
@@ -15,14 +15,7 @@ EventId: TypeAlias = Annotated[str, Meta(max_length=512)]
 Handle: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
-class ClientFrame(
-    msgspec.Struct,
-    kw_only=True,
-    frozen=True,
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-    tag_field="type",
-):
+class ClientFrame(Given, kw_only=True, frozen=True, omit_defaults=True, tag_field="type"):
     """Base of client events. `event_id`: chosen by the client; an `error` about the event repeats it.
     `session_id` (ours): which of the socket's sessions the event is for; null: the socket's own, which it was
     opened for or resumed last."""
@@ -181,7 +174,7 @@ class SessionBlocks(ClientFrame, frozen=True, tag="session.blocks"):
 # --- edits of a session, and its fork tree: ours, except for `conversation.item.truncate` ---
 
 
-class Heard(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+class Heard(Given, kw_only=True, frozen=True):
     """A place in a spoken message: at `ms` milliseconds of its audio the first `text_end` characters of its
     text had been spoken."""
 
@@ -215,9 +208,7 @@ class SessionRewind(ClientFrame, frozen=True, tag="session.rewind"):
     to: Identifier | Annotated[int, Meta(ge=0)]
 
 
-class ForkCompaction(
-    msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, omit_defaults=True
-):
+class ForkCompaction(Given, kw_only=True, frozen=True, omit_defaults=True):
     """How a fork's context is shortened: `summary` stands in the place of all turns but the last `turns`
     ones."""
 

@@ -8,30 +8,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-import msgspec
 from msgspec import Meta
+
+from .items import Given
 
 MAX_CHOICES = 4096
 MAX_DEPTH = 64
 MAX_TOOLS = 128
 
 
-class NamedFunction(
-    msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="function"
-):
+class NamedFunction(Given, kw_only=True, frozen=True, tag_field="type", tag="function"):
     """As a `tool_choice`: the model must call the function `name`."""
 
     name: Annotated[str, Meta(min_length=1, max_length=64)]
 
 
-class AllowedTools(
-    msgspec.Struct,
-    kw_only=True,
-    frozen=True,
-    forbid_unknown_fields=True,
-    tag_field="type",
-    tag="allowed_tools",
-):
+class AllowedTools(Given, kw_only=True, frozen=True, tag_field="type", tag="allowed_tools"):
     """As a `tool_choice`: the model may call only these of the tools (`mode` auto), or must call one or more of
     them (required). The prompt still has all tools, so that its KV is used again."""
 
@@ -76,9 +68,7 @@ def _children(node: Any) -> list[Any]:
     return node if isinstance(node, list) else []
 
 
-class ToolDefinition(
-    msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, omit_defaults=True
-):
+class ToolDefinition(Given, kw_only=True, frozen=True, omit_defaults=True):
     """A function that the model may call. `parameters`: the JSON Schema of its arguments.
 
     `strict` true: the arguments of each call fit `parameters`, by a grammar, and what it cannot enforce is
@@ -112,7 +102,7 @@ Tools: TypeAlias = Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)]
 _Name: TypeAlias = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
 
 
-class Format(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, tag_field="type"):
+class Format(Given, frozen=True, tag_field="type"):
     """Base of the formats of a response's text."""
 
 
@@ -124,7 +114,7 @@ class JsonObject(Format, frozen=True, tag="json_object"):
     """The text is a JSON object, with any fields."""
 
 
-class NamedSchema(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+class NamedSchema(Given, kw_only=True, frozen=True):
     """A JSON Schema that a response's text must fit: the inner object of `ChatJsonSchema`.
 
     `strict` true: keywords of `schema` that the server cannot enforce are refused; else they are ignored.
@@ -179,7 +169,7 @@ ResponseFormat: TypeAlias = AnyText | JsonObject | ChatJsonSchema
 AnyGrammar: TypeAlias = RegexGrammar | ChoiceGrammar | LarkGrammar
 
 
-class TextConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+class TextConfig(Given, kw_only=True, frozen=True):
     """The field `text` of a response, as in the Responses API: it holds the `format` of the text (null: any
     text)."""
 

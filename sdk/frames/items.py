@@ -20,7 +20,11 @@ PART_OF_ROLE: dict[Role, PartType] = {
 }
 
 
-class TextPart(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+class Given(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of objects that a client sends: a field that they do not have is refused."""
+
+
+class TextPart(Given, kw_only=True, frozen=True):
     """A part of a message's content. Its `type` is `output_text` in an assistant's message, `input_text` in
     another."""
 
@@ -28,14 +32,7 @@ class TextPart(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
     text: str
 
 
-class Item(
-    msgspec.Struct,
-    kw_only=True,
-    frozen=True,
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-    tag_field="type",
-):
+class Item(Given, kw_only=True, frozen=True, omit_defaults=True, tag_field="type"):
     """Base of items. The server sets all of these fields; a client may leave them out, and then the server
     makes an `id`."""
 
@@ -83,14 +80,7 @@ class FunctionCallOutputItem(Item, frozen=True, tag="function_call_output"):
     output: str
 
 
-class ItemReference(
-    msgspec.Struct,
-    kw_only=True,
-    frozen=True,
-    forbid_unknown_fields=True,
-    tag_field="type",
-    tag="item_reference",
-):
+class ItemReference(Given, kw_only=True, frozen=True, tag_field="type", tag="item_reference"):
     """In `response.input`: stands for the conversation's item with this `id`."""
 
     id: Identifier

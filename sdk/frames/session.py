@@ -12,12 +12,11 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from .formats import MAX_DEPTH, FunctionTool, Modalities, ToolChoice, Tools, too_deep, too_wide
+from .items import Given
 from .sampling import SamplingFields, SamplingResource
 
 
-class ConversationLimits(
-    msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, omit_defaults=True
-):
+class ConversationLimits(Given, kw_only=True, frozen=True, omit_defaults=True):
     """Limits of a prompt, in a `truncation`. `post_instructions`: the most tokens that it may have behind
     instructions and tools; null: as many as the context holds."""
 
@@ -25,13 +24,7 @@ class ConversationLimits(
 
 
 class RetentionRatio(
-    msgspec.Struct,
-    kw_only=True,
-    frozen=True,
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-    tag_field="type",
-    tag="retention_ratio",
+    Given, kw_only=True, frozen=True, omit_defaults=True, tag_field="type", tag="retention_ratio"
 ):
     """A `truncation`: when the context is full, leave out the oldest turns until the rest fills at most this
     share of the room behind the instructions. `token_limits` makes that room smaller."""
