@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, TypeAlias, Unpack
 
@@ -269,46 +270,25 @@ class Chat:
         """
         reading = self._reader()
         reply = reading.reply if isinstance(reading, Turn | Run) else reading
-        left = self._turns[-1].latest
-        if reply is None and left is not None:
-            return await self._interrupt_left(left, heard)
-        texts = reply.texts if reply is not None else self.last.messages
-        end = characters_heard("".join(texts.values()), heard)
+        progress = self._turns[-1].latest if reply is None else reply.progress
+        if progress is None:
+            progress = Progress(self.last.response.id, self.last.messages)
+        elif reply is None and heard is not None:  # no task reads it: wait until so much has come
+            await self._connection.ended(progress.take, partial(progress.has, heard))
+        take = progress.take if reply is None else reply.witness
+        text = progress.text[: characters_heard(progress.text, heard)]
         if reading is not None:
             reading.stop()
-        witness = None if reply is None else reply.witness
-        place = place_in(texts, end)
+        place = place_in(progress.texts, len(text))
         if place is None:  # no text came
             await self.cancel()
-            await self._connection.ended(witness)
-            late = None if reply is None else place_in(reply.texts, 0)
-            if late is not None:
-                await self._connection.truncate(*late, witness)
-            return ""
-        await self._connection.truncate(*place, witness)
-        return "".join(texts.values())[:end]
-
-    async def _interrupt_left(self, left: Progress, heard: int | str | None) -> str:
-        """Cut the reply `left`, which no task reads any more: wait until as much of it has come as was `heard`
-        (a number of characters or the text itself; None: what has come), cut it there at the server, and return
-        the text that stays. A reply without text is cancelled. One that begins in another way is not waited
-        for."""
-        wanted = len(left.text) if heard is None else len(heard) if isinstance(heard, str) else heard
-
-        def known() -> bool:
-            differs = isinstance(heard, str) and not heard.startswith(left.text)
-            return differs or len(left.text) >= wanted
-
-        await self._connection.ended(left.take, known)
-        end = characters_heard(left.text, wanted if heard is None else heard)
-        if not left.texts:  # no text came
-            await self.cancel()
-            await self._connection.ended(left.take)
-        place = place_in(left.texts, end)
+            await self._connection.ended(take)
+            place = place_in(progress.texts, 0)
         if place is not None:
-            await self._connection.truncate(*place, left.take)
-            left.shorten(*place)
-        return left.text
+            await self._connection.truncate(*place, take)
+            if reply is None:
+                progress.shorten(*place)
+        return text
 
     async def rewind(self, to: AnyItem | str | int) -> server.SessionRewound:
         """Remove the end of the conversation: the item `to` (or the item with that id) becomes the last;

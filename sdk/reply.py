@@ -76,7 +76,8 @@ class Reply(Reading[ServerEvent, Finished]):
         self._began = 0.0
         self._first_output: float | None = None
         self._logprobs: list[TokenLogprob] = []
-        self._progress = Progress()
+        self.progress = Progress()
+        """What has come of the response so far."""
         self._output: dict[int, AnyItem] = {}
         self.finished: Finished | None = None
 
@@ -89,7 +90,7 @@ class Reply(Reading[ServerEvent, Finished]):
     @property
     def response_id(self) -> str | None:
         """The response's id; None until it has begun."""
-        return self._progress.response_id
+        return self.progress.response_id
 
     @property
     def running(self) -> bool:
@@ -103,7 +104,7 @@ class Reply(Reading[ServerEvent, Finished]):
     @property
     def texts(self) -> dict[str, str]:
         """The text of each of its messages, as far as it was read, by item id. A new dict."""
-        return dict(self._progress.texts)
+        return dict(self.progress.texts)
 
     def witness(self, event: ServerEvent) -> None:
         """Take in a server event that other code has read, as if it had been read here: it updates `texts` and,
@@ -145,7 +146,7 @@ class Reply(Reading[ServerEvent, Finished]):
         self._apart |= len(self._first) > 0
         while self._first:  # each is sent once, also when this is cancelled and taken up again
             self._first_ids.add(await self._connection.send(self._first.popleft()))
-        self.rounds.latest = self._progress
+        self.rounds.latest = self.progress
         if self._beside and isinstance(create, ResponseCreate):
             self._aside = self._connection.aside(create)
             self._create_id = await self._aside.ask()
@@ -184,7 +185,7 @@ class Reply(Reading[ServerEvent, Finished]):
         """Update what is known of the response by a server event; its end sets `finished`. Returns whether the
         event is about this response, or an error. Raises `ResponseFailed` if the response ended `failed`,
         `ProtocolBroken`."""
-        if not self._progress.take(event):
+        if not self.progress.take(event):
             return isinstance(event, ErrorEvent)
         if isinstance(event, ResponseDone):
             self._ended(event.response)

@@ -184,9 +184,9 @@ class Connection:
         self._requests: list[_PendingRequest] = []
         self._senders: list[asyncio.Future[None]] = []  # their frames wait for a new connection
         self._arrival: asyncio.Future[None] | None = None  # the reader waits for an event
-        self._room: asyncio.Future[None] | None = None  # the receive task waits for room in the queue
+        self._room = asyncio.Event()  # the receive task waits for room in the queue
         self._reading = False
-        self._read_on: asyncio.Event | None = None  # set when the reader has taken an event, or has stopped
+        self._read_on = asyncio.Event()  # wakes what waits until the reader has an event, or has stopped
         self.responses = RunningResponses(running)
         self._asides: weakref.WeakValueDictionary[str, Aside] = weakref.WeakValueDictionary()
         self._out_of_band: set[str] = set()  # ids of responses that run beside the conversation
@@ -320,14 +320,13 @@ class Connection:
                     return event
         finally:
             self._reading = False
-            if self._read_on is not None:
-                self._read_on.set()
-                self._read_on = None
+            self._read_on.set()
+            self._read_on.clear()
 
     async def others(self) -> None:
         """Wait until no other task reads events."""
         while self._reading:
-            await self._other_reader()
+            await self._read_on.wait()
 
     def aside(self, create: ResponseCreate) -> Aside:
         """A new `Aside` for the response out of band that `create` asks for, which `Aside.ask` sends. A label
@@ -353,7 +352,7 @@ class Connection:
         band do not count."""
         while self.responses.busy and not enough():
             if self._reading:
-                await self._other_reader()
+                await self._read_on.wait()
                 continue
             event = await self.receive()
             if meanwhile is not None:
@@ -422,7 +421,7 @@ class Connection:
         """Let the receive task run, even if the reader's queue is full. Raises `ConnectionLost` after
         `aclose`."""
         self._check_open()
-        self._make_room()
+        self._room.set()
         self._start()
 
     def _start(self) -> None:
@@ -449,8 +448,8 @@ class Connection:
                     continue
                 self._arrived(frame)
                 while self._is_full():
-                    self._room = asyncio.get_running_loop().create_future()
-                    await self._room
+                    self._room.clear()
+                    await self._room.wait()
         except Exception as error:
             self._fail(error)
 
@@ -623,7 +622,7 @@ class Connection:
         self._check_open()
         request = _PendingRequest(event_id, matches, asyncio.get_running_loop().create_future())
         self._requests.append(request)
-        self._make_room()
+        self._room.set()
         try:
             yield request
         finally:
@@ -671,17 +670,11 @@ class Connection:
         deleted."""
         event = self._queue.popleft()
         self._taken += 1
-        if self._room is not None and len(self._queue) <= MAX_QUEUED // 2:
-            self._make_room()
+        if len(self._queue) <= MAX_QUEUED // 2:
+            self._room.set()
         if isinstance(event, ConnectionFault):
             raise event
         return event
-
-    def _make_room(self) -> None:
-        if self._room is not None:
-            if not self._room.done():
-                self._room.set_result(None)
-            self._room = None
 
     async def _returned(self, transport: Transport, lost: ConnectionLost) -> None:
         """Wait until the receive task has replaced ``transport``, on which sending failed; it sends the frame
@@ -692,7 +685,7 @@ class Connection:
             raise self.located(lost)
         sender: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._senders.append(sender)
-        self._make_room()
+        self._room.set()
         self._start()
         try:
             await sender
@@ -706,12 +699,6 @@ class Connection:
         if self._resumption is not None and (event_id := self.responses.acknowledged(event)):
             self._resumption.arrived(event_id)
         return self.responses.read(event)
-
-    async def _other_reader(self) -> None:
-        """Wait until the other task that reads has got an event, or has stopped."""
-        if self._read_on is None:
-            self._read_on = asyncio.Event()
-        await self._read_on.wait()
 
     def _check_open(self) -> None:
         if self._closed:

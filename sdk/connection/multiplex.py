@@ -47,8 +47,6 @@ class SharedTransport:
         self._attaching: dict[str, str] = {}  # sessions, by the event that attaches them
         self._numbers = itertools.count(1)
         self._task: asyncio.Task[None] | None = None
-        self.lost: ConnectionLost | None = None
-        """How the connection ended; None while it lasts."""
 
     def session(self, session_id: str) -> SessionTransport:
         """The transport of the session with this id, which is made at the first call."""
@@ -85,11 +83,11 @@ class SharedTransport:
                 if session is not None:
                     await self._put(session, frame)
         except ConnectionLost as lost:
-            self.lost = lost
+            cause, code = lost.message, lost.close_code
         except Exception as error:
-            self.lost = ConnectionLost(f"A frame of the server cannot be given to its session: {error}")
+            cause, code = f"A frame of the server cannot be given to its session: {error}", None
         for session in self._sessions.values():
-            session.arrival.set()
+            session.end(cause, code)
 
     async def _put(self, session: SessionTransport, frame: bytes) -> None:
         """Queue a frame for a session. If its queue stays full for `PATIENT_TURNS` turns of the event loop,
@@ -98,7 +96,7 @@ class SharedTransport:
             if session.put(frame):
                 return
             await asyncio.sleep(0)
-        session.fall_behind()
+        session.end("This session read too slowly on a shared connection, and was detached from it")
         await self.leave(session.id)
 
     def _session_of(self, frame: bytes) -> SessionTransport | None:
@@ -120,23 +118,22 @@ class SessionTransport:
         self.connection = connection
         self.id = session_id
         self._frames: deque[bytes] = deque()
-        self.arrival = asyncio.Event()
-        """Set when there is a frame, or the connection has ended."""
-        self._closed = False
-        self._behind = False
+        self._arrival = asyncio.Event()  # set when there is a frame, or no more come
+        self._end: tuple[str, int | None] | None = None
 
     def put(self, frame: bytes) -> bool:
         """Queue a frame for `receive`. Returns False, and drops it, if `MAX_QUEUED` frames wait."""
         if len(self._frames) >= MAX_QUEUED:
             return False
         self._frames.append(frame)
-        self.arrival.set()
+        self._arrival.set()
         return True
 
-    def fall_behind(self) -> None:
-        """Called when the session reads too slowly: it still gets the queued frames, then `ConnectionLost`."""
-        self._behind = True
-        self.arrival.set()
+    def end(self, cause: str, close_code: int | None = None) -> None:
+        """End the session's connection: it still gets the queued frames, then `ConnectionLost` with this cause
+        and code."""
+        self._end = self._end or (cause, close_code)
+        self._arrival.set()
 
     async def send(self, frame: bytes) -> None:
         self._check()
@@ -145,24 +142,17 @@ class SessionTransport:
     async def receive(self) -> bytes:
         while not self._frames:
             self._check()
-            if (lost := self.connection.lost) is not None:
-                raise ConnectionLost.closed(lost.message, lost.close_code)
-            self.arrival.clear()
+            self._arrival.clear()
             self.connection.start()
-            await self.arrival.wait()
+            await self._arrival.wait()
         return self._frames.popleft()
 
     async def aclose(self) -> None:
         """Detach the session from the connection; its other sessions go on."""
-        self._closed = True
-        self.arrival.set()
+        self.end("This session was detached from its connection")
         with suppress(ConnectionLost):
             await self.connection.leave(self.id)
 
     def _check(self) -> None:
-        if self._closed:
-            raise ConnectionLost("This session was detached from its connection")
-        if self._behind:
-            raise ConnectionLost(
-                "This session read too slowly on a shared connection, and was detached from it"
-            )
+        if self._end is not None:
+            raise ConnectionLost.closed(*self._end)

@@ -96,6 +96,13 @@ class Progress:
                 return False
         return True
 
+    def has(self, heard: int | str) -> bool:
+        """Whether so much has come as was `heard`, a number of characters or the text itself, or the text
+        begins in another way."""
+        if isinstance(heard, int):
+            return len(self.text) >= heard
+        return len(self.text) >= len(heard) or not heard.startswith(self.text)
+
     def shorten(self, item_id: str, end: int) -> None:
         """Cut `texts` as the server has cut the reply: the message `item_id` keeps its first `end` characters,
         and later messages are dropped."""

@@ -62,29 +62,24 @@ def decode_client(frame: bytes | str, max_bytes: int = MAX_FRAME_BYTES) -> Clien
     """The client event in `frame`. Raises `FrameTooLarge` above `max_bytes`, else the `FrameError` that fits;
     its `param` is the path of the field at fault, and its `event_id` the event's own id, each None if it cannot
     be told."""
-    data = checked(frame, max_bytes)
-    try:
-        return _CLIENT.decode(data)
-    except msgspec.ValidationError as error:
-        return _without_nulls(_lenient(data), str(error), _CLIENT.decode, is_unserved)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise FrameMalformed(_quoted(f"The frame is not valid JSON: {_cause(error, data)}")) from None
+    return decode_body(checked(frame, max_bytes), _CLIENT, is_unserved, "frame")
 
 
 def decode_body(
     data: bytes,
     decoder: msgspec.json.Decoder[T],
     unserved: Callable[[str, Any], bool] = lambda path, value: False,
+    named: str = "body",
 ) -> T:
     """Decode ``data``, the JSON body of an HTTP request, by ``decoder``. ``unserved``: called with the path of
     a field that was refused and its value; returns whether the body's standard has it and this server does not
-    serve it. Raises a `FrameError` that names the field."""
+    serve it. ``named``: what errors call the data. Raises a `FrameError` that names the field."""
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
         return _without_nulls(_lenient(data), str(error), decoder.decode, unserved)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise FrameMalformed(_quoted(f"The body is not valid JSON: {_cause(error, data)}")) from None
+        raise FrameMalformed(_quoted(f"The {named} is not valid JSON: {_cause(error, data)}")) from None
 
 
 def decode_prepared(
@@ -236,7 +231,8 @@ def _drop_null(whole: Any, path: str) -> bool:
 def _refusal(whole: Any, text: str, unserved: Callable[[str, Any], bool]) -> FrameError:
     """The `FrameError` that fits. `whole`: a frame or an HTTP body as JSON, which does not have the right
     fields; `text`: msgspec's error message; `unserved`: as for `_without_nulls`."""
-    event_id = _event_id(whole)
+    told = whole.get("event_id") if isinstance(whole, dict) else None
+    event_id = told if isinstance(told, str) and len(told) <= MAX_EVENT_ID else None
     path, cause = _fault(text)
     field = cause.startswith((_UNKNOWN, _MISSING))
     param = path if path or field else None  # a field may have the empty name
@@ -281,11 +277,6 @@ def _lenient(data: bytes) -> Any:
         return msgspec.json.decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
-
-
-def _event_id(whole: Any) -> str | None:
-    found = whole.get("event_id") if isinstance(whole, dict) else None
-    return found if isinstance(found, str) and len(found) <= MAX_EVENT_ID else None
 
 
 def _at(whole: Any, path: str) -> Any:
