@@ -88,26 +88,6 @@ class Chat:
         self.session = session
 
     @classmethod
-    async def begin(
-        cls,
-        transport: Transport,
-        *,
-        resumption: Resumption | None = None,
-        max_tool_rounds: int = MAX_TOOL_ROUNDS,
-    ) -> Chat:
-        """The chat of the new session on `transport`, a fresh connection: it waits for `session.created`. With
-        a `resumption` a lost connection is made again, without one it is not. After an error `transport` is
-        closed. Raises `ServerError` if the server refuses the session, `ConnectionLost`."""
-        connection = Connection(transport, resumption)
-        try:
-            created = await connection.answer("", lambda event: isinstance(event, server.SessionCreated))
-        except BaseException:
-            await connection.aclose()
-            raise
-        assert isinstance(created, server.SessionCreated)
-        return cls(connection, created.session, max_tool_rounds=max_tool_rounds)
-
-    @classmethod
     async def resume(
         cls,
         resumption: Resumption,

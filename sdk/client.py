@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from functools import partial
 from os import PathLike
 from ssl import SSLContext
 from typing import Any, TypeAlias, Unpack
@@ -18,11 +19,12 @@ import anyio
 import msgspec
 
 from .chat import MAX_TOOL_ROUNDS, Chat
+from .connection.connection import Connection
 from .connection.reconnect import Patience, Resumption
-from .connection.requests import requested
-from .connection.transport import DEFAULT_URL, Transport, dial, realtime_url, shown
+from .connection.transport import DEFAULT_URL, Transport, dial, realtime_url, requested, shown
 from .errors import ConnectionFailed
 from .frames.exported import SESSIONS, ImportedSession, read_export
+from .frames.server import SessionCreated
 from .opening import opens_async
 from .params import SessionOptions
 from .tools.tool import ToolLike
@@ -79,10 +81,12 @@ class Client:
         (`frames.sampling.SamplingFields`); `chat.session` has the values in force. Raises `ConnectionFailed`,
         `ConnectionLost`, `ToolInvalid`, `FrameError`, `ServerError`.
         """
-        transport = await self._dial(self._model)
+        connection = Connection(await self._dial(self._model), self._resumption())
         chat: Chat | None = None
         try:
-            chat = await Chat.begin(transport, resumption=self._resumption(), max_tool_rounds=max_tool_rounds)
+            created = await connection.answer("", lambda event: isinstance(event, SessionCreated))
+            assert isinstance(created, SessionCreated)
+            chat = Chat(connection, created.session, max_tool_rounds=max_tool_rounds)
             fields: dict[str, Any] = {**options}
             if instructions is not None:
                 fields["instructions"] = instructions
@@ -91,7 +95,7 @@ class Client:
                 await chat.update(tools=tools or None, **fields)
             yield chat
         finally:
-            await (transport if chat is None else chat).aclose()
+            await (connection if chat is None else chat).aclose()
 
     @opens_async("async with client.resume(handle) as chat:")
     async def resume(
@@ -173,15 +177,7 @@ async def connect(
     key = os.environ.get("HOLDFAST_API_KEY") if api_key is None else api_key
     realtime_url(address, model)
 
-    async def open_transport(wanted: str | None) -> Transport:
-        return await dial(address, wanted, key, ssl=ssl, msgpack=msgpack, resumable="true")
-
-    async def return_transport(wanted: str | None) -> Transport:
-        return await dial(address, wanted, key, ssl=ssl, msgpack=msgpack, resumable="true", resume="true")
-
-    async def import_export(data: bytes) -> bytes:
-        return await requested(address, "POST", SESSIONS, key, data, ssl=ssl)
-
-    yield Client(
-        open_transport, model, return_transport, patience, shown(realtime_url(address)), import_export
-    )
+    dialling = partial(dial, address, api_key=key, ssl=ssl, msgpack=msgpack, resumable="true")
+    importing = partial(requested, address, "POST", SESSIONS, key, ssl=ssl)
+    back = partial(dialling, resume="true")
+    yield Client(dialling, model, back, patience, shown(realtime_url(address)), importing)

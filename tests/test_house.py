@@ -115,7 +115,7 @@ INSIDE = {
         ["errors"],
         ["frames"],
         ["connection.transport", "connection.responses", "tools", "params", "reading", "opening"],
-        ["connection.multiplex", "connection.reconnect", "connection.requests"],
+        ["connection.multiplex", "connection.reconnect"],
         ["connection"],
         ["reply", "text_input"],
         ["turn"],

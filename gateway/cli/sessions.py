@@ -16,7 +16,7 @@ import typer
 
 from ...runtime.errors import SettingsInvalid
 from ...runtime.kv_placement.store_admin import tend
-from ...sdk.connection.requests import requested
+from ...sdk.connection.transport import requested
 from ...sdk.errors import ServerError
 from ...sessions.errors import RecordDamaged, SessionUnknown, StoreHeld
 from ...sessions.exports import at_rest

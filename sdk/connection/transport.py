@@ -1,16 +1,21 @@
 """Transports: each carries whole frames both ways. A frame is the JSON text of one event.
 
-`WebSocketTransport` is for servers; `gateway.embedded` has one in memory.
+`WebSocketTransport` is for servers; `gateway.embedded` has one in memory. `requested` sends one HTTP request,
+for what is no conversation, such as a session that is imported.
 """
 
 from __future__ import annotations
 
 import asyncio
+import http.client
 from contextlib import suppress
 from ssl import SSLContext
 from typing import Any, Protocol
+from urllib.error import HTTPError, URLError
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
+from urllib.request import HTTPSHandler, OpenerDirector, ProxyHandler, Request, build_opener
 
+import anyio.to_thread
 import msgspec
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as websocket_connect
@@ -24,7 +29,15 @@ from websockets.exceptions import (
 from websockets.http11 import Response
 from websockets.typing import Subprotocol
 
-from ..errors import ConnectionFailed, ConnectionLost, KeyRejected, ModelUnknown, ServerUnavailable
+from ..errors import (
+    ConnectionFailed,
+    ConnectionLost,
+    KeyRejected,
+    ModelUnknown,
+    ServerError,
+    ServerUnavailable,
+)
+from ..frames.exported import JSON_LINES
 from ..frames.packed import PACKED, packed, unpacked
 
 MAX_FRAME_BYTES = 16 << 20
@@ -41,6 +54,9 @@ REFUSALS = {
     429: ServerUnavailable,
     503: ServerUnavailable,
 }
+ANSWER_SECONDS = 60.0
+"""How long one piece of the answer to an HTTP request may take."""
+HTTP = {"ws": "http", "wss": "https"}
 MOST_WORDS = 500  # characters of an answer that is not the server's JSON, such as a proxy's page
 
 
@@ -160,6 +176,51 @@ def shown(address: str) -> str:
     """The address as people read it in an error: without the query, and without what may be a password."""
     parts = urlsplit(address)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+async def requested(
+    url: str,
+    method: str,
+    path: str,
+    api_key: str | None = None,
+    body: bytes | None = None,
+    *,
+    ssl: SSLContext | None = None,
+) -> bytes:
+    """Send one request to the server at `url`, an address as for `connect`, and return the body of the answer.
+    `path`: of the route, with its query. `ssl`: as in `connect`. Raises `ConnectionFailed`, and `ServerError`
+    with the server's words if it refuses."""
+    return await anyio.to_thread.run_sync(
+        _requested, url, method, path, api_key, body, ssl, abandon_on_cancel=True
+    )
+
+
+def _requested(
+    url: str, method: str, path: str, api_key: str | None, body: bytes | None, ssl: SSLContext | None
+) -> bytes:
+    parts = urlsplit(realtime_url(url))
+    address = f"{HTTP[parts.scheme]}://{parts.netloc}{parts.path.removesuffix(PATH)}{path}"
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    if body is not None:
+        headers["Content-Type"] = JSON_LINES
+    try:
+        with _opener(parts.hostname, ssl).open(
+            Request(address, body, headers, method=method), timeout=ANSWER_SECONDS
+        ) as answer:
+            found: bytes = answer.read()
+            return found
+    except HTTPError as error:
+        with error:
+            words, code = words_of(error.code, error.reason, error.read())
+        raise ServerError(words, code=code) from None
+    except (URLError, OSError, http.client.HTTPException) as error:
+        why = getattr(error, "reason", None) or error or type(error).__name__
+        raise ConnectionFailed(str(why), address=shown(address)) from None
+
+
+def _opener(host: str | None, ssl: SSLContext | None) -> OpenerDirector:
+    direct = [ProxyHandler({})] if host in LOOPBACK else []
+    return build_opener(*direct, *([] if ssl is None else [HTTPSHandler(context=ssl)]))
 
 
 def _refused(address: str, answer: Response) -> ConnectionFailed:

@@ -250,20 +250,14 @@ def _refusal(whole: Any, text: str, unserved: Callable[[str, Any], bool]) -> Fra
 def _fault(text: str) -> tuple[str, str]:
     """The path of the field at fault by a message of msgspec, such as `session.tools[0]`, and the cause; the
     path is "" if the message names no field."""
-    cause, path = _located(text)
-    if cause.startswith((_UNKNOWN, _MISSING)):
-        path = f"{path}.{_quoted(cause.split('`', 1)[1].removesuffix('`'))}".removeprefix(".")
-    return path, cause
-
-
-def _located(text: str) -> tuple[str, str]:
-    """Split a message of msgspec into the cause and the path of the field at fault, such as `session.tools[0]`;
-    the path is "" if the message names no field."""
     cause, _, place = text.rpartition(" - at `")
     place = place.removeprefix("key` in `")
     if not cause or not place.startswith("$"):
-        return text, ""
-    return cause, _quoted(place[1:].removesuffix("`").removeprefix("."))
+        cause, place = text, "$"
+    path = _quoted(place[1:].removesuffix("`").removeprefix("."))
+    if cause.startswith((_UNKNOWN, _MISSING)):
+        path = f"{path}.{_quoted(cause.split('`', 1)[1].removesuffix('`'))}".removeprefix(".")
+    return path, cause
 
 
 def _kind(cause: str) -> type[FrameError]:

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
+import msgspec
 from msgspec import Meta
-
-from .items import Given
 
 MAX_CHOICES = 4096
 MAX_DEPTH = 64
 MAX_TOOLS = 128
 
 
-class NamedFunction(Given, kw_only=True, frozen=True, tag_field="type", tag="function"):
+class Tagged(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
+    """Base of what is told apart by its `type`: choices of tools, and formats of a response's text."""
+
+
+class NamedFunction(Tagged, kw_only=True, frozen=True, tag="function"):
     """As a `tool_choice`: the model must call the function `name`."""
 
     name: Annotated[str, Meta(min_length=1, max_length=64)]
 
 
-class AllowedTools(Given, kw_only=True, frozen=True, tag_field="type", tag="allowed_tools"):
+class AllowedTools(Tagged, kw_only=True, frozen=True, tag="allowed_tools"):
     """As a `tool_choice`: the model may call only these of the tools (`mode` auto), or must call one or more of
     them (required). The prompt still has all tools, so that its KV is used again."""
 
@@ -68,7 +71,9 @@ def _children(node: Any) -> list[Any]:
     return node if isinstance(node, list) else []
 
 
-class ToolDefinition(Given, kw_only=True, frozen=True, omit_defaults=True):
+class ToolDefinition(
+    msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """A function that the model may call. `parameters`: the JSON Schema of its arguments.
 
     `strict` true: the arguments of each call fit `parameters`, by a grammar, and what it cannot enforce is
@@ -102,19 +107,15 @@ Tools: TypeAlias = Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)]
 _Name: TypeAlias = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
 
 
-class Format(Given, frozen=True, tag_field="type"):
-    """Base of the formats of a response's text."""
-
-
-class AnyText(Format, frozen=True, tag="text"):
+class AnyText(Tagged, frozen=True, tag="text"):
     """The text has any form, as without a format."""
 
 
-class JsonObject(Format, frozen=True, tag="json_object"):
+class JsonObject(Tagged, frozen=True, tag="json_object"):
     """The text is a JSON object, with any fields."""
 
 
-class NamedSchema(Given, kw_only=True, frozen=True):
+class NamedSchema(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """A JSON Schema that a response's text must fit: the inner object of `ChatJsonSchema`.
 
     `strict` true: keywords of `schema` that the server cannot enforce are refused; else they are ignored.
@@ -139,26 +140,26 @@ class JsonSchema(NamedSchema, frozen=True, tag_field="type", tag="json_schema"):
     """
 
 
-class ChatJsonSchema(Format, frozen=True, tag="json_schema"):
+class ChatJsonSchema(Tagged, frozen=True, tag="json_schema"):
     """The text is JSON that fits the schema in `json_schema`, as in Chat Completions."""
 
     json_schema: NamedSchema
 
 
-class RegexGrammar(Format, frozen=True, tag="regex"):
+class RegexGrammar(Tagged, frozen=True, tag="regex"):
     """The whole text matches the regular expression `pattern`. Look-around and back-references are not
     supported."""
 
     pattern: Annotated[str, Meta(min_length=1)]
 
 
-class ChoiceGrammar(Format, frozen=True, tag="choice"):
+class ChoiceGrammar(Tagged, frozen=True, tag="choice"):
     """The text is exactly one of `choices`."""
 
     choices: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=MAX_CHOICES)]
 
 
-class LarkGrammar(Format, frozen=True, tag="lark"):
+class LarkGrammar(Tagged, frozen=True, tag="lark"):
     """The whole text fits the rule `start` of the grammar `definition`, which is written in llguidance's Lark
     syntax."""
 
@@ -169,7 +170,7 @@ ResponseFormat: TypeAlias = AnyText | JsonObject | ChatJsonSchema
 AnyGrammar: TypeAlias = RegexGrammar | ChoiceGrammar | LarkGrammar
 
 
-class TextConfig(Given, kw_only=True, frozen=True):
+class TextConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """The field `text` of a response, as in the Responses API: it holds the `format` of the text (null: any
     text)."""
 
