@@ -95,26 +95,21 @@ class Chat:
         *,
         tools: Iterable[ToolLike] = (),
         max_tool_rounds: int = MAX_TOOL_ROUNDS,
+        opened: tuple[Transport, server.SessionResumed] | None = None,
     ) -> Chat:
-        """The chat of the session that `handle` opens. `resumption` makes the connection, now in one try, and
-        after each loss. `tools`: the callables to run from now on. Raises `SessionLost` if the handle opens
-        nothing, `ConnectionFailed`, `ConnectionLost`, `ToolInvalid`."""
-        resumption.handle = handle
-        chat = cls._resumed(*await resumption.connect(), resumption, max_tool_rounds)
-        chat._tools = tools_of(tools)
-        return chat
-
-    @classmethod
-    def _resumed(
-        cls,
-        transport: Transport,
-        resumed: server.SessionResumed,
-        resumption: Resumption,
-        max_tool_rounds: int,
-    ) -> Chat:
+        """The chat of the session that `handle` opens. `resumption` makes the connection, now in one try unless
+        it is `opened`, and after each loss. `tools`: the callables to run from now on. Raises `SessionLost` if
+        the handle opens nothing, `ConnectionFailed`, `ConnectionLost`, `ToolInvalid`."""
+        table = tools_of(tools)
+        if opened is None:
+            resumption.handle = handle
+            opened = await resumption.connect()
+        transport, resumed = opened
         connection = Connection(transport, resumption, running=resumed.running)
         connection.buffer.stale = True
-        return cls(connection, resumed.session, max_tool_rounds=max_tool_rounds)
+        chat = cls(connection, resumed.session, max_tool_rounds=max_tool_rounds)
+        chat._tools = table
+        return chat
 
     def __repr__(self) -> str:
         current = self._reader()
@@ -362,10 +357,9 @@ class Chat:
         for made in forked.sessions:
             own = resumption.another(made.handle)
             attached = await self._attach(made, own) if shared else None
-            if attached is None:
-                attached = await own.patience.retry(own.connect)
-            chat = self._resumed(*attached, own, self._max_tool_rounds)
-            chat._tools = self._tools
+            opened = attached or await own.patience.retry(own.connect)
+            tools, rounds = self._tools.values(), self._max_tool_rounds
+            chat = await Chat.resume(own, made.handle, tools=tools, max_tool_rounds=rounds, opened=opened)
             self._children.append(chat)
             chats.append(chat)
         return chats

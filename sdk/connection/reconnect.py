@@ -210,22 +210,19 @@ class Resumption:
         server's answer; after an error that transport is closed. Raises ``ConnectionFailed`` or
         ``ConnectionLost`` if another try may help, else ``SessionLost`` or ``ProtocolBroken``; they name the
         server and the handle."""
+        transport: Transport | None = None
         try:
-            return await self._connect()
-        except ConnectionFault as fault:
-            fault.of(self.address, self.handle)
-            raise
-
-    async def _connect(self) -> tuple[Transport, SessionResumed]:
-        transport = await self._dial()
-        try:
+            transport = await self._dial()
             resume = SessionResume(event_id="resume", handle=self.handle or "", last_event=self.last_event)
             await transport.send(msgspec.json.encode(resume))
             resumed = await self.greeted(transport)
             self._check(resumed)
             return transport, resumed
-        except BaseException:
-            await transport.aclose()
+        except BaseException as error:
+            if transport is not None:
+                await transport.aclose()
+            if isinstance(error, ConnectionFault):
+                error.of(self.address, self.handle)
             raise
 
     async def greeted(self, transport: Transport) -> SessionResumed:

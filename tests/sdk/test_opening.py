@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-from holdfast.sdk import NotEntered, SDKError, connect, sync
+from holdfast.sdk import NotEntered, SDKError, ToolInvalid, connect, sync
 from holdfast.sdk.client import Client
 
 pytestmark = pytest.mark.anyio
@@ -50,3 +50,12 @@ def test_it_can_be_asked_what_it_has_and_be_copied() -> None:
     opening = connect("ws://127.0.0.1:1")
     assert not hasattr(opening, "session") and hasattr(opening, "__aenter__")
     assert type(copy.copy(opening)) is type(opening)
+
+
+async def test_wrong_tools_are_told_before_a_session_is_opened_again() -> None:
+    async def dial(model: str | None) -> None:
+        raise AssertionError("nothing is dialled")
+
+    with pytest.raises(ToolInvalid):
+        async with Client(dial, redial=dial).resume("hold_1", tools=[{"type": "function"}]):  # type: ignore
+            pass
