@@ -117,7 +117,8 @@ def _streamed(
 
 
 class SyncChat:
-    """One session, made by `SyncClient.session`. `chat`: the `sdk.chat.Chat` behind it."""
+    """One session, made by `SyncClient.session`. `chat`: the `sdk.chat.Chat` behind it, of which these are the
+    methods. `say`, `respond` and `run` return a `SyncStream`; the others return when it is done."""
 
     def __init__(self, portal: BlockingPortal, chat: Chat) -> None:
         self._portal = portal
