@@ -106,8 +106,9 @@ class ClientSocket(ABC):
 
     async def _read(self) -> None:
         while True:
-            frame = await self._channel.receive()
+            frame: bytes | str = b""
             try:
+                frame = await self._channel.receive()  # it may be no MessagePack
                 await self.serve(frame)
             except FrameError as error:
                 self.refuse_frame(frame, error)
