@@ -127,7 +127,7 @@ INSIDE = {
     ],
     "gateway": [
         ["errors", "net.rates", "documents", "clients"],
-        ["settings", "access.attribution", "metrics.turns", "metrics.vllm"],
+        ["settings", "access.attribution", "metrics.turns"],
         [
             "net",
             "metrics.prometheus",

@@ -5,73 +5,46 @@ Those that mean the same are further names of our own options: `also` in an `Opt
 
 from __future__ import annotations
 
-_TOOLS = "tools need no switch: a request that gives tools can call them"
-_ONE_DEVICE = "a server computes on one device, which --device names"
-_AS_STORED = "the model's files say it"
-_PREFIX_CACHE = "the prefix cache is always on"
-_CHUNKS = "prefill is always in chunks: --max-step-tokens bounds one"
-_LOGS = "no line of the log has text of prompts or replies; --log-level warning leaves out single requests"
-_ADAPTERS = "adapters are not served"
-_CACHE = "$HOLDFAST_CACHE names the folder of fetched models"
-_BY_REQUEST = "a request says it"
-
-HINTS = {
-    "--model": "the model is an argument: holdfast serve MODEL",
-    "--num-gpu-blocks-override": "--kv-bytes sizes the KV",
-    "--swap-space": "--host-bytes sizes the KV below the device",
-    "--kv-offloading-size": "--host-bytes sizes the KV below the device",
-    "--kv-offloading-backend": "--host-bytes sizes the KV below the device",
-    "--cpu-offload-gb": "weights stay on the device",
-    "--enable-prefix-caching": _PREFIX_CACHE,
-    "--no-enable-prefix-caching": _PREFIX_CACHE,
-    "--prefix-caching-hash-algo": _PREFIX_CACHE,
-    "--enable-chunked-prefill": _CHUNKS,
-    "--no-enable-chunked-prefill": _CHUNKS,
-    "--tensor-parallel-size": _ONE_DEVICE,
-    "-tp": _ONE_DEVICE,
-    "--pipeline-parallel-size": _ONE_DEVICE,
-    "-pp": _ONE_DEVICE,
-    "--data-parallel-size": _ONE_DEVICE,
-    "-dp": _ONE_DEVICE,
-    "--enable-expert-parallel": _ONE_DEVICE,
-    "--distributed-executor-backend": _ONE_DEVICE,
-    "--enable-auto-tool-choice": _TOOLS,
-    "--tool-parser-plugin": "--tool-call-parser names a form",
-    "--enable-reasoning": "--reasoning-parser says how the model writes it",
-    "--chat-template": "the model's own template is used",
-    "--tokenizer": "the tokenizer comes with the model",
-    "--tokenizer-mode": "the tokenizer comes with the model",
-    "--trust-remote-code": "no code of a model's folder is run",
-    "--quantization": _AS_STORED,
-    "-q": _AS_STORED,
-    "--load-format": _AS_STORED,
-    "--hf-overrides": _AS_STORED,
-    "--rope-scaling": _AS_STORED,
-    "--config-format": _AS_STORED,
-    "--download-dir": _CACHE,
-    "--scheduling-policy": "--policy names the order of turns",
-    "--seed": _BY_REQUEST,
-    "--max-logprobs": _BY_REQUEST,
-    "--generation-config": "the model's own defaults are taken",
-    "--override-generation-config": _BY_REQUEST,
-    "--default-chat-template-kwargs": _BY_REQUEST,
-    "--speculative-config": "no draft model is served",
-    "--enable-lora": _ADAPTERS,
-    "--lora-modules": _ADAPTERS,
-    "--allowed-origins": "--allow-origin ORIGIN, once for each",
-    "--allowed-methods": "--allow-origin admits web pages",
-    "--allowed-headers": "--allow-origin admits web pages",
-    "--allow-credentials": "--allow-origin admits web pages",
-    "--ssl-ca-certs": "clients are known by their keys",
-    "--ssl-cert-reqs": "clients are known by their keys",
-    "--uvicorn-log-level": "--log-level",
-    "--disable-uvicorn-access-log": _LOGS,
-    "--enable-log-requests": _LOGS,
-    "--disable-log-requests": _LOGS,
-    "--disable-log-stats": "GET /metrics costs nothing where nothing asks for it",
-    "--response-role": "replies are the assistant's",
-    "--api-server-count": "one gateway process serves all sessions",
-    "--headless": "the server always listens",
-    "--middleware": "a proxy in front of the server can do it",
+_INSTEAD = {
+    "the model is an argument: holdfast serve MODEL": "--model",
+    "--kv-bytes sizes the KV": "--num-gpu-blocks-override",
+    "--host-bytes sizes the KV below the device": "--swap-space --kv-offloading-size --kv-offloading-backend",
+    "weights stay on the device": "--cpu-offload-gb",
+    "the prefix cache is always on": (
+        "--enable-prefix-caching --no-enable-prefix-caching --prefix-caching-hash-algo"
+    ),
+    "prefill is always in chunks: --max-step-tokens bounds one": (
+        "--enable-chunked-prefill --no-enable-chunked-prefill"
+    ),
+    "a server computes on one device, which --device names": (
+        "--tensor-parallel-size -tp --pipeline-parallel-size -pp --data-parallel-size -dp"
+        " --enable-expert-parallel --distributed-executor-backend"
+    ),
+    "tools need no switch: a request that gives tools can call them": "--enable-auto-tool-choice",
+    "--tool-call-parser names a form": "--tool-parser-plugin",
+    "--reasoning-parser says how the model writes it": "--enable-reasoning",
+    "the model's own template is used": "--chat-template",
+    "the tokenizer comes with the model": "--tokenizer --tokenizer-mode",
+    "no code of a model's folder is run": "--trust-remote-code",
+    "the model's files say it": "--quantization -q --load-format --hf-overrides --rope-scaling --config-format",
+    "$HOLDFAST_CACHE names the folder of fetched models": "--download-dir",
+    "--policy names the order of turns": "--scheduling-policy",
+    "a request says it": "--seed --max-logprobs --override-generation-config --default-chat-template-kwargs",
+    "the model's own defaults are taken": "--generation-config",
+    "no draft model is served": "--speculative-config",
+    "adapters are not served": "--enable-lora --lora-modules",
+    "--allow-origin ORIGIN, once for each": "--allowed-origins",
+    "--allow-origin admits web pages": "--allowed-methods --allowed-headers --allow-credentials",
+    "clients are known by their keys": "--ssl-ca-certs --ssl-cert-reqs",
+    "--log-level": "--uvicorn-log-level",
+    "no line of the log has text of prompts or replies; --log-level warning leaves out single requests": (
+        "--disable-uvicorn-access-log --enable-log-requests --disable-log-requests"
+    ),
+    "GET /metrics costs nothing where nothing asks for it": "--disable-log-stats",
+    "replies are the assistant's": "--response-role",
+    "one gateway process serves all sessions": "--api-server-count",
+    "the server always listens": "--headless",
+    "a proxy in front of the server can do it": "--middleware",
 }
+HINTS = {name: instead for instead, names in _INSTEAD.items() for name in names.split()}
 """What to do instead, as text, by the name of vLLM's option."""

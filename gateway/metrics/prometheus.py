@@ -2,11 +2,18 @@
 nothing itself.
 
 Each scrape makes its own registry, so that two servers in one process share nothing.
+
+Under the names of vLLM, which routers and dashboards read (``--metrics-compat vllm``), each metric has the
+labels ``model_name`` and ``engine``. Prompt tokens count as queries of the prefix cache, and those with KV that
+was there, in any tier, as hits. KV counts as used where running turns hold it: that of idle sessions gives way
+to a turn.
+https://docs.vllm.ai/en/latest/usage/metrics.html
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,26 +26,13 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from .turns import TurnMetrics
-from .vllm import vllm_families
+from .turns import FINISHED, TurnMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 COUNTED = frozenset(
-    {
-        "steps",
-        "rows",
-        "discarded",
-        "faults",
-        "turns",
-        "preempted",
-        "displaced",
-        "taken",
-        "stalls",
-        "copies",
-        "isolations",
-    }
-    | {"grammars_refused", "drafted", "accepted"}
+    {"steps", "rows", "discarded", "faults", "turns", "preempted", "displaced", "taken", "stalls", "copies"}
+    | {"isolations", "grammars_refused", "drafted", "accepted"}
     | {f"host_{name}" for name in ("hits", "misses", "damaged", "refused", "dropped", "saved", "loaded")}
     | {f"disk_{name}" for name in ("stored", "fetched", "failed", "lost")}
     | {"prefilled", "recomputed", "t_plan", "t_launch", "t_device", "t_commit", "t_gap"}
@@ -59,8 +53,8 @@ class TenantSnapshot:
     limits: Mapping[str, int | None]
 
 
-@dataclass(frozen=True, slots=True)
-class MetricsSnapshot:
+@dataclass(frozen=True, slots=True, eq=False)
+class MetricsSnapshot(Collector):
     """All statistics at one moment. ``ready``: a turn could run. ``engine_number``: how many engines have been
     loaded so far. ``gateway``, ``engine``: statistics by name; ``engine`` is empty while no engine runs.
     ``tenant``: numbers of the tenant that asks; None if it has no name. ``turns``: counts and times of all
@@ -78,38 +72,42 @@ class MetricsSnapshot:
     turns: TurnMetrics | None = None
     vllm: str | None = None
 
+    def collect(self) -> Iterator[Metric]:
+        """Yield a metric family for each statistic, and one for all counts of tokens."""
+        yield GaugeMetricFamily("holdfast_ready", "Whether new turns can run now", self.ready)
+        if (started := self.engine_number) is not None:
+            yield CounterMetricFamily("holdfast_engine_starts", "Engines loaded so far", started)
+        for name, value in sorted(self.gateway.items()):
+            yield GaugeMetricFamily(f"holdfast_{name}", f"The gateway's {name.replace('_', ' ')}", value)
+        if self.tenant is not None:
+            yield from _tenant(self.tenant)
+        if self.turns is not None:
+            yield from _turns(self.turns)
+        text = "Tokens by class, since the engine started"
+        tokens = [([name], self.engine[name]) for name in TOKENS if name in self.engine]
+        yield _filled(CounterMetricFamily("holdfast_tokens", text, labels=["class"]), tokens)
+        for name, value in sorted(self.engine.items()):
+            if name not in TOKENS:
+                kind = CounterMetricFamily if name in COUNTED else GaugeMetricFamily
+                yield kind(f"holdfast_engine_{name}", f"The engine's {name.replace('_', ' ')}", value)
+        if self.turns is not None and self.vllm is not None:
+            yield from _vllm(self.vllm, self.turns, self.engine)
+
 
 def exposition(snapshot: MetricsSnapshot) -> bytes:
     """Write the snapshot in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_MetricsCollector(snapshot))
+    registry.register(snapshot)
     return generate_latest(registry)
 
 
-class _MetricsCollector(Collector):
-    def __init__(self, snapshot: MetricsSnapshot) -> None:
-        self._snapshot = snapshot
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield a metric family for each statistic, and one for all counts of tokens."""
-        snapshot = self._snapshot
-        yield GaugeMetricFamily("holdfast_ready", "Whether new turns can run now", snapshot.ready)
-        if snapshot.engine_number is not None:
-            started = snapshot.engine_number
-            yield CounterMetricFamily("holdfast_engine_starts", "Engines loaded so far", started)
-        for name, value in sorted(snapshot.gateway.items()):
-            yield GaugeMetricFamily(f"holdfast_{name}", f"The gateway's {name.replace('_', ' ')}", value)
-        if snapshot.tenant is not None:
-            yield from _tenant(snapshot.tenant)
-        if snapshot.turns is not None:
-            yield from _turns(snapshot.turns)
-        yield _tokens(snapshot.engine)
-        for name, value in sorted(snapshot.engine.items()):
-            if name not in TOKENS:
-                family = CounterMetricFamily if name in COUNTED else GaugeMetricFamily
-                yield family(f"holdfast_engine_{name}", f"The engine's {name.replace('_', ' ')}", value)
-        if snapshot.turns is not None and snapshot.vllm is not None:
-            yield from vllm_families(snapshot.vllm, snapshot.turns, snapshot.engine)
+def _filled(family: Any, samples: Iterable[tuple[Any, ...]]) -> Metric:
+    """``family``, with these samples: of each the values of its labels, then its value or, of a histogram, its
+    buckets and their sum."""
+    for sample in samples:
+        family.add_metric(*sample)
+    filled: Metric = family
+    return filled
 
 
 def _turns(turns: TurnMetrics) -> Iterator[Metric]:
@@ -124,14 +122,12 @@ def _turns(turns: TurnMetrics) -> Iterator[Metric]:
     )
     for name, text, labels, counts in counted:
         family = CounterMetricFamily(f"holdfast_{name}", text, labels=["tenant", *labels])
-        for values, count in sorted(counts.items()):
-            family.add_metric(values, count)
-        yield family
+        yield _filled(family, sorted(counts.items()))
     first = "From a turn's begin to its first output"
-    by_tenant = HistogramMetricFamily("holdfast_time_to_first_token_seconds", first, labels=["tenant"])
-    for tenant, histogram in sorted(turns.first_token_of.items()):
-        by_tenant.add_metric([tenant], histogram.buckets(), histogram.total)
-    yield by_tenant
+    yield _filled(
+        HistogramMetricFamily("holdfast_time_to_first_token_seconds", first, labels=["tenant"]),
+        (([tenant], one.buckets(), one.total) for tenant, one in sorted(turns.first_token_of.items())),
+    )
     for name, text, histogram in (
         ("inter_token_latency_seconds", "Between two pieces of a turn's output", turns.inter_token),
         ("time_per_output_token_seconds", "Mean of a turn, without its first token", turns.per_token),
@@ -143,19 +139,50 @@ def _turns(turns: TurnMetrics) -> Iterator[Metric]:
 def _tenant(tenant: TenantSnapshot) -> Iterator[Metric]:
     """Yield two metric families, what is used and what is allowed, each with a sample for every limit."""
     told = (("used", "What the tenant has", tenant.used), ("limit", "What it may have", tenant.limits))
-    for kind, help_text, values in told:
-        family = GaugeMetricFamily(f"holdfast_tenant_{kind}", help_text, labels=["tenant", "of"])
-        for name, value in values.items():
-            if value is not None:
-                family.add_metric([tenant.name, name], value)
-        yield family
+    for kind, text, values in told:
+        samples = [([tenant.name, name], value) for name, value in values.items() if value is not None]
+        yield _filled(GaugeMetricFamily(f"holdfast_tenant_{kind}", text, labels=["tenant", "of"]), samples)
 
 
-def _tokens(engine: Mapping[str, float]) -> Metric:
-    family = CounterMetricFamily(
-        "holdfast_tokens", "Tokens by class, since the engine started", labels=["class"]
+def _vllm(model: str, turns: TurnMetrics, engine: Mapping[str, float]) -> Iterator[Metric]:
+    """All metric families under vLLM's names. ``model``: the served model's name, a label. ``engine``: the
+    engine's statistics by name; empty while none runs, then the metrics that come from it are left out."""
+    labels, values = ["model_name", "engine"], [model, "0"]
+    gauge, counter = GaugeMetricFamily, CounterMetricFamily
+    numbers: list[tuple[Any, str, str, float]] = []
+    if engine:
+        usage = engine["running_blocks"] / engine["pool_blocks"]
+        numbers += [
+            (gauge, "num_requests_running", "Turns that run in the engine", engine["running"]),
+            (gauge, "num_requests_waiting", "Turns that wait in the engine", engine["waiting"]),
+            (gauge, "kv_cache_usage_perc", "KV that running turns hold, 1 is all", usage),
+            (gauge, "gpu_cache_usage_perc", "The same as vllm:kv_cache_usage_perc", usage),
+            (counter, "num_preemptions", "Turns that were preempted", engine["preempted"]),
+        ]
+    numbers += [
+        (counter, "prompt_tokens", "Tokens of prompts", turns.prompt.total()),
+        (counter, "generation_tokens", "Tokens of replies", turns.generated.total()),
+    ]
+    for prefix in ("", "gpu_"):
+        numbers += [
+            (counter, f"{prefix}prefix_cache_queries", "Tokens of prompts", turns.prompt.total()),
+            (counter, f"{prefix}prefix_cache_hits", "Those of them that had KV", turns.cached.total()),
+        ]
+    for kind, name, text, value in numbers:
+        yield _filled(kind(f"vllm:{name}", text, labels=labels), [(values, value)])
+    ended = Counter(dict.fromkeys(FINISHED.values(), 0))
+    for (*_, reason), count in turns.ended.items():
+        ended[FINISHED.get(reason, "error")] += count
+    yield _filled(
+        counter("vllm:request_success", "Turns that ended", labels=[*labels, "finished_reason"]),
+        (([*values, word], count) for word, count in ended.items()),
     )
-    for name in TOKENS:
-        if name in engine:
-            family.add_metric([name], engine[name])
-    return family
+    for name, text, histogram in (
+        ("time_to_first_token_seconds", "To the first output of a turn", turns.first_token),
+        ("inter_token_latency_seconds", "Between pieces of output", turns.inter_token),
+        ("time_per_output_token_seconds", "Between pieces of output", turns.inter_token),
+        ("request_time_per_output_token_seconds", "Mean of a turn after its first", turns.per_token),
+        ("e2e_request_latency_seconds", "Of whole turns", turns.whole),
+    ):
+        family = HistogramMetricFamily(f"vllm:{name}", text, labels=labels)
+        yield _filled(family, [(values, histogram.buckets(), histogram.total)])
