@@ -6,21 +6,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import partial
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Match, Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from .. import __version__
-from ..sdk.frames.exported import SESSIONS
+from ..sdk.frames.client import ClientEvent
+from ..sdk.frames.exported import JSON_LINES, SESSIONS, ExportEntry, ExportHeader, ImportedSession
 from ..sdk.frames.packed import PACKED
+from ..sdk.frames.server import OwnFrame, ServerEvent
 from .access.admission import TURN_ROUTES, limit_headers
 from .access.attribution import OTHER
 from .access.auth import (
@@ -32,19 +36,21 @@ from .access.auth import (
     Hosts,
     caller_of,
     identity_of,
+    path_of,
     refusal,
     refusing,
     speaks_messages,
 )
-from .app_routes import REALTIME, REALTIME_SOCKET, ROUTES, Model, ModelList, PackageVersion
 from .chat.routes import ROWS as CHAT_ROWS
 from .chat.routes import chat_routes
+from .documents.rows import ErrorAnswer, RouteRow, SocketRow
 from .errors import GatewayError, MethodRefused, RouteUnknown, UpgradeNeeded
-from .messages.models import model_info, models_page
+from .messages.frames import MessagesError
+from .messages.models import ModelInfo, ModelPage, ModelsQuery, model_info, models_page
 from .messages.routes import ROWS as MESSAGES_ROWS
 from .messages.routes import messages_routes
 from .metrics.prometheus import CONTENT_TYPE, exposition
-from .net.bodies import EXPORT
+from .net.bodies import EXPORT, json_answer
 from .net.channel import SERVE, PackedChannel, SocketChannel
 from .net.proxy import BehindProxy
 from .operator.routes import ROWS as OPERATOR_ROWS
@@ -53,7 +59,114 @@ from .pages import document_routes, page_routes
 from .responses.routes import ROWS as RESPONSES_ROWS
 from .responses.routes import SOCKET as RESPONSES_SOCKET
 from .responses.routes import responses_routes
-from .service import Service
+from .service import ServerState, Service
+
+REALTIME = "/v1/realtime"
+FORMS = {"anthropic-version": "With any value the answer has Anthropic's form, errors too."}
+
+
+class Model(msgspec.Struct, kw_only=True, frozen=True):
+    """One entry in the list of models: a name of the served model. `created`: when the server began to serve
+    it, in Unix seconds."""
+
+    id: str
+    created: int
+    object: Literal["model"] = "model"
+    owned_by: str = "holdfast"
+
+
+class ModelList(msgspec.Struct, kw_only=True, frozen=True):
+    """The names under which the model is served."""
+
+    data: list[Model]
+    object: Literal["list"] = "list"
+
+
+class PackageVersion(msgspec.Struct, kw_only=True, frozen=True):
+    """The answer of `/version`: the version of this package."""
+
+    name: Literal["holdfast"]
+    version: str
+
+
+class RealtimeParameters(msgspec.Struct, kw_only=True, frozen=True):
+    """The parameters of the Realtime URL."""
+
+    model: Annotated[
+        str | None,
+        Meta(description="A name of the served model; another one is refused with 404. Default: the first."),
+    ] = None
+    resumable: Annotated[
+        bool, Meta(description="The client can come back with `handle`: its replies go on while it is away.")
+    ] = False
+    resume: Annotated[
+        bool, Meta(description="The client comes back: its first event is `session.resume`.")
+    ] = False
+
+
+ROUTES = (
+    RouteRow(
+        "GET",
+        "/v1/models",
+        "The names of the served model.",
+        response=(ModelList, ModelPage),
+        query=ModelsQuery,
+        refused=(ErrorAnswer, MessagesError),
+        headers=FORMS,
+        group="Models",
+    ),
+    RouteRow(
+        "GET",
+        "/v1/models/{model}",
+        "The served model by one of its names.",
+        response=(Model, ModelInfo),
+        refused=(ErrorAnswer, MessagesError),
+        headers=FORMS,
+        group="Models",
+    ),
+    RouteRow(
+        "POST",
+        SESSIONS,
+        "Begin a session with an exported one, as JSON lines; a Realtime client resumes it.",
+        request=(ExportHeader, ExportEntry),
+        request_type=JSON_LINES,
+        response=ImportedSession,
+        group="Sessions",
+    ),
+    RouteRow(
+        "GET",
+        "/health",
+        "Liveness: 503 only where restarting the server would help.",
+        response=ServerState,
+        also={503: "The engine hangs."},
+        needs_key=False,
+    ),
+    RouteRow(
+        "GET",
+        "/ready",
+        "Readiness: 503 where no turn could run now.",
+        response=ServerState,
+        also={503: "The engine loads or restarts, or the server goes away."},
+        needs_key=False,
+    ),
+    RouteRow("GET", "/metrics", "Metrics for Prometheus.", media_type="text/plain"),
+    RouteRow("GET", "/version", "The version of this package.", response=PackageVersion),
+    RouteRow("GET", "/openapi.json", "This document.", response=dict, needs_key=False),
+    RouteRow("GET", "/asyncapi.json", "The document of the WebSockets.", response=dict, needs_key=False),
+)
+
+REALTIME_SOCKET = SocketRow(
+    REALTIME,
+    "OpenAI's Realtime protocol for text, and what only sessions can do.",
+    ClientEvent,
+    ServerEvent,
+    RealtimeParameters,
+    OwnFrame,
+    "One JSON object with a `type` in each text frame, both ways; with the subprotocol `holdfast.msgpack` the "
+    "same object as MessagePack in each binary frame. With keys: `Authorization: Bearer KEY`, or, "
+    "from a browser, the subprotocols `realtime` and `openai-insecure-api-key.KEY`. The order of events and "
+    "the errors are in `gateway/PROTOCOL.md`.",
+)
 
 ROWS = (*ROUTES, *CHAT_ROWS, *MESSAGES_ROWS, *RESPONSES_ROWS, *OPERATOR_ROWS)
 """All HTTP routes, for the OpenAPI document."""
@@ -74,14 +187,14 @@ def build_app(service: Service) -> ASGIApp:
     app = Starlette(
         routes=[
             WebSocketRoute(REALTIME, routes.realtime),
-            Route(REALTIME, routes.not_upgraded),
+            Route(REALTIME, refusing(routes.not_upgraded)),
             *chat_routes(service),
             *messages_routes(service),
             *responses_routes(service),
             *operator_routes(service),
             Route(SESSIONS, refusing(routes.import_session), methods=["POST"]),
-            Route("/v1/models", routes.models),
-            Route("/v1/models/{name:path}", routes.model),
+            Route("/v1/models", refusing(routes.models)),
+            Route("/v1/models/{name:path}", refusing(routes.model)),
             Route("/health", routes.health),
             Route("/ready", routes.ready),
             Route("/metrics", routes.metrics),
@@ -144,7 +257,7 @@ class _TurnRoutes:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or _path(scope) not in TURN_ROUTES:
+        if scope["type"] != "http" or scope["method"] != "POST" or path_of(scope) not in TURN_ROUTES:
             await self._app(scope, receive, send)
             return
 
@@ -152,7 +265,7 @@ class _TurnRoutes:
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(limit_headers(turns.rates, caller, _path(scope)))
+                MutableHeaders(scope=message).update(limit_headers(turns.rates, caller, path_of(scope)))
             await send(message)
 
         try:
@@ -161,11 +274,6 @@ class _TurnRoutes:
             await refusal(error, scope)(scope, receive, with_headers)
         else:
             await self._app(scope, receive, with_headers)
-
-
-def _path(scope: Scope) -> str:
-    """The path of a request's scope, without the prefix under which a proxy serves this server."""
-    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
 class _Routes:
@@ -203,45 +311,38 @@ class _Routes:
 
     async def not_upgraded(self, request: Request) -> Response:
         """Answer a plain HTTP request to the path of the Realtime WebSocket with 426."""
-        error = UpgradeNeeded(f"{REALTIME} is a WebSocket: connect to it with ws:// or wss://")
-        return refusal(error, request.scope)
+        raise UpgradeNeeded(f"{REALTIME} is a WebSocket: connect to it with ws:// or wss://")
 
     async def import_session(self, request: Request) -> Response:
         """Begin a session with an exported one."""
         await self._service.loaded()
         client = caller_of(request.scope)
         data, _ = await self._service.read(request, bytes, EXPORT)
-        return _json(await self._service.import_session(data, client.owner, client.salt))
+        return json_answer(await self._service.import_session(data, client.owner, client.salt))
 
     async def models(self, request: Request) -> Response:
         """List the names of the served model, in OpenAI's list form, or in Anthropic's for its clients."""
         if speaks_messages(request.scope):
-            try:
-                return models_page(self._service, request.query_params)
-            except Exception as error:
-                return refusal(error, request.scope)
-        return _json(ModelList(data=[self._listed(name) for name in self._service.names]))
+            return models_page(self._service, request.query_params)
+        return json_answer(ModelList(data=[self._listed(name) for name in self._service.names]))
 
     async def model(self, request: Request) -> Response:
         """Show the served model, if the path has one of its names; else answer 404."""
         name = request.path_params["name"]
-        try:
-            self._service.check_model(name)
-        except Exception as error:
-            return refusal(error, request.scope)
+        self._service.check_model(name)
         if speaks_messages(request.scope):
             return model_info(self._service, name or self._service.model)
-        return _json(self._listed(name or self._service.model))
+        return json_answer(self._listed(name or self._service.model))
 
     async def health(self, request: Request) -> Response:
         """Liveness: 503 if the engine hangs, so that a restart of the server would help; else 200."""
         state = self._service.state()
-        return JSONResponse(state.told(), 200 if state.alive else 503)
+        return json_answer(state, 200 if state.alive else 503)
 
     async def ready(self, request: Request) -> Response:
         """Readiness: 200 if a turn could run now; else 503."""
         state = self._service.state()
-        return JSONResponse(state.told(), 200 if state.ready else 503)
+        return json_answer(state, 200 if state.ready else 503)
 
     async def metrics(self, request: Request) -> Response:
         """The statistics in Prometheus' text format. A tenant that is not an operator gets only its own
@@ -252,21 +353,17 @@ class _Routes:
 
     async def version(self, request: Request) -> Response:
         """The version of this package."""
-        return _json(PackageVersion(name="holdfast", version=__version__))
+        return json_answer(PackageVersion(name="holdfast", version=__version__))
 
     def _listed(self, name: str) -> Model:
         return Model(id=name, created=self._service.started)
-
-
-def _json(body: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")
 
 
 def _not_served(request: Request, error: Exception) -> Response:
     """The answer to a request that no route serves. For an unknown path it is a 404 that names the most similar
     routes; for a known path with another method, a 405 that names the methods."""
     app: Starlette = request.app
-    path = _path(request.scope)[:MOST_COMPARED]
+    path = path_of(request.scope)[:MOST_COMPARED]
     told = f"{request.method} {path} is not served here"
     routes = [route for route in app.routes if isinstance(route, Route)]
     if getattr(error, "status_code", 404) == 405:

@@ -11,10 +11,10 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+import msgspec
 from starlette.requests import Request
 
 from ..kvstore.log_lines import logging_with
@@ -60,26 +60,26 @@ LOADING = {Phase.LOADING: "loading weights", Phase.COMPILING: "compiling kernels
 phase the journal is being opened."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceState:
-    """What the probes ``/health`` and ``/ready`` answer, from the engine's heartbeats. ``alive``: false if the
-    engine hangs and a restart of the server would help. ``ready``: a turn could run now. ``phase``,
-    ``fraction``: what the engine does, and how much of that is done, from 0 to 1. ``detail``: more about the
-    phase, or why no turn may begin. ``journal``: how the journal differs from that of the last start, such as
-    that it was emptied; empty if it does not."""
+class ServerState(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
+    """The answer of the probes: what the engine does. `fraction`: how much of its loading is done, from 0 to 1.
+    `detail`: more about the phase. `journal`: how the journal differs from that of the last start, if it
+    does."""
 
-    alive: bool
-    ready: bool
+    status: Literal["ready", "not ready", "hung"]
     phase: Phase
     detail: str
     fraction: float
-    journal: tuple[str, ...] = ()
+    journal: list[str] = []
 
-    def told(self) -> dict[str, object]:
-        """The JSON body of a probe's answer."""
-        status = "ready" if self.ready else "not ready" if self.alive else "hung"
-        told = {"status": status, "phase": self.phase, "detail": self.detail, "fraction": self.fraction}
-        return {**told, "journal": list(self.journal)} if self.journal else told
+    @property
+    def ready(self) -> bool:
+        """Whether a turn could run now."""
+        return self.status == "ready"
+
+    @property
+    def alive(self) -> bool:
+        """False if the engine hangs and a restart of the server would help."""
+        return self.status != "hung"
 
 
 class Service:
@@ -172,18 +172,18 @@ class Service:
         """All sessions in memory, those without a client's connection included."""
         return [] if self._live is None else self._live.live()
 
-    def state(self) -> ServiceState:
+    def state(self) -> ServerState:
         """What the probes would answer now."""
         link, beat = self._link, self._link.heartbeat
         fault = self._journal.fault if self._journal is not None and self._registry is not None else None
         ready = link.ready and self._registry is not None and not self._draining and fault is None
-        return ServiceState(
-            alive=self._draining or link.overdue == 0.0,  # the engine ends before the server does
-            ready=ready,
+        alive = self._draining or link.overdue == 0.0  # the engine ends before the server does
+        return ServerState(
+            status="ready" if ready else "not ready" if alive else "hung",
             phase=link.phase,
             detail="draining" if self._draining else fault.message if fault else beat.detail if beat else "",
             fraction=beat.fraction if beat else 0.0,
-            journal=() if self._journal is None else tuple(self._journal.mismatches),
+            journal=[] if self._journal is None else list(self._journal.mismatches),
         )
 
     @property

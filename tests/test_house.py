@@ -146,7 +146,7 @@ INSIDE = {
         ["service"],
         ["answers"],
         ["chat", "messages", "responses", "operator"],
-        ["app_routes", "pages"],
+        ["pages"],
         ["app", "compose"],
         ["server", "embedded"],
         ["batches"],

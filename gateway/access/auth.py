@@ -350,7 +350,7 @@ class Guard:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        route = self._route_of(_path(scope))
+        route = self._route_of(path_of(scope))
         scope[ATTRIBUTION] = Attribution.of("", route)
         if scope["type"] == "http":
             scope[REQUEST] = new_id("req")
@@ -382,7 +382,7 @@ class Guard:
         host = headers.get("host")
         if host is not None and host not in self._hosts:
             raise HostRefused(f"this server does not answer to the host {host[:256]!r}: see --allowed-host")
-        path = _path(scope)
+        path = path_of(scope)
         operators = path.startswith(OPERATOR_PATH)
         if path in PROBES or path in PAGES or path.startswith(PAGE_FILES):
             return
@@ -434,7 +434,7 @@ def refusal(error: Exception, scope: Scope) -> Response:
 def speaks_messages(scope: Scope) -> bool:
     """Whether a request comes from a client of Anthropic's Messages: its path is of that API, or it has the
     header ``anthropic-version``."""
-    path = _path(scope)
+    path = path_of(scope)
     return path == MESSAGES or path.startswith(f"{MESSAGES}/") or "anthropic-version" in Headers(scope=scope)
 
 
@@ -469,7 +469,7 @@ def key_of(headers: Headers) -> str:
     return next(keys, "")
 
 
-def _path(scope: Scope) -> str:
+def path_of(scope: Scope) -> str:
     """The path of a request, without the prefix under which a proxy serves this server."""
     return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 

@@ -6,7 +6,7 @@ The ``X-Forwarded-…`` headers count only if a trusted proxy has sent the reque
 
 from __future__ import annotations
 
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_network
 from typing import Any, cast
 
 from starlette.datastructures import Headers
@@ -28,28 +28,18 @@ class BehindProxy:
 
     def __init__(self, app: ASGIApp, network: Network) -> None:
         self._root = network.root_path
-        self._trusted = [ip_network(proxy, strict=False) for proxy in network.trusted_proxies]
+        trusted = [str(ip_network(proxy, strict=False)) for proxy in network.trusted_proxies]
         # Uvicorn's knows how to read these headers; it is typed for its own scopes.
-        self._app: ASGIApp = cast(Any, ProxyHeadersMiddleware)(app, [str(one) for one in self._trusted])
+        self._app: Any = ProxyHeadersMiddleware(cast(Any, app), trusted)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Correct the scope and pass the request to the app."""
         if scope["type"] in ("http", "websocket"):
-            if self._trusts(scope):
+            if (peer := scope.get("client")) is not None and peer[0] in self._app.trusted_hosts:
                 _take_host(scope)
             if self._root:
                 _place_below(scope, self._root)
         await self._app(scope, receive, send)
-
-    def _trusts(self, scope: Scope) -> bool:
-        peer = scope.get("client")
-        if not self._trusted or peer is None:
-            return False
-        try:
-            address = ip_address(peer[0])
-        except ValueError:  # a name, as a test client has
-            return False
-        return any(address in network for network in self._trusted)
 
 
 def _take_host(scope: Scope) -> None:

@@ -11,8 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from starlette.routing import Route, WebSocketRoute
 
-from holdfast.gateway.app import ELSEWHERE, ROWS, SOCKETS, build_app
-from holdfast.gateway.app_routes import PackageVersion
+from holdfast.gateway.app import ELSEWHERE, ROWS, SOCKETS, PackageVersion, build_app
 from holdfast.gateway.documents.asyncapi import asyncapi
 from holdfast.gateway.documents.openapi import openapi
 from holdfast.gateway.documents.rows import RouteRow

@@ -72,9 +72,8 @@ def service(of: Link, *, opened: bool = True) -> Service:
 async def test_the_probes_follow_the_engine(engine: Link, opened: bool, alive: bool, ready: bool) -> None:
     state = service(engine, opened=opened).state()
     assert (state.alive, state.ready) == (alive, ready)
-    told = state.told()
-    assert told["phase"] == engine.phase and told["fraction"] == 0.25 and told["detail"] == "model.layers.3"
-    assert told["status"] == ("ready" if ready else "not ready" if alive else "hung")
+    assert (state.phase, state.fraction, state.detail) == (engine.phase, 0.25, "model.layers.3")
+    assert state.status == ("ready" if ready else "not ready" if alive else "hung")
 
 
 async def test_no_client_is_admitted_before_the_engine_or_while_it_drains() -> None:
@@ -94,7 +93,7 @@ async def test_no_client_is_admitted_before_the_engine_or_while_it_drains() -> N
 async def test_a_server_that_drains_is_alive_also_without_its_engine() -> None:
     leaving = service(link(Phase.STEPPING, ready=False, overdue=1.0))
     await leaving.drain()
-    assert leaving.state().told()["status"] == "not ready"
+    assert leaving.state().status == "not ready"
 
 
 async def test_closing_ends_all_sessions() -> None:
