@@ -6,6 +6,7 @@ import logging
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from holdfast.gateway.metrics.prometheus import MetricsSnapshot, exposition
