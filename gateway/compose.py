@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from ..runtime.kv_placement.tier_setup import file_bytes
 from ..runtime.link.client import EngineLink
@@ -23,7 +22,6 @@ from ..sessions.registry import SessionRegistry
 from ..sessions.settings import SessionSettings
 from ..sessions.text.language import Language
 from .service import Service
-from .settings import GatewaySettings
 
 log = logging.getLogger(__name__)
 
@@ -40,58 +38,34 @@ async def opened(
     Raises ``ModelUnreadable``, ``SettingsInvalid``, ``TokenizerUnreadable``, ``TemplateFailed``,
     ``EngineDied``, and ``StoreUnusable`` (``StoreHeld`` already before loading).
     """
-    lock: StoreLock | None = None
-    try:
+    settings = service.settings
+    async with AsyncExitStack() as stack:
+        stack.callback(service.refuse)  # what waits for an engine that could not be loaded
         folder = await asyncio.to_thread(find_model, model)
         check_folder(folder)  # first, so that no store is made for a model that is not there
-        lock = await _locked(service.settings)
-        async with _on_engine(service, folder, engine, lock) as registry:
-            yield registry
-    finally:
-        service.refuse()  # what waits for an engine that could not be loaded
+        lock = None if settings.store is None else StoreLock(settings.store)
         if lock is not None:
-            lock.release()
-
-
-@asynccontextmanager
-async def _on_engine(
-    service: Service, folder: Path, engine: AbstractAsyncContextManager[EngineLink], lock: StoreLock | None
-) -> AsyncIterator[SessionRegistry]:
-    settings = service.settings
-    load = partial(
-        Language.load, folder, settings.calls, settings.reasoning, tool_fallback=settings.tool_fallback
-    )
-    language = await asyncio.to_thread(load)
-    async with engine as link:
+            await asyncio.to_thread(lock.acquire, settings.journal.lock_seconds)
+            stack.callback(lock.release)
+        load = partial(Language.load, tool_fallback=settings.tool_fallback)
+        language = await asyncio.to_thread(load, folder, settings.calls, settings.reasoning)
+        link = await stack.enter_async_context(engine)
         for note in link.hello.notes:
             log.warning("%s", note)
-        journal = await _journal(service, language, lock)
-        try:
-            sessions = SessionSettings(
-                recovery_seconds=settings.recovery_seconds,
-                cycle_tokens=settings.cycle_tokens,
-                tenants=service.tenants.sessions(),
+        journal = None
+        if settings.store is not None:
+            shared = replace(settings.journal, tenants=service.tenants.journal())
+            reclaimable = partial(file_bytes, settings.store.expanduser())
+            journal = await Journal.open(
+                settings.store, language.digest(), shared, lock, reclaimable=reclaimable
             )
-            registry = SessionRegistry(link, language, sessions, journal)
-            service.open(registry, journal)
-            yield registry
-        finally:
-            await service.close()
-            if journal is not None:
-                await journal.aclose()
-
-
-async def _locked(settings: GatewaySettings) -> StoreLock | None:
-    if settings.store is None:
-        return None
-    seconds = settings.journal.lock_seconds
-    return await asyncio.to_thread(StoreLock(settings.store).acquire, seconds)
-
-
-async def _journal(service: Service, language: Language, lock: StoreLock | None) -> Journal | None:
-    settings = service.settings
-    if settings.store is None:
-        return None
-    shared = replace(settings.journal, tenants=service.tenants.journal())
-    reclaimable = partial(file_bytes, settings.store.expanduser())
-    return await Journal.open(settings.store, language.digest(), shared, lock, reclaimable=reclaimable)
+            stack.push_async_callback(journal.aclose)
+        stack.push_async_callback(service.close)
+        sessions = SessionSettings(
+            recovery_seconds=settings.recovery_seconds,
+            cycle_tokens=settings.cycle_tokens,
+            tenants=service.tenants.sessions(),
+        )
+        registry = SessionRegistry(link, language, sessions, journal)
+        service.open(registry, journal)
+        yield registry

@@ -36,32 +36,6 @@ ONE_TRY = Patience(total=0.0)
 closed."""
 
 
-class MemoryTransport:
-    """The client's end of a connection inside this process, with the methods by which the SDK's client sends
-    and receives frames."""
-
-    def __init__(self, channel: MemoryChannel) -> None:
-        self._channel = channel
-
-    async def send(self, frame: bytes) -> None:
-        """Send one frame. Raises ``ConnectionLost``."""
-        try:
-            await self._channel.send(frame)
-        except ChannelClosed as closed:
-            raise _lost(closed) from closed
-
-    async def receive(self) -> bytes:
-        """The next frame; waits for it. Raises ``ConnectionLost``."""
-        try:
-            return await self._channel.receive()
-        except ChannelClosed as closed:
-            raise _lost(closed) from closed
-
-    async def aclose(self) -> None:
-        """Close the connection in both directions."""
-        await self._channel.close(1000, "")
-
-
 @opens_async("async with embedded(...) as client:")
 async def embedded(
     model: str = "pocket",
@@ -88,19 +62,19 @@ def in_memory(service: Service) -> Client:
     served by a task of this event loop. Its sessions end with the service."""
     connections: set[asyncio.Task[None]] = set()
 
-    async def dial(model: str | None, *, resume: bool = False) -> MemoryTransport:
+    async def dial(model: str | None, *, resume: bool = False) -> MemoryChannel:
         try:
             await service.admitted(model, service.settings.handshake_seconds)
         except (GatewayError, RuntimeFault) as error:
             raise ConnectionFailed(error.message) from error
-        ours, theirs = memory_pair()
+        ours, theirs = memory_pair(fault=_lost)
         identity = ClientIdentity(resumable=True, resume=resume, model=model)
         connection = asyncio.create_task(_serve(service, ours, identity))
         connections.add(connection)
         connection.add_done_callback(connections.discard)
-        return MemoryTransport(theirs)
+        return theirs
 
-    async def redial(model: str | None) -> MemoryTransport:
+    async def redial(model: str | None) -> MemoryChannel:
         return await dial(model, resume=True)
 
     async def import_export(data: bytes) -> bytes:
@@ -114,7 +88,7 @@ async def _serve(service: Service, channel: MemoryChannel, identity: ClientIdent
     try:
         await service.converse(channel, identity)
     finally:
-        await channel.close(1000, "")
+        await channel.aclose()
 
 
 def _lost(closed: ChannelClosed) -> ConnectionLost:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeAlias
 from urllib.parse import quote, urlencode
 
 import anyio
@@ -42,57 +42,40 @@ from ..settings import GatewaySettings
 from .store import code_of
 from .terminal import in_units
 
-T = TypeVar("T")
 WALK = 128
 """So many entries of the store are looked at before those found are read."""
 
 
-class SessionSource(Protocol):
-    """Where sessions are: a server, or a store. Methods raise the errors that `run` tells."""
-
-    def page(self, limit: int, after: str | None, tenant: str | None) -> SessionPage:
-        """At most ``limit`` of them, the latest made first. ``after``: `SessionPage.next` of the page before.
-        ``tenant``: only those of the tenant with this name."""
-
-    def shown(self, session_id: str, items: int) -> ShownSession:
-        """One of them, with its latest ``items``."""
-
-    def exported(self, session_id: str) -> bytes:
-        """One of them as JSON lines."""
-
-    def close(self, session_id: str) -> ListedSession:
-        """End the connection of one, and return it as it is then."""
-
-    def delete(self, session_id: str) -> None:
-        """Delete one; nothing else is asked after that."""
-
-    def end(self) -> None:
-        """Let go of the server or the store."""
-
-
 class ServerSessions:
-    """The sessions of the running server at ``url``. ``key``: an operator's; None: the server has no keys."""
+    """The sessions of the running server at ``url``. ``key``: an operator's; None: the server has no keys.
+    Methods raise the errors that `run` tells."""
 
     def __init__(self, url: str, key: str | None) -> None:
         self._url = url
         self._key = key
 
     def page(self, limit: int, after: str | None, tenant: str | None) -> SessionPage:
+        """At most ``limit`` of them, the latest made first. ``after``: `SessionPage.next` of the page before.
+        ``tenant``: only those of the tenant with this name."""
         asked = {"limit": str(min(limit, MOST)), "after": after, "tenant": tenant}
         query = urlencode({name: value for name, value in asked.items() if value is not None})
         return msgspec.json.decode(self._ask("GET", f"?{query}"), type=SessionPage)
 
     def shown(self, session_id: str, items: int) -> ShownSession:
+        """One of them, with its latest ``items``."""
         answer = self._ask("GET", f"{_path(session_id)}?items={items}")
         return msgspec.json.decode(answer, type=ShownSession)
 
     def exported(self, session_id: str) -> bytes:
+        """One of them as JSON lines."""
         return self._ask("GET", f"{_path(session_id)}/export")
 
     def close(self, session_id: str) -> ListedSession:
+        """End the connection of one, and return it as it is then."""
         return msgspec.json.decode(self._ask("POST", f"{_path(session_id)}/close"), type=ListedSession)
 
     def delete(self, session_id: str) -> None:
+        """Delete one; nothing else is asked after that."""
         self._ask("DELETE", _path(session_id))
 
     def end(self) -> None:
@@ -108,7 +91,8 @@ def _path(session_id: str) -> str:
 
 class StoredSessions:
     """The sessions of the store in ``folder``, of all its models, while no server runs on it: it is locked
-    until `end`. ``tenants``: those with names to show. Raises ``SettingsInvalid``, ``StoreUnusable``."""
+    until `end`. Its methods are those of `ServerSessions`. ``tenants``: those with names to show. Raises
+    ``SettingsInvalid``, ``StoreUnusable``."""
 
     def __init__(self, folder: Path, tenants: Tenants) -> None:
         if not admin.places(folder):
@@ -225,6 +209,8 @@ def _replayed(store: JournalStore, number: int) -> Replayed:
     return replay(store.session(number).operations, max_items=MANY_ITEMS)
 
 
+SessionSource: TypeAlias = ServerSessions | StoredSessions
+
 # --- the command --------------------------------------------------------------------------------------------
 
 
@@ -237,15 +223,14 @@ def open_store(folder: Path, keys: Path | None) -> SessionSource:
 def run(where: Callable[[], SessionSource], work: Callable[[SessionSource], Iterator[str]]) -> int:
     """Print the lines of ``work`` on the sessions that ``where`` opens. Returns the exit code, as `code_of`."""
 
-    def printed() -> int:
+    def lines() -> Iterator[str]:
         sessions = where()
-        with ExitStack() as stack:
-            stack.callback(sessions.end)
-            for line in work(sessions):
-                print(line)
-        return 0
+        try:
+            yield from work(sessions)
+        finally:
+            sessions.end()
 
-    return code_of(printed)
+    return code_of(lines)
 
 
 def list_(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ...runtime.errors import RuntimeFault, SettingsInvalid
@@ -26,20 +26,18 @@ def keep(act: str, folder: Path, target: Path | None, tenant: str | None, keys: 
     name. ``keys``: for ``erase``, a keys file that must have that tenant; None: not checked. Returns the exit
     code: 0, 1 if something is damaged, 2 if it cannot be done."""
 
-    def work() -> int:
-        if tenant is not None:
-            _check_tenant(tenant, keys)
-        return _kept(act, folder, target, tenant)
-
-    return code_of(work)
+    damage: list[str] = []
+    return code_of(lambda: _lines(act, folder, target, tenant, keys, damage)) or (DAMAGED if damage else 0)
 
 
-def code_of(work: Callable[[], int]) -> int:
-    """Run the ``work`` of a command that prints lines. Returns its exit code; 2 with the cause on stderr if it
-    cannot be done."""
+def code_of(lines: Callable[[], Iterable[str]]) -> int:
+    """Print the ``lines`` of a command. Returns its exit code: 0, or 2 with the cause on stderr if it cannot be
+    done."""
     logging.disable(logging.ERROR)  # the printed lines say it
     try:
-        return work()
+        for line in lines():
+            print(line)
+        return 0
     except (RuntimeFault, SDKError, SessionError, KeysUnusable) as fault:
         return refused(fault.message)
     except OSError as fault:
@@ -48,8 +46,12 @@ def code_of(work: Callable[[], int]) -> int:
         logging.disable(logging.NOTSET)
 
 
-def _kept(act: str, folder: Path, target: Path | None, tenant: str | None) -> int:
-    damage: list[str] = []
+def _lines(
+    act: str, folder: Path, target: Path | None, tenant: str | None, keys: Path | None, damage: list[str]
+) -> Iterator[str]:
+    """The lines of an action, as `keep` has it. ``damage`` gets what is damaged."""
+    if tenant is not None:
+        _check_tenant(tenant, keys)
     kv, journal = (folder / "kv").is_dir(), bool(admin.places(folder))
     if not journal and (not kv or act in ("repair", "backup", "erase")):
         raise SettingsInvalid(f"{folder}: " + ("no store" if folder.is_dir() else "no such folder"))
@@ -62,21 +64,13 @@ def _kept(act: str, folder: Path, target: Path | None, tenant: str | None) -> in
         "erase": lambda: admin.erase(folder, admin.of_tenant(salt_of(tenant or ""))),
     }
     if journal and act in sessions:
-        _print(sessions[act]())
+        yield from sessions[act]()
     if kv and act in ("stat", "verify", "gc", "clear"):
-        _print(tend(act, folder))
-    if (
-        kv and act == "erase"
-    ):  # only a server's secret tells which KV is a tenant's: all goes, and is computed again
-        _print(tend("clear", folder))
+        yield from tend(act, folder)
+    if kv and act == "erase":  # only a server's secret tells which KV is a tenant's: all is computed again
+        yield from tend("clear", folder)
     if not kv and act == "clear":
         raise SettingsInvalid(f"{folder}: no KV")
-    return DAMAGED if damage else 0
-
-
-def _print(lines: Iterator[str]) -> None:
-    for line in lines:
-        print(line)
 
 
 def _check_tenant(tenant: str, keys: Path | None) -> None:

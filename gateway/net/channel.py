@@ -80,11 +80,15 @@ class SocketChannel:
         return data
 
     async def send(self, frame: bytes) -> None:
-        """Send one text frame. Raises ``ChannelClosed``."""
+        """Send one frame. Raises ``ChannelClosed``."""
         try:
-            await self._socket.send({"type": "websocket.send", "text": frame.decode()})
+            await self._socket.send({"type": "websocket.send", **self._written(frame)})
         except (WebSocketDisconnect, RuntimeError, OSError) as error:
             raise ChannelClosed(1006, str(error)) from error
+
+    def _written(self, frame: bytes) -> dict[str, str | bytes]:
+        """A frame as the ASGI message has it."""
+        return {"text": frame.decode()}
 
     async def send_some(self, frames: Sequence[bytes]) -> int:
         """Send all frames in one write if the server offers that (`LimitedWebSocket`), else the first alone.
@@ -129,28 +133,27 @@ class PackedChannel(SocketChannel):
         frame = await super().receive()
         return frame if isinstance(frame, str) else unpacked(frame, self._frame_bytes, MAX_FRAME_VALUES)
 
-    async def send(self, frame: bytes) -> None:
-        """Send one binary frame. Raises ``ChannelClosed``."""
-        try:
-            await self._socket.send({"type": "websocket.send", "bytes": packed(frame)})
-        except (WebSocketDisconnect, RuntimeError, OSError) as error:
-            raise ChannelClosed(1006, str(error)) from error
+    def _written(self, frame: bytes) -> dict[str, str | bytes]:
+        return {"bytes": packed(frame)}
 
 
 class MemoryChannel:
     """One end of a connection inside this process, made in pairs by ``memory_pair``. ``incoming``,
     ``outgoing``: the streams of frames in each direction. ``endings``: the close codes and reasons of both
-    ends, in the order in which they closed; both ends share this list, and its first entry counts."""
+    ends, in the order in which they closed; both ends share this list, and its first entry counts. ``fault``
+    makes the error that this end raises where others raise ``ChannelClosed``."""
 
     def __init__(
         self,
         incoming: MemoryObjectReceiveStream[bytes],
         outgoing: MemoryObjectSendStream[bytes],
         endings: list[ChannelClosed],
+        fault: Callable[[ChannelClosed], Exception] = lambda closed: closed,
     ) -> None:
         self._incoming = incoming
         self._outgoing = outgoing
-        self._endings = endings  # shared by both ends; the first one counts
+        self._endings = endings
+        self._fault = fault
 
     async def receive(self) -> bytes:
         """The next frame; waits for it. Frames that were sent before a close still come. Raises
@@ -196,25 +199,32 @@ class MemoryChannel:
     async def close(self, code: int, reason: str) -> None:
         """Close both directions. Either end that uses the connection afterwards gets ``ChannelClosed`` with
         this code and reason, unless it was closed before."""
-        self._endings.append(ChannelClosed(code, reason))
-        self._outgoing.close()
-        self._incoming.close()
+        self._close(ChannelClosed(code, reason))
+
+    async def aclose(self) -> None:
+        """Close both directions, with the code 1000: nothing is wrong."""
+        self._close(ChannelClosed())
 
     def drop(self) -> None:
         """Close both directions as `close` does, with the code 1006, which stands for a lost connection."""
-        self._endings.append(ChannelClosed(1006, "dropped"))
+        self._close(ChannelClosed(1006, "dropped"))
+
+    def _close(self, closed: ChannelClosed) -> None:
+        self._endings.append(closed)
         self._outgoing.close()
         self._incoming.close()
 
-    def _ended(self) -> ChannelClosed:
+    def _ended(self) -> Exception:
         first = self._endings[0] if self._endings else ChannelClosed(1006)
-        return ChannelClosed(first.code, first.reason)
+        return self._fault(ChannelClosed(first.code, first.reason))
 
 
-def memory_pair(depth: int = 64) -> tuple[MemoryChannel, MemoryChannel]:
+def memory_pair(
+    depth: int = 64, fault: Callable[[ChannelClosed], Exception] = lambda closed: closed
+) -> tuple[MemoryChannel, MemoryChannel]:
     """Make a connection inside this process and return its two ends. A sender waits while ``depth`` of its
-    frames are unread."""
+    frames are unread. ``fault``: of the second end."""
     there_send, there = create_memory_object_stream[bytes](depth)
     back_send, back = create_memory_object_stream[bytes](depth)
     endings: list[ChannelClosed] = []
-    return MemoryChannel(there, back_send, endings), MemoryChannel(back, there_send, endings)
+    return MemoryChannel(there, back_send, endings), MemoryChannel(back, there_send, endings, fault)
