@@ -405,27 +405,21 @@ class Service:
     async def snapshot(self, salt: bytes = b"", *, all_tenants: bool = True) -> MetricsSnapshot:
         """All statistics at this moment, for ``/metrics``. ``salt``: of the tenant that asks; its own numbers
         are in them. ``all_tenants``: false leaves out the totals of the server."""
+        ready, tenant = self.state().ready, await self._tenant(salt)
         if not all_tenants:
-            return MetricsSnapshot(self.state().ready, None, {}, {}, await self._tenant(salt))
+            return MetricsSnapshot(ready, None, {}, {}, tenant)
         try:
             engine = await self._link.statistics()
         except EngineGone:
             engine = {}
-        sessions: dict[str, float] = {}
+        gateway = await self._lengths()
         if (registry := self._registry) is not None:
-            sessions = {**registry.statistics(), **await registry.sums()}
-        if self._registry is not None and self._journal is not None:
-            sessions |= await self._journal.statistics()
-        gateway = {**sessions, **await self._lengths()}
-        return MetricsSnapshot(
-            self.state().ready,
-            self._link.engine_number,
-            gateway,
-            engine,
-            await self._tenant(salt),
-            self.turns.metrics,
-            self.model if self.settings.metrics_compat == "vllm" else None,
-        )
+            gateway |= {**registry.statistics(), **await registry.sums()}
+            if self._journal is not None:
+                gateway |= await self._journal.statistics()
+        number, turns = self._link.engine_number, self.turns.metrics
+        vllm = self.model if self.settings.metrics_compat == "vllm" else None
+        return MetricsSnapshot(ready, number, gateway, engine, tenant, turns, vllm)
 
     async def _tenant(self, salt: bytes) -> TenantSnapshot | None:
         name, limits = self.tenants.name(salt), self.tenants.of_salt(salt)

@@ -135,7 +135,6 @@ INSIDE = {
             "access.auth",
             "access.rate_limits",
             "access.turn_queue",
-            "access.file_watch",
         ],
         ["metrics.tracing"],
         ["access.tenants", "live.turns"],

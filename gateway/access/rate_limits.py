@@ -46,29 +46,22 @@ class RateLimits:
         """The limits as headers of an HTTP answer, in the names that OpenAI's clients read.
         https://platform.openai.com/docs/guides/rate-limits#rate-limits-in-headers
         """
-        return {
-            f"x-ratelimit-{part}-{one.name}": value
-            for one in self.limits
-            for part, value in (
-                ("limit", str(one.limit)),
-                ("remaining", str(one.remaining)),
-                ("reset", duration(one.reset_seconds)),
-            )
-        }
+        return self._written("x-ratelimit-{part}-{of}", duration)
 
     def messages_headers(self, now: float) -> dict[str, str]:
         """The limits as headers of an HTTP answer, in the names that Anthropic's clients read; a reset is a
         time of RFC 3339. ``now``: seconds since 1970.
         https://platform.claude.com/docs/en/api/rate-limits#response-headers"""
-        return {
-            f"anthropic-ratelimit-{one.name}-{part}": value
-            for one in self.limits
-            for part, value in (
-                ("limit", str(one.limit)),
-                ("remaining", str(one.remaining)),
-                ("reset", _timestamp(math.ceil(now + one.reset_seconds))),
-            )
-        }
+        reset = lambda seconds: _timestamp(math.ceil(now + seconds))
+        return self._written("anthropic-ratelimit-{of}-{part}", reset)
+
+    def _written(self, header: str, reset: Callable[[float], str]) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for one in self.limits:
+            values = {"limit": str(one.limit), "remaining": str(one.remaining)}
+            values["reset"] = reset(one.reset_seconds)
+            found |= {header.format(part=part, of=one.name): value for part, value in values.items()}
+        return found
 
 
 class RateLimiter:

@@ -137,10 +137,8 @@ class Tenants:
     def sessions(self) -> dict[bytes, TenantLimits]:
         """The limits on open sessions and running turns, by tenant's salt, for the session registry. Tenants
         without limits are in it, too."""
-        known = () if self.keys is None else self.keys.tenants.values()
-        names = dict.fromkeys((*self.limits, *known))
-        allowed = {name: self.limits.get(name, NOTHING_SET) for name in names}
-        return {salt_of(name): TenantLimits(one.sessions, one.turns) for name, one in allowed.items()}
+        allowed = {salt: self.limits.get(name, NOTHING_SET) for salt, name in self.names().items()}
+        return {salt: TenantLimits(one.sessions, one.turns) for salt, one in allowed.items()}
 
     def rates(self) -> dict[bytes, KeyRates]:
         """The limits per minute that each key of a tenant has, by the tenant's salt. Only of tenants that have

@@ -6,7 +6,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, TypeAlias
 
 from ...runtime.link.messages import COMPILING, Heartbeat, Phase
@@ -77,9 +76,7 @@ class PromptBar:
     def __enter__(self) -> PromptBar:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.close()
 

@@ -32,11 +32,10 @@ from ...sdk.errors import ConnectionFault, FieldInvalid, SDKError, SessionLost
 from ...sdk.frames.items import MessageItem
 from ...sdk.frames.sampling import SamplingFields
 from ...sdk.params import SamplingOptions, UpdateOptions
-from ..documents.schemas import fields_of
+from ..documents.schemas import fields_of, in_words
 from .chat_state import LONGEST_TITLE, MOST_MARKS, ChatState, KeptSession, TypedLines
 from .options import refused
 from .terminal import PROMPT, Output, PlainLines, TerminalPrompt, in_units, printable
-from .type_words import in_words
 
 LAST_ITEMS = 8
 """In so many items of a conversation its last turn is looked for."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import signal
 from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
@@ -49,6 +50,14 @@ EVERY_OPTION = (
 )
 
 
+_option = partial(typer.Option, show_envvar=False)  # `EVERY_OPTION` says it
+CONFIG = _option(
+    callback=configuration.read_config, is_eager=True, help="A TOML file of options: `port = 8040`."
+)
+PRINT_CONFIG = _option("--print-config", help="Print all settings, each with where it comes from, and leave.")
+NO_STORE = _option("--no-store", help="Keep sessions in memory only: they end with the server.")
+
+
 @app.command(
     cls=configuration.ServeCommand,
     context_settings={"auto_envvar_prefix": configuration.PREFIX},
@@ -65,31 +74,9 @@ def serve(
             help="A local folder, a GGUF file, a hub id, `pocket`, which ships with Holdfast, or `smollm2`.",
         ),
     ],
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            callback=configuration.read_config,
-            is_eager=True,
-            show_envvar=False,
-            help="A TOML file of options: `port = 8040`.",
-        ),
-    ] = None,
-    print_config: Annotated[
-        bool,
-        typer.Option(
-            "--print-config",
-            show_envvar=False,
-            help="Print all settings, each with where it comes from, and leave.",
-        ),
-    ] = False,
-    no_store: Annotated[
-        bool,
-        typer.Option(
-            "--no-store",
-            show_envvar=False,
-            help="Keep sessions in memory only: they end with the server.",
-        ),
-    ] = False,
+    config: Annotated[Path | None, CONFIG] = None,
+    print_config: Annotated[bool, PRINT_CONFIG] = False,
+    no_store: Annotated[bool, NO_STORE] = False,
     **given: Any,
 ) -> None:
     """Serve MODEL over the Realtime WebSocket protocol, its engine in a supervised process of its own."""

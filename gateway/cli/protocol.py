@@ -19,10 +19,17 @@ from ...sdk.frames.client import ClientEvent, ClientFrame
 from ...sdk.frames.server import OwnFrame, ServerEvent, ServerFrame
 from .. import clients
 from ..access.quotas import CLIENT_QUOTAS, TENANT_QUOTAS, Quota, written
-from ..documents.schemas import description_of, fields_of, members_of, summary_of, tag_of, text_of
+from ..documents.schemas import (
+    description_of,
+    fields_of,
+    in_words,
+    members_of,
+    summary_of,
+    tag_of,
+    text_of,
+)
 from ..errors import TABLE, WireError
 from ..realtime import response
-from .type_words import in_words
 
 PATH = Path(__file__).resolve().parents[1] / "PROTOCOL.md"
 README = PATH.parent / "README.md"

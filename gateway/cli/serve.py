@@ -12,6 +12,8 @@ import os
 import signal
 import sys
 import termios
+from collections.abc import Iterable
+from pathlib import Path
 
 from ...kvstore.log_lines import LineWriter, logging_lines
 from ...runtime.errors import RuntimeFault
@@ -20,7 +22,6 @@ from ...runtime.link.child import SpawnedEngine
 from ...runtime.link.messages import Hello
 from ...runtime.settings import DTYPE_BYTES, EngineSettings
 from ...sessions.errors import SessionError
-from ..access.file_watch import FileWatch
 from ..errors import AddressUnusable, CertificateUnusable, KeysUnusable, TracingUnavailable
 from ..net.repeated_lines import RepeatFilter
 from ..server import Serving, serving
@@ -133,6 +134,44 @@ def _leave_terminal() -> None:
             if error.args[0] == errno.EIO:
                 os.dup2(nowhere, output)
     os.close(nowhere)
+
+
+class FileWatch:
+    """Watches ``paths``, which may be missing, for changes since their content was last read, by their inode,
+    size and time; it reads no content. A link counts as the file that it points to, so that mounted secrets,
+    which are exchanged by renaming a link, count too."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._paths = tuple(paths)
+        self._known = self._seen = self._state()
+
+    def changed(self) -> bool:
+        """Whether a file differs from what it was when last read, and is the same as at the last call: a change
+        is told one call late, so that no file is read while it is being written. Call it at intervals, and read
+        the files if it is true: it counts them as read."""
+        before, self._seen = self._seen, self._state()
+        if self._seen != before or self._seen == self._known:
+            return False
+        self._known = self._seen
+        return True
+
+    def note(self) -> None:
+        """Count the files as read in their present state. Call it just before reading them for another
+        reason."""
+        self._known = self._seen = self._state()
+
+    def _state(self) -> tuple[tuple[int, int, int] | None, ...]:
+        return tuple(map(_stamp, self._paths))
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """A file's inode, size in bytes and time of modification in nanoseconds, at least one of which changes if
+    it is replaced or written; None if it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 async def _reload(running: Serving, asked: asyncio.Event) -> None:

@@ -16,9 +16,9 @@ from ...sdk.errors import FrameError
 from ..access.auth import ClientIdentity
 from ..errors import Draining, SlowReader, TooManyInvalid, WireError, wire_error
 from ..net.channel import Channel, ChannelClosed
+from ..net.cycles import TaskGroup
 from ..net.outbox import Outbox
 from ..net.rates import TokenBucket
-from ..net.tasks import TaskGroup
 from ..settings import ClientLimits
 
 log = logging.getLogger(__name__)

@@ -17,10 +17,10 @@ from ..access.auth import refusal
 from ..access.turn_queue import PLACE, Place
 from ..errors import GatewayError, HeadInvalid, HeadTooLarge, SlowSender, TooManyChunks
 from ..settings import ClientLimits
+from .cycles import let_go
 from .deadlines import ConnectionStage
 from .heads import HEAD_END, check_head, whole_answer
 from .listener import Door, Refused
-from .transports import let_go
 from .websocket_connection import LimitedWebSocket
 
 MOST_CHUNKS = 1024

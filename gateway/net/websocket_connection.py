@@ -30,10 +30,10 @@ from ...kvstore.log_lines import about
 from ..access.attribution import ATTRIBUTION, Attribution
 from ..errors import GatewayError, SlowSender, TooManyControlFrames, TooManyFragments, wire_error
 from ..settings import ClientLimits
+from .cycles import let_go
 from .deadlines import ConnectionStage, Deadline
 from .flag import Flag
 from .rates import TokenBucket
-from .transports import let_go
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from holdfast.gateway.access.file_watch import FileWatch
+from holdfast.gateway.cli.serve import FileWatch
 
 
 def test_a_change_counts_once_it_has_settled(tmp_path: Path) -> None:
