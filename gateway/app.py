@@ -215,19 +215,12 @@ def build_app(service: Service) -> ASGIApp:
         return next((route.path_format for route in served if route.path_regex.match(path)), OTHER)
 
     count = service.turns.metrics.request
-    guard = Guard(limited, lambda: service.tenants.keys, hosts, origins, route_of, count)
+    guard: ASGIApp = Guard(limited, lambda: service.tenants.keys, hosts, origins, route_of, count)
     readers = ("*",) if keys is not None else tuple(origin.lower() for origin in origins)
-    return _SocketsLast(BehindProxy(_readable(guard, readers), settings.network))
-
-
-def _readable(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
-    """Wrap ``app`` so that web pages of these origins can read its HTTP answers (CORS); ``*``: pages of any
-    origin. Preflight requests, which have no key, are answered by the wrapper. Without origins, returns ``app``
-    itself.
-    https://fetch.spec.whatwg.org/#http-cors-protocol"""
-    if not origins:
-        return app
-    return CORSMiddleware(app, origins, ("GET", "HEAD", "POST", "DELETE"), ("*",), allow_private_network=True)
+    if readers:  # pages of these origins can read answers; the guard's keys are not asked for in a preflight
+        methods = ("GET", "HEAD", "POST", "DELETE")  # https://fetch.spec.whatwg.org/#http-cors-protocol
+        guard = CORSMiddleware(guard, readers, methods, ("*",), allow_private_network=True)
+    return _SocketsLast(BehindProxy(guard, settings.network))
 
 
 class _SocketsLast:

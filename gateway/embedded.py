@@ -27,6 +27,7 @@ from ..sdk.opening import opens_async
 from .access.auth import ClientIdentity
 from .compose import opened
 from .errors import GatewayError
+from .live.session import spawn
 from .net.channel import ChannelClosed, MemoryChannel, memory_pair
 from .service import Service
 from .settings import GatewaySettings
@@ -69,9 +70,7 @@ def in_memory(service: Service) -> Client:
             raise ConnectionFailed(error.message) from error
         ours, theirs = memory_pair(fault=_lost)
         identity = ClientIdentity(resumable=True, resume=resume, model=model)
-        connection = asyncio.create_task(_serve(service, ours, identity))
-        connections.add(connection)
-        connection.add_done_callback(connections.discard)
+        spawn(_serve(service, ours, identity), connections)
         return theirs
 
     async def redial(model: str | None) -> MemoryChannel:

@@ -21,22 +21,13 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from .access.auth import PAGE_FILES
-from .documents.asyncapi import asyncapi
-from .documents.openapi import openapi
+from .documents.api import asyncapi, openapi
 from .documents.rows import RouteRow, SocketRow
 
 FOLDER = Path(__file__).parent / "page"
-POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self'",
-        "connect-src 'self'",
-        "base-uri 'self'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-    )
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'self'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
     "content-security-policy": POLICY,
@@ -70,7 +61,7 @@ class PageFile:
         type."""
         return cls(body, KINDS[ending], f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"')
 
-    def answer(self, request: Request) -> Response:
+    async def answer(self, request: Request) -> Response:
         """The answer to a request for the file: its content, or 304 without content if the browser has this
         version."""
         headers = {**HEADERS, "etag": self.tag}
@@ -93,9 +84,9 @@ def page_routes(root_path: str) -> list[BaseRoute]:
     }
     playground, documents = (_placed(FOLDER / name, root_path) for name in ("index.html", "docs.html"))
     return [
-        _route("/", playground),
-        _route("/docs", documents),
-        *(_route(f"{PAGE_FILES}{name}", file) for name, file in sorted(files.items())),
+        Route("/", playground.answer),
+        Route("/docs", documents.answer),
+        *(Route(f"{PAGE_FILES}{name}", file.answer) for name, file in sorted(files.items())),
     ]
 
 
@@ -114,7 +105,7 @@ def document_routes(rows: Sequence[RouteRow], sockets: Sequence[SocketRow], vers
 
     def route(path: str) -> Route:
         async def serve(request: Request) -> Response:
-            return (await asyncio.to_thread(made))[path].answer(request)
+            return await (await asyncio.to_thread(made))[path].answer(request)
 
         return Route(path, serve)
 
@@ -128,10 +119,3 @@ def _placed(path: Path, root_path: str) -> PageFile:
     if root_path:
         text = text.replace('<base href="./" />', f'<base href="{escape(root_path)}/" />', 1)
     return PageFile.of(text.encode(), ".html")
-
-
-def _route(path: str, file: PageFile) -> Route:
-    async def serve(request: Request) -> Response:
-        return file.answer(request)
-
-    return Route(path, serve)

@@ -103,8 +103,9 @@ async def serving(
                             await asyncio.to_thread(renew, secured, settings.network)
                         return _changed(tenants, found, service.change_tenants(found))
 
-                    files = _reloadable(settings)
-                    yield Serving(url, service, engine, reload, files, clipped(engine_settings))
+                    files = (settings.keys, settings.network.certificate, settings.network.private_key)
+                    read = tuple(path for path in files if path is not None)
+                    yield Serving(url, service, engine, reload, read, clipped(engine_settings))
 
 
 @asynccontextmanager
@@ -125,12 +126,6 @@ async def _traced(settings: GatewaySettings, model: str) -> AsyncIterator[TurnTr
         yield tracer
     finally:
         await asyncio.to_thread(tracer.close)
-
-
-def _reloadable(settings: GatewaySettings) -> tuple[Path, ...]:
-    """The files that a reload reads."""
-    files = (settings.keys, settings.network.certificate, settings.network.private_key)
-    return tuple(path for path in files if path is not None)
 
 
 def _changed(before: Tenants, now: Tenants, closed: int) -> str:
@@ -161,12 +156,7 @@ async def reachable(
 ) -> AsyncIterator[str]:
     """Serve all routes of ``service`` on ``sock`` during the block; at its end close all connections. Yields
     the server's URL. ``secured``: the TLS context; None without TLS."""
-    url, settings = _url(sock, secured), service.settings
+    settings, (host, port) = service.settings, sock.getsockname()[:2]
     admission = Admission(service.turns, lambda: service.tenants.keys, settings.network.root_path)
     async with served(build_app(service), sock, settings.limits, secured, admission.decide):
-        yield url
-
-
-def _url(sock: socket.socket, secured: ssl.SSLContext | None) -> str:
-    host, port = sock.getsockname()[:2]
-    return f"http{'s' if secured else ''}://{f'[{host}]' if ':' in host else host}:{port}"
+        yield f"http{'s' if secured else ''}://{f'[{host}]' if ':' in host else host}:{port}"

@@ -66,38 +66,30 @@ class ChatState:
         session.used = time.time()
         session.marks = session.marks[-MOST_MARKS:]
 
-        def first(kept: Kept) -> None:
+        def first(kept: Kept) -> Kept:
             others = [one for one in kept.sessions if one.id != session.id]
-            kept.sessions = [session, *others][:MOST_SESSIONS]
+            return Kept([session, *others][:MOST_SESSIONS], kept.lines)
 
         self._change(first)
 
     def forget(self, handle: str) -> None:
         """Remove the session with this handle, which opens nothing any more."""
-
-        def without(kept: Kept) -> None:
-            kept.sessions = [one for one in kept.sessions if one.handle != handle]
-
-        self._change(without)
+        self._change(lambda kept: Kept([one for one in kept.sessions if one.handle != handle], kept.lines))
 
     def typed(self, line: str) -> None:
         """Add a line to the history."""
-
-        def last(kept: Kept) -> None:
-            kept.lines = [*kept.lines, line][-MOST_LINES:]
-
         if len(line) <= LONGEST_LINE:
-            self._change(last)
+            self._change(lambda kept: Kept(kept.sessions, [*kept.lines, line][-MOST_LINES:]))
 
-    def _change(self, change: Callable[[Kept], None]) -> None:
-        """Read, change and write the file, one chat at a time."""
+    def _change(self, change: Callable[[Kept], Kept]) -> None:
+        """Read the file and write what ``change`` makes of it, one chat at a time."""
         folder, fresh = self.file.parent, self.file.with_suffix(f".{os.getpid()}")
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = os.open(folder, os.O_RDONLY)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                change(kept := self.read())
+                kept = change(self.read())
                 fresh.unlink(missing_ok=True)
                 with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                     file.write(msgspec.json.encode(kept))

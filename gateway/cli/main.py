@@ -300,9 +300,9 @@ def key(
     tenant: Annotated[str, typer.Argument(help="The name of the keys' tenant.")],
 ) -> None:
     """Make API keys for `serve --keys`. No file is read or written."""
-    from . import key as keys
+    from .key import run
 
-    raise typer.Exit(keys.new(tenant) if act == "new" else keys.digest(tenant))
+    raise typer.Exit(run(act, tenant))
 
 
 @app.command(

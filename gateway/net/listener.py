@@ -66,20 +66,16 @@ class Door:
         """A socket is accepted: its time begins. ``place``: in the queue, of the request that has come on it.
         The place of an earlier socket with its number, which was closed before its connection was made, is
         given up."""
-        self._leave(self._accepted.pop(sock.fileno(), None))
+        if (before := self._accepted.pop(sock.fileno(), None)) is not None:
+            before[0].end()
+            if before[1] is not None:
+                before[1].abandon()
         self._accepted[sock.fileno()] = self.deadlines.begin(sock), place
 
     def pick_up(self, sock: socket.socket) -> tuple[Deadline, Place | None]:
         """The deadline of a connection that is made now, and the place of the request that has come on it; None
         if none has come yet."""
         return self._accepted.pop(sock.fileno(), None) or (self.deadlines.begin(sock), None)
-
-    def _leave(self, accepted: tuple[Deadline, Place | None] | None) -> None:
-        if accepted is not None:
-            deadline, place = accepted
-            deadline.end()
-            if place is not None:
-                place.abandon()
 
 
 class Listener(socket.socket):

@@ -42,10 +42,6 @@ class TokenBucket:
         self._refill()
         return max(0.0, (tokens - self._level) / self.rate.per_second)
 
-    def debt_seconds(self) -> float:
-        """Seconds until the level is 0 again after tokens were taken on credit; 0.0 if none are owed."""
-        return self.seconds_until(0.0)
-
     def change(self, rate: Rate) -> None:
         """Use another rate from now on. The tokens that were taken stay taken: the level changes by the
         difference of the two bursts."""

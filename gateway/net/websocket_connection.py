@@ -190,7 +190,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
                 self.handle_parser_exception()
                 return
             self.handle_events()
-            if not rest and (seconds := self._frame_rate.debt_seconds()):
+            if not rest and (seconds := self._frame_rate.seconds_until(0.0)):
                 self._hold(Hold.RATE)
                 seconds = max(seconds, RATE_PAUSE_SECONDS)
                 self._rate_pause = self.loop.call_later(seconds, self._release, Hold.RATE)

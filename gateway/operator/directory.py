@@ -13,7 +13,6 @@ import logging
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from operator import methodcaller
 from typing import TypeAlias
 
@@ -25,8 +24,8 @@ from ...sessions.errors import EngineUnavailable, RecordDamaged, SessionUnknown
 from ...sessions.exports import at_rest
 from ...sessions.journal.journal import Journal
 from ...sessions.journal.records import SessionRecord
-from ...sessions.journal.replay import Replayed, replay
-from ...sessions.journal.store import JournalStore, Walk
+from ...sessions.journal.replay import replay
+from ...sessions.journal.store import Walk
 from ...sessions.registry import UNKEPT
 from ...sessions.session import Session
 from ..access.auth import salt_of
@@ -186,8 +185,9 @@ class SessionDirectory:
     async def _searched(self, journal: Journal, session_id: str) -> _Place | None:
         """What `Walk.found` has of the session with this id; None if the journal has none."""
         place: int | None = None
+        found: _Place | None
         while True:
-            found, place = await journal.read(partial(_look, session_id, place))
+            found, place = await journal.read(methodcaller("search", place, WALK, session_id))
             if found is not None or place is None:
                 return found
 
@@ -213,11 +213,8 @@ class SessionDirectory:
         None if it has none, or was not asked."""
         if found.session is not None and live.registry.is_open(found.session):
             return found.session.branch()[0], None
-        replayed = await self._replayed(live, found.number)
-        return at_rest(replayed), replayed.config
-
-    async def _replayed(self, live: LiveSessions, number: int) -> Replayed:
-        journal, gone = live.registry.journal, SessionUnknown("The session is gone", param="session_id")
+        journal, number = live.registry.journal, found.number
+        gone = SessionUnknown("The session is gone", param="session_id")
         if journal is None or number >= UNKEPT:
             raise gone
         journal.hold(number)
@@ -229,7 +226,9 @@ class SessionDirectory:
             raise
         finally:
             journal.leave(number)
-        return await asyncio.to_thread(replay, stored.operations, max_items=live.registry.settings.max_items)
+        most = live.registry.settings.max_items
+        replayed = await asyncio.to_thread(replay, stored.operations, max_items=most)
+        return at_rest(replayed), replayed.config
 
     async def _told(self, live: LiveSessions, found: list[_Found], after: str | None) -> SessionPage:
         data: list[ListedSession] = []
@@ -285,10 +284,6 @@ class SessionDirectory:
         self._numbers.move_to_end(session_id)
         if len(self._numbers) > REMEMBERED:
             self._numbers.popitem(last=False)
-
-
-def _look(session_id: str, place: int | None, store: JournalStore) -> tuple[_Place | None, int | None]:
-    return store.search(place, WALK, session_id)
 
 
 def _record(found: _Found) -> SessionRecord:

@@ -18,8 +18,7 @@ import pytest
 
 from holdfast.gateway.access.auth import ClientIdentity
 from holdfast.gateway.app import ROWS, SOCKETS, build_app
-from holdfast.gateway.documents.asyncapi import asyncapi
-from holdfast.gateway.documents.openapi import openapi
+from holdfast.gateway.documents.api import asyncapi, openapi
 from holdfast.gateway.net.channel import memory_pair
 from holdfast.gateway.net.rates import Rate
 from holdfast.gateway.responses.face import ResponsesFace

@@ -12,8 +12,7 @@ from jsonschema import Draft202012Validator
 from starlette.routing import Route, WebSocketRoute
 
 from holdfast.gateway.app import ELSEWHERE, ROWS, SOCKETS, PackageVersion, build_app
-from holdfast.gateway.documents.asyncapi import asyncapi
-from holdfast.gateway.documents.openapi import openapi
+from holdfast.gateway.documents.api import asyncapi, openapi
 from holdfast.gateway.documents.rows import RouteRow
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings

@@ -22,8 +22,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from holdfast.gateway.app import ROWS, SOCKETS
-from holdfast.gateway.documents.asyncapi import asyncapi
-from holdfast.gateway.documents.openapi import openapi
+from holdfast.gateway.documents.api import asyncapi, openapi
 from holdfast.gateway.documents.rows import RouteRow
 from holdfast.sdk.errors import FieldInvalid, FrameMalformed
 from holdfast.sdk.frames import codec

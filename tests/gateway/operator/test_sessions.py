@@ -15,7 +15,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from holdfast.gateway.app import ROWS
-from holdfast.gateway.documents.openapi import openapi
+from holdfast.gateway.documents.api import openapi
 from holdfast.gateway.embedded import in_memory
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.kvstore.log_lines import LogSettings, logging_lines

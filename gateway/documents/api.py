@@ -1,12 +1,13 @@
-"""The OpenAPI document of the HTTP routes. https://spec.openapis.org/oas/v3.1.0"""
+"""The documents of the API: that of the HTTP routes, https://spec.openapis.org/oas/v3.1.0, and that of the
+WebSockets, https://www.asyncapi.com/docs/reference/specification/v3.0.0."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from .rows import RouteRow
-from .schemas import parameters_of, schemas_of
+from .rows import RouteRow, SocketRow
+from .schemas import members_of, parameters_of, schemas_of, summary_of, tag_of
 
 PARTS = ("request", "response", "streamed", "refused")
 """The fields of a `RouteRow` that hold types of bodies."""
@@ -26,11 +27,9 @@ def openapi(rows: Sequence[RouteRow], version: str) -> dict[str, Any]:
     groups = dict.fromkeys(row.group for row in rows)
     return {
         "openapi": "3.1.0",
-        "info": {
-            "title": "Holdfast",
-            "version": version,
-            "description": "The HTTP routes of a Holdfast server. The WebSockets are in `asyncapi.json`.",
-        },
+        "info": _info(
+            version, "The HTTP routes of a Holdfast server. The WebSockets are in `asyncapi.json`."
+        ),
         "servers": [{"url": "./"}],
         "tags": [{"name": group} for group in groups],
         "paths": paths,
@@ -39,6 +38,10 @@ def openapi(rows: Sequence[RouteRow], version: str) -> dict[str, Any]:
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
+
+
+def _info(version: str, text: str) -> dict[str, str]:
+    return {"title": "Holdfast", "version": version, "description": text}
 
 
 def _forms(types: Any) -> tuple[Any, ...]:
@@ -90,3 +93,60 @@ def _parameters(row: RouteRow) -> list[dict[str, Any]]:
 def _identifier(row: RouteRow) -> str:
     words = [part.strip("{}") for part in row.path.split("/") if part]
     return "_".join([row.method.lower(), *words]).replace(".", "_").replace("-", "_")
+
+
+def asyncapi(rows: Sequence[SocketRow], version: str) -> dict[str, Any]:
+    """Make the AsyncAPI document of the WebSockets in ``rows``, as JSON values. ``version``: of this
+    package."""
+    channels: dict[str, Any] = {}
+    operations: dict[str, Any] = {}
+    messages: dict[str, Any] = {}
+    unions = [union for row in rows for union in (row.receives, row.sends)]
+    schemas, components = schemas_of(one for union in unions for one in members_of(union))
+    for row in rows:
+        name = row.path.strip("/").replace("/", "_")
+        channel = channels[name] = {
+            "address": row.path,
+            "title": row.summary,
+            "description": row.description,
+            "messages": {},
+            "bindings": {"ws": {"method": "GET", "query": _query(row)}},
+        }
+        for action, union in (("receive", row.receives), ("send", row.sends)):
+            named = []
+            for event in members_of(union):
+                key = f"{name}.{action}.{tag_of(event)}"
+                messages[key] = {
+                    "name": tag_of(event),
+                    "summary": summary_of(event),
+                    "contentType": "application/json",
+                    "payload": schemas[event],
+                }
+                if row.own is not None and issubclass(event, row.own):
+                    messages[key]["tags"] = [{"name": "ours"}]
+                channel["messages"][key] = {"$ref": f"#/components/messages/{key}"}
+                named.append({"$ref": f"#/channels/{name}/messages/{key}"})
+            operations[f"{name}_{action}"] = {
+                "action": action,
+                "channel": {"$ref": f"#/channels/{name}"},
+                "messages": named,
+            }
+    return {
+        "asyncapi": "3.0.0",
+        "info": _info(version, "The WebSockets of a Holdfast server: what it receives and sends."),
+        "defaultContentType": "application/json",
+        "channels": channels,
+        "operations": operations,
+        "components": {"messages": messages, "schemas": components},
+    }
+
+
+def _query(row: SocketRow) -> dict[str, Any]:
+    """The parameters of a WebSocket's URL as one JSON Schema of an object, which is the form of AsyncAPI's
+    WebSocket binding."""
+    parameters = parameters_of(row.query)
+    properties = {
+        name: {**schema, "description": text} if text else schema for name, _, schema, text in parameters
+    }
+    required = [name for name, needed, _, _ in parameters if needed]
+    return {"type": "object", "properties": properties, "required": required}
