@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
 import msgspec
 
@@ -73,14 +74,10 @@ def in_memory(service: Service) -> Client:
         spawn(_serve(service, ours, identity), connections)
         return theirs
 
-    async def redial(model: str | None) -> MemoryChannel:
-        return await dial(model, resume=True)
-
     async def import_export(data: bytes) -> bytes:
-        made = await service.import_session(data, b"", b"")
-        return msgspec.json.encode(made)
+        return msgspec.json.encode(await service.import_session(data, b"", b""))
 
-    return Client(dial, redial=redial, patience=ONE_TRY, importing=import_export)
+    return Client(dial, redial=partial(dial, resume=True), patience=ONE_TRY, importing=import_export)
 
 
 async def _serve(service: Service, channel: MemoryChannel, identity: ClientIdentity) -> None:

@@ -6,6 +6,7 @@ The engine's are in ``runtime.settings``, a session's in ``sessions.settings``.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from ipaddress import ip_network
 from pathlib import Path
@@ -21,9 +22,9 @@ DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8040
 CYCLE_TOKENS = 512
 ALLOWED_HOST = re.compile(r"\*|(\*\.)?[\w-]+(\.[\w-]+)*", re.ASCII)
-ORIGIN = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^\s/?#@]+")
+ORIGIN = re.compile(r"\*|[a-zA-Z][a-zA-Z0-9+.-]*://[^\s/?#@]+")
 ENDPOINT = re.compile(r"https?://[^\s/?#@]+[^\s]*")
-ROOT_PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
+ROOT_PATH = re.compile(r"(/[\w.~-]+)*", re.ASCII)
 MODEL_NAME = re.compile(r"[^\s\x00-\x1f\x7f]{1,256}")
 
 
@@ -117,21 +118,16 @@ class Network:
         proxies = tuple(one.strip() for word in self.trusted_proxies for one in word.split(","))
         object.__setattr__(self, "trusted_proxies", proxies)
         object.__setattr__(self, "root_path", self.root_path.rstrip("/"))
-        for host in self.allowed_hosts:
-            if not ALLOWED_HOST.fullmatch(host):
-                raise OptionInvalid(f"--allowed-host {host!r} is not a host name, *.NAME or *")
-        for origin in self.allowed_origins:
-            if origin != "*" and not ORIGIN.fullmatch(origin):
-                raise OptionInvalid(
-                    f"--allow-origin {origin!r} is not an origin such as https://app.example.com"
-                )
+        _check("--allowed-host", self.allowed_hosts, ALLOWED_HOST, "is not a host name, *.NAME or *")
+        _check(
+            "--allow-origin", self.allowed_origins, ORIGIN, "is not an origin such as https://app.example.com"
+        )
         for proxy in self.trusted_proxies:
             try:
                 ip_network(proxy, strict=False)
             except ValueError as error:
                 raise OptionInvalid(f"--trusted-proxies: {error}") from None
-        if self.root_path and not ROOT_PATH.fullmatch(self.root_path):
-            raise OptionInvalid(f"--root-path {self.root_path!r} is not a path such as /holdfast")
+        _check("--root-path", [self.root_path], ROOT_PATH, "is not a path such as /holdfast")
         if self.certificate is None and self.private_key is not None:
             raise OptionInvalid("--ssl-keyfile needs --ssl-certfile")
 
@@ -200,12 +196,15 @@ class GatewaySettings:
             raise OptionInvalid(wrong)
         if self.keys is not None and self.api_key is not None:
             raise KeysUnusable("--keys and --api-key both set the valid keys: give one of them")
-        if self.traces_endpoint is not None and not ENDPOINT.fullmatch(self.traces_endpoint):
-            raise OptionInvalid(
-                f"--otlp-traces-endpoint {self.traces_endpoint!r} is no URL such as http://localhost:4318"
-            )
-        for name in self.served_names:
-            if not MODEL_NAME.fullmatch(name):
-                raise OptionInvalid(
-                    f"--served-model-name {name[:300]!r} is not 1 to 256 characters without blanks"
-                )
+        traces = [] if self.traces_endpoint is None else [self.traces_endpoint]
+        _check("--otlp-traces-endpoint", traces, ENDPOINT, "is no URL such as http://localhost:4318")
+        _check(
+            "--served-model-name", self.served_names, MODEL_NAME, "is not 1 to 256 characters without blanks"
+        )
+
+
+def _check(option: str, values: Iterable[str], form: re.Pattern[str], wrong: str) -> None:
+    """Raise ``OptionInvalid``, which says what is ``wrong``, for a value of an option without this form."""
+    for value in values:
+        if not form.fullmatch(value):
+            raise OptionInvalid(f"{option} {value[:300]!r} {wrong}")

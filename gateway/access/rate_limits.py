@@ -52,7 +52,10 @@ class RateLimits:
         """The limits as headers of an HTTP answer, in the names that Anthropic's clients read; a reset is a
         time of RFC 3339. ``now``: seconds since 1970.
         https://platform.claude.com/docs/en/api/rate-limits#response-headers"""
-        reset = lambda seconds: _timestamp(math.ceil(now + seconds))
+
+        def reset(seconds: float) -> str:
+            return f"{datetime.fromtimestamp(math.ceil(now + seconds), UTC):%Y-%m-%dT%H:%M:%SZ}"
+
         return self._written("anthropic-ratelimit-{of}-{part}", reset)
 
     def _written(self, header: str, reset: Callable[[float], str]) -> dict[str, str]:
@@ -157,10 +160,6 @@ def duration(seconds: float) -> str:
         return f"{math.ceil(seconds * 10) / 10:g}s"
     minutes, rest = divmod(math.ceil(seconds), int(MINUTE))
     return f"{minutes}m{rest}s"
-
-
-def _timestamp(seconds: int) -> str:
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _per_minute(limit: int) -> Rate:

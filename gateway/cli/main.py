@@ -340,10 +340,7 @@ def _benchmarks() -> dict[str, str]:
     """The dotted module of each benchmark, by the benchmark's name. A benchmark is
     ``benchmarks/NAME/bench.py``, or a file ``benchmarks/NAME.py`` that has a ``main``."""
     home, package = Path(__file__).resolve().parents[2] / "benchmarks", __package__.partition(".")[0]
-    alone = {path.stem: f"{package}.benchmarks.{path.stem}" for path in home.glob("*.py") if _can_run(path)}
+    files = (path for path in home.glob("*.py") if "\ndef main(" in path.read_text())
+    alone = {path.stem: f"{package}.benchmarks.{path.stem}" for path in files}
     folders = {path.parent.name for path in home.glob("*/bench.py")}
     return {**alone, **{name: f"{package}.benchmarks.{name}.bench" for name in folders}}
-
-
-def _can_run(path: Path) -> bool:
-    return "\ndef main(" in path.read_text()

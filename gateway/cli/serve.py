@@ -206,7 +206,8 @@ async def _serve(
         async with serving(settings, engine_settings, loading.heard, listening=begun, first=first) as running:
             loading.loaded()
             log.info("%s", _memory(running.engine.link.hello))
-            log.info("%s", _kept(settings))
+            folder = None if settings.store is None else settings.store.expanduser()
+            log.info("sessions are kept in %s", "memory only" if folder is None else folder)
             if running.clipped is not None:
                 log.warning("%s", running.clipped)
             running.service.state()  # logs a journal that cannot be written
@@ -221,12 +222,6 @@ async def _serve(
                     task.cancel()
             await running.service.drain()
     log.info("stopped")
-
-
-def _kept(settings: GatewaySettings) -> str:
-    if settings.store is None:
-        return "sessions are kept in memory only"
-    return f"sessions are kept in {settings.store.expanduser()}"
 
 
 def _memory(hello: Hello) -> str:
