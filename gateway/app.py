@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -104,26 +104,18 @@ class RealtimeParameters(msgspec.Struct, kw_only=True, frozen=True):
     ] = False
 
 
+def _models(path: str, summary: str, response: Any, query: type | None = None) -> RouteRow:
+    refused = (ErrorAnswer, MessagesError)
+    return RouteRow("GET", path, summary, None, response, query, None, refused, FORMS, group="Models")
+
+
+def _probe(path: str, summary: str, unwell: str) -> RouteRow:
+    return RouteRow("GET", path, summary, response=ServerState, also={503: unwell}, needs_key=False)
+
+
 ROUTES = (
-    RouteRow(
-        "GET",
-        "/v1/models",
-        "The names of the served model.",
-        response=(ModelList, ModelPage),
-        query=ModelsQuery,
-        refused=(ErrorAnswer, MessagesError),
-        headers=FORMS,
-        group="Models",
-    ),
-    RouteRow(
-        "GET",
-        "/v1/models/{model}",
-        "The served model by one of its names.",
-        response=(Model, ModelInfo),
-        refused=(ErrorAnswer, MessagesError),
-        headers=FORMS,
-        group="Models",
-    ),
+    _models("/v1/models", "The names of the served model.", (ModelList, ModelPage), ModelsQuery),
+    _models("/v1/models/{model}", "The served model by one of its names.", (Model, ModelInfo)),
     RouteRow(
         "POST",
         SESSIONS,
@@ -133,21 +125,11 @@ ROUTES = (
         response=ImportedSession,
         group="Sessions",
     ),
-    RouteRow(
-        "GET",
-        "/health",
-        "Liveness: 503 only where restarting the server would help.",
-        response=ServerState,
-        also={503: "The engine hangs."},
-        needs_key=False,
-    ),
-    RouteRow(
-        "GET",
+    _probe("/health", "Liveness: 503 only where restarting the server would help.", "The engine hangs."),
+    _probe(
         "/ready",
         "Readiness: 503 where no turn could run now.",
-        response=ServerState,
-        also={503: "The engine loads or restarts, or the server goes away."},
-        needs_key=False,
+        "The engine loads or restarts, or the server goes away.",
     ),
     RouteRow("GET", "/metrics", "Metrics for Prometheus.", media_type="text/plain"),
     RouteRow("GET", "/version", "The version of this package.", response=PackageVersion),

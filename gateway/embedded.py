@@ -26,11 +26,10 @@ from ..sdk.connection.reconnect import Patience
 from ..sdk.errors import ConnectionFailed, ConnectionLost
 from ..sdk.opening import opens_async
 from .access.auth import ClientIdentity
-from .compose import opened
 from .errors import GatewayError
 from .live.session import spawn
 from .net.channel import ChannelClosed, MemoryChannel, memory_pair
-from .service import Service
+from .service import Service, opened
 from .settings import GatewaySettings
 
 ONE_TRY = Patience(total=0.0)

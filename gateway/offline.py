@@ -56,10 +56,9 @@ from .batches.outputs import RequestOutput
 from .batches.progress_bars import LoadingBar, PromptBar, UseTqdm
 from .batches.prompts import ChatMessage, Prompt, PromptEncoder, PromptType
 from .batches.sampling_params import SamplingParams
-from .compose import opened
 from .embedded import in_memory
 from .live.requests import tools_of as tools_from
-from .service import Service
+from .service import Service, opened
 from .settings import GatewaySettings
 
 SamplingChoice: TypeAlias = SamplingParams | Sequence[SamplingParams] | None

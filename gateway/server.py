@@ -27,12 +27,11 @@ from ..runtime.settings import EngineSettings
 from .access.admission import Admission
 from .access.tenants import Tenants, check, check_loaded
 from .app import build_app
-from .compose import opened
 from .errors import AddressUnusable, PortTaken, TracingUnavailable
 from .net.listener import listen
 from .net.serving import served
 from .net.tls import renew, server_context
-from .service import Service
+from .service import Service, opened
 from .settings import GatewaySettings
 
 if TYPE_CHECKING:  # it needs an extra
@@ -76,7 +75,7 @@ async def serving(
     also while it loads. ``engine``: the child process to use, made with these settings; None: one is made here,
     from the process ``first`` if that was started before. Raises ``AddressUnusable``, ``KeysUnusable``,
     ``CertificateUnusable``, ``TracingUnavailable``, ``LimitsTooLarge``, and what loading raises
-    (`compose.opened`).
+    (`service.opened`).
     """
     secured = server_context(settings.network)
     tenants = Tenants.of(settings)

@@ -1,7 +1,7 @@
 """`Service`: what all routes share, that is, the link to the engine, the live sessions and the open sockets.
 
-It decides which clients are served, and makes the faces, that is, the code of each protocol. The server and the
-embedded engine both use it.
+It decides which clients are served, and makes the faces, that is, the code of each protocol. `opened` puts it
+on an engine. The server and the embedded engine both use it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -20,12 +21,17 @@ from starlette.requests import Request
 from ..kvstore.log_lines import logging_with
 from ..kvstore.slices import sliced
 from ..runtime.errors import EngineGone
+from ..runtime.kv_placement.tier_setup import file_bytes
 from ..runtime.link.client import EngineLink
 from ..runtime.link.messages import Phase
+from ..runtime.model.folder import check_folder, find_model
 from ..sdk.frames.exported import ImportedSession
 from ..sessions.journal.journal import Journal
+from ..sessions.journal.lock import StoreLock
 from ..sessions.registry import SessionRegistry
+from ..sessions.settings import SessionSettings
 from ..sessions.stored import StoredObjects
+from ..sessions.text.language import Language
 from ..sessions.workers import Stopped
 from .access.attribution import TenantLabels
 from .access.auth import TENANT, ClientIdentity
@@ -445,3 +451,48 @@ class Service:
             "turns_waiting": len(self.turns.queue),
             "turns_seconds_per_start": self.turns.queue.seconds_per_start,
         }
+
+
+@asynccontextmanager
+async def opened(
+    service: Service, model: str, engine: AbstractAsyncContextManager[EngineLink]
+) -> AsyncIterator[SessionRegistry]:
+    """Run ``service`` on an engine during the block: load the model's tokenizer and templates, then, if they
+    are sound, the engine; open the journal; let clients open sessions. Yields the session registry. After the
+    block, sessions, journal and engine are closed. ``model``: a folder, a file or a name. ``engine``: entering
+    it loads the engine.
+
+    Raises ``ModelUnreadable``, ``SettingsInvalid``, ``TokenizerUnreadable``, ``TemplateFailed``,
+    ``EngineDied``, and ``StoreUnusable`` (``StoreHeld`` already before loading).
+    """
+    settings = service.settings
+    async with AsyncExitStack() as stack:
+        stack.callback(service.refuse)  # what waits for an engine that could not be loaded
+        folder = await asyncio.to_thread(find_model, model)
+        check_folder(folder)  # first, so that no store is made for a model that is not there
+        lock = None if settings.store is None else StoreLock(settings.store)
+        if lock is not None:
+            await asyncio.to_thread(lock.acquire, settings.journal.lock_seconds)
+            stack.callback(lock.release)
+        load = partial(Language.load, tool_fallback=settings.tool_fallback)
+        language = await asyncio.to_thread(load, folder, settings.calls, settings.reasoning)
+        link = await stack.enter_async_context(engine)
+        for note in link.hello.notes:
+            log.warning("%s", note)
+        journal = None
+        if settings.store is not None:
+            shared = replace(settings.journal, tenants=service.tenants.journal())
+            reclaimable = partial(file_bytes, settings.store.expanduser())
+            journal = await Journal.open(
+                settings.store, language.digest(), shared, lock, reclaimable=reclaimable
+            )
+            stack.push_async_callback(journal.aclose)
+        stack.push_async_callback(service.close)
+        sessions = SessionSettings(
+            recovery_seconds=settings.recovery_seconds,
+            cycle_tokens=settings.cycle_tokens,
+            tenants=service.tenants.sessions(),
+        )
+        registry = SessionRegistry(link, language, sessions, journal)
+        service.open(registry, journal)
+        yield registry

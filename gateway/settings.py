@@ -28,6 +28,13 @@ ROOT_PATH = re.compile(r"(/[\w.~-]+)*", re.ASCII)
 MODEL_NAME = re.compile(r"[^\s\x00-\x1f\x7f]{1,256}")
 
 
+def _check(option: str, values: Iterable[str], form: re.Pattern[str], wrong: str) -> None:
+    """Raise ``OptionInvalid``, which says what is ``wrong``, for a value of an option without this form."""
+    for value in values:
+        if not form.fullmatch(value):
+            raise OptionInvalid(f"{option} {value[:300]!r} {wrong}")
+
+
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
     """What one client, socket or session may take. Sizes in bytes, times in seconds. `quotas` says what happens
@@ -201,10 +208,3 @@ class GatewaySettings:
         _check(
             "--served-model-name", self.served_names, MODEL_NAME, "is not 1 to 256 characters without blanks"
         )
-
-
-def _check(option: str, values: Iterable[str], form: re.Pattern[str], wrong: str) -> None:
-    """Raise ``OptionInvalid``, which says what is ``wrong``, for a value of an option without this form."""
-    for value in values:
-        if not form.fullmatch(value):
-            raise OptionInvalid(f"{option} {value[:300]!r} {wrong}")

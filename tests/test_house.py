@@ -146,7 +146,7 @@ INSIDE = {
         ["answers"],
         ["chat", "messages", "responses", "operator"],
         ["pages"],
-        ["app", "compose"],
+        ["app"],
         ["server", "embedded"],
         ["batches"],
         ["offline"],

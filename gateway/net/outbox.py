@@ -23,12 +23,10 @@ them."""
 
 @dataclass(frozen=True, slots=True)
 class OutboxStatistics:
-    """The state of a socket's queue: how many frames (``events``) and ``bytes`` wait now, and how many frames
-    have been written (``sent``) so far."""
+    """The state of a socket's queue: how many frames (``events``) and ``bytes`` wait now."""
 
     events: int
     bytes: int
-    sent: int
 
 
 class Outbox:
@@ -42,7 +40,6 @@ class Outbox:
         self._send_now = send_now
         self._frames: list[bytes] = []
         self._bytes = 0
-        self._sent = 0
         self.free = True
         """Whether the queue is below its bounds."""
         self.shared = False
@@ -70,9 +67,8 @@ class Outbox:
         """Write a frame at once, behind patient ones, if no other waits and the socket takes it; otherwise
         queue it. For a frame that no other follows in the same pass: `post` writes those that do together."""
         if not self._frames and self._send_now(frame):
-            self._sent += 1
-        elif self._patient is not None and self._send_now(*self._frames, frame):
-            self._sent += 1
+            return
+        if self._patient is not None and self._send_now(*self._frames, frame):
             self.left(len(self._frames))
         else:
             self.post((frame,))
@@ -101,12 +97,11 @@ class Outbox:
         """Remove the first ``frames`` frames from the queue: they have been written."""
         self._bytes -= sum(map(len, self._frames[:frames]))
         del self._frames[:frames]
-        self._sent += frames
         self._mark()
 
     def statistics(self) -> OutboxStatistics:
-        """How much is queued now, and how much has been written."""
-        return OutboxStatistics(len(self._frames), self._bytes, self._sent)
+        """How much is queued now."""
+        return OutboxStatistics(len(self._frames), self._bytes)
 
     def _mark(self) -> None:
         if self._patient is not None:

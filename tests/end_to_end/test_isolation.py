@@ -8,9 +8,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from holdfast.gateway.compose import opened
 from holdfast.gateway.embedded import in_memory
-from holdfast.gateway.service import Service
+from holdfast.gateway.service import Service, opened
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.execution.runner import TorchRunner
 from holdfast.runtime.link.thread import ThreadEngine

@@ -242,7 +242,7 @@ async def test_what_an_operator_should_know_of_a_model_is_logged_at_start(
     model = EngineSettings(model=str(folder), device="cpu", blocks=64, max_context=256)
     async with serving(GatewaySettings(port=0), model) as running, wire(running.url) as one:
         assert len(text_of(await one.say(toys.text_of([5, 6, 7]), max_output_tokens=40))) == 40
-    assert [record.message for record in caplog.records if record.name == "holdfast.gateway.compose"] == [
+    assert [record.message for record in caplog.records if record.name == "holdfast.gateway.service"] == [
         f"{folder / 'config.json'}: auto_map is ignored: code in a checkpoint is not run",
         "Mistral3ForConditionalGeneration: the text part is served; its vision weights are not loaded",
     ]

@@ -9,10 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.gateway.compose import opened
 from holdfast.gateway.embedded import in_memory
 from holdfast.gateway.net.channel import ChannelClosed, MemoryChannel, memory_pair
-from holdfast.gateway.service import Service
+from holdfast.gateway.service import Service, opened
 from holdfast.gateway.settings import ClientLimits, GatewaySettings
 from holdfast.runtime.link.thread import ThreadEngine
 from holdfast.runtime.settings import EngineSettings

@@ -15,9 +15,8 @@ import pytest
 from holdfast import AsyncLLM, SamplingParams
 from holdfast.benchmarks.toys import make_toy, teach, text_of
 from holdfast.gateway.app import build_app
-from holdfast.gateway.compose import opened
 from holdfast.gateway.embedded import in_memory
-from holdfast.gateway.service import Service
+from holdfast.gateway.service import Service, opened
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.link.client import EngineLink
 from holdfast.runtime.model.folder import find_model

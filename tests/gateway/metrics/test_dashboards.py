@@ -12,10 +12,9 @@ import pytest
 import yaml
 
 from holdfast.gateway import __file__ as room
-from holdfast.gateway.compose import opened
 from holdfast.gateway.embedded import in_memory
 from holdfast.gateway.metrics.prometheus import exposition
-from holdfast.gateway.service import Service
+from holdfast.gateway.service import Service, opened
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.link.thread import ThreadEngine
 from holdfast.runtime.settings import EngineSettings
