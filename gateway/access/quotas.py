@@ -46,6 +46,12 @@ class Quota:
         return None if self.error is None else errors.TABLE[self.error].code
 
 
+def _per_minute(what: str) -> Quota:
+    name, shown = f"{what}_per_minute", f"{{}} {what} per minute and key"
+    refill = "each key gets one back every 60 s / limit"
+    return Quota(name, "access.rate_limits", errors.RateLimited, refill, shown)
+
+
 TENANT_QUOTAS = (
     Quota(
         "sessions",
@@ -76,20 +82,8 @@ TENANT_QUOTAS = (
     Quota(
         "disk", "kvstore.disk", None, "the tenant's oldest KV is dropped", "{} of KV on disk", in_bytes=True
     ),
-    Quota(
-        "requests_per_minute",
-        "access.rate_limits",
-        errors.RateLimited,
-        "each key gets one back every 60 s / limit",
-        "{} requests per minute and key",
-    ),
-    Quota(
-        "tokens_per_minute",
-        "access.rate_limits",
-        errors.RateLimited,
-        "each key gets one back every 60 s / limit",
-        "{} tokens per minute and key",
-    ),
+    _per_minute("requests"),
+    _per_minute("tokens"),
 )
 
 CLIENT_QUOTAS = (

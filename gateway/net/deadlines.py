@@ -17,11 +17,10 @@ import asyncio
 import logging
 import socket
 from collections import OrderedDict
-from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum, auto
 from itertools import islice
-from typing import Any, Protocol
+from typing import Protocol
 
 from ..settings import ClientLimits
 
@@ -66,16 +65,6 @@ BOUNDS = {FREE: MOST_HELD, (ConnectionStage.MESSAGE,): MOST_UNFINISHED}
 """The most bytes that are kept for all connections in these stages together."""
 TOGETHER = {stage: stages for stages in BOUNDS for stage in stages}
 """Of each such stage, all stages that have its bound together."""
-
-
-class Timers(Protocol):
-    """What is used of an event loop."""
-
-    def time(self) -> float:
-        """Seconds that only grow."""
-
-    def call_at(self, when: float, callback: Callable[[], object]) -> Any:
-        """Call ``callback`` at this time; the result has ``cancel`` and ``when``."""
 
 
 class TimedConnection(Protocol):
@@ -168,7 +157,7 @@ class Deadlines:
     """The deadlines of all connections of one server. The connections of one stage stand in the order in which
     its time is over, so no more than one timer runs. ``clock``: the event loop."""
 
-    def __init__(self, limits: ClientLimits, clock: Timers) -> None:
+    def __init__(self, limits: ClientLimits, clock: asyncio.AbstractEventLoop) -> None:
         self._clock = clock
         self._seconds = {
             ConnectionStage.HEAD: limits.header_seconds,
@@ -181,7 +170,7 @@ class Deadlines:
         }
         self._queues = {stage: OrderedDict[Deadline, None]() for stage in ConnectionStage}
         self._held = dict.fromkeys(BOUNDS, 0)  # bytes, by the same stages
-        self._timer: Any = None
+        self._timer: asyncio.TimerHandle | None = None
         self._ending = False
 
     def __len__(self) -> int:
