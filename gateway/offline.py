@@ -192,7 +192,8 @@ class AsyncLLM:
         async def run(deliver: Deliver) -> list[RequestOutput]:
             offered, encoder = _tools(tools), self._encoder()
             made = await anyio.to_thread.run_sync(encoder.conversations, _conversations(messages), offered)
-            params = _each(sampling_params or self._chat_defaults(), len(made))
+            usual, most = self._running().link.hello.defaults, self._gateway.default_max_tokens
+            params = _each(sampling_params or SamplingParams.of_model(usual, most), len(made))
             tasks = self._tasks(made, params, offered, tool_choice)
             return await self._complete(tasks, offered, deliver, use_tqdm)
 
@@ -244,11 +245,6 @@ class AsyncLLM:
         hello = completer.link.hello
         return PromptEncoder(completer.language, hello.max_context, hello.vocab_size)
 
-    def _chat_defaults(self) -> SamplingParams:
-        """The sampling parameters that a new session has, for `chat` calls that give none."""
-        defaults, most = self._running().link.hello.defaults, self._gateway.default_max_tokens
-        return SamplingParams.of_model(defaults, most)
-
     def _tasks(
         self,
         prompts: Sequence[Prompt],
@@ -290,7 +286,7 @@ class AsyncLLM:
             return await batch.run(deliver, bar.ended)
 
 
-class LLM:
+class LLM(AbstractContextManager["LLM"]):
     """A model for code without ``async``. It is loaded when it is made, and freed by `close`, at the end of a
     ``with`` block, or at the end of the program.
 
@@ -309,9 +305,6 @@ class LLM:
 
     def __repr__(self) -> str:
         return repr(self._llm).replace("AsyncLLM", "LLM")
-
-    def __enter__(self) -> LLM:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

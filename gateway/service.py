@@ -36,7 +36,7 @@ from ..sessions.workers import Stopped
 from .access.attribution import TenantLabels
 from .access.auth import TENANT, ClientIdentity
 from .access.rate_limits import RateLimiter
-from .access.tenants import ALLOWED, Tenants
+from .access.tenants import ALLOWED, NOTHING_SET, Tenants
 from .access.turn_queue import TurnQueue
 from .errors import Draining, EngineLoading, KeyRemoved, ModelNotServed, SlowReader
 from .live.client_socket import ClientSocket
@@ -280,11 +280,6 @@ class Service:
         return Transcripts(await self.admitted(model), self._link, self.settings.default_max_tokens)
 
     @property
-    def responses(self) -> int:
-        """The number of turns that run, in all sessions."""
-        return self.turns.running
-
-    @property
     def stored(self) -> StoredObjects:
         """The store of responses and conversations of the Responses API. Raises ``EngineLoading`` before
         `open`."""
@@ -371,7 +366,7 @@ class Service:
         Returns after ``close_seconds`` more at the latest."""
         self.refuse()
         seconds = self.settings.drain_seconds
-        log.info("draining: %d responses run and have %g s to end", self.responses, seconds)
+        log.info("draining: %d responses run and have %g s to end", self.turns.running, seconds)
         ending = [asyncio.ensure_future(session.drain(seconds)) for session in self.sessions()]
         if ending:
             _, late = await asyncio.wait(ending, timeout=seconds + self.settings.limits.close_seconds)
@@ -428,9 +423,10 @@ class Service:
         return MetricsSnapshot(ready, number, gateway, engine, tenant, turns, vllm)
 
     async def _tenant(self, salt: bytes) -> TenantSnapshot | None:
-        name, limits = self.tenants.name(salt), self.tenants.of_salt(salt)
+        name = self.tenants.name(salt)
         if not name or self._registry is None:
             return None
+        limits = self.tenants.limits.get(name, NOTHING_SET)
         used = await self._registry.statistics_of(salt)
         return TenantSnapshot(name, used, {kind: getattr(limits, kind) for kind in ALLOWED})
 
@@ -444,7 +440,7 @@ class Service:
             "requests_waiting_for_engine": self._waiting,
             "sockets": len(self._sockets),
             "sessions_live": 0 if self._live is None else len(self._live),
-            "responses_running": self.responses,
+            "responses_running": self.turns.running,
             "outbox_events": events,
             "outbox_bytes": size,
             "slow_readers_dropped": self._slow_readers,

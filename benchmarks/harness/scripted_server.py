@@ -30,7 +30,7 @@ async def run(pace: Path, store: Path) -> None:
     program = (sys.executable, "-m", f"{__package__}.scripted_engine", "--pace", str(pace))
     engine = ChildEngine(settings, program=program)
     async with serving(GatewaySettings(port=0, store=store), settings, engine=engine) as running:
-        collecting = asyncio.create_task(Collector(lambda: running.service.responses > 0).run())
+        collecting = asyncio.create_task(Collector(lambda: running.service.turns.running > 0).run())
         print(f"serving at {running.url}", file=sys.stderr, flush=True)
         await left.wait()
         collecting.cancel()

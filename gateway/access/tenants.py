@@ -129,11 +129,6 @@ class Tenants:
         known = dict.fromkeys([*(() if self.keys is None else self.keys.tenants.values()), *self.limits])
         return {salt_of(name): name for name in known}
 
-    def of_salt(self, salt: bytes) -> Allowance:
-        """The limits of the tenant with this salt. A tenant that has none, or is not known, gets an `Allowance`
-        without any limit."""
-        return self.limits.get(self.name(salt), NOTHING_SET)
-
     def sessions(self) -> dict[bytes, TenantLimits]:
         """The limits on open sessions and running turns, by tenant's salt, for the session registry. Tenants
         without limits are in it, too."""

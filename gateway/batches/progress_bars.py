@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 from ...runtime.link.messages import COMPILING, Heartbeat, Phase
@@ -63,7 +64,7 @@ class LoadingBar:
             self._bar = None
 
 
-class PromptBar:
+class PromptBar(AbstractContextManager["PromptBar"]):
     """The progress bar of one call: how many of its ``total`` prompts are completed, and input and output
     tokens per second so far. ``use_tqdm``: false shows none."""
 
@@ -72,9 +73,6 @@ class PromptBar:
         self._bar = _made(use_tqdm, **shape) if use_tqdm else None
         self._began = time.monotonic()
         self._read = self._written = 0
-
-    def __enter__(self) -> PromptBar:
-        return self
 
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:

@@ -418,9 +418,9 @@ class TerminalChat:
         kept = self._state.read().sessions
         for one in kept:
             last = f" … {one.last}" if one.last not in ("", one.title) else ""
-            self._tell(
-                f"{one.id}  {_ago(time.time() - one.used)}  {one.model} at {one.url}  {one.title}{last}"
-            )
+            seconds = time.time() - one.used
+            ago = f"{in_units(seconds)} ago" if seconds >= 60 else "just now"
+            self._tell(f"{one.id}  {ago}  {one.model} at {one.url}  {one.title}{last}")
         self._tell("holdfast chat --resume ID goes on with one" if kept else "no session is kept yet")
 
     def _tell(self, text: str) -> None:
@@ -512,7 +512,3 @@ def _plural(word: str, count: int) -> str:
 
 def _plain(value: object) -> str:
     return "not set" if value is None else json.dumps(msgspec.to_builtins(value), ensure_ascii=False)
-
-
-def _ago(seconds: float) -> str:
-    return f"{in_units(seconds)} ago" if seconds >= 60 else "just now"

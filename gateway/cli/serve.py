@@ -211,7 +211,7 @@ async def _serve(
             if running.clipped is not None:
                 log.warning("%s", running.clipped)
             running.service.state()  # logs a journal that cannot be written
-            collector = Collector(lambda: running.service.responses > 0)
+            collector = Collector(lambda: running.service.turns.running > 0)
             up.set()
             log.info("%s at %s", running.service.model, running.url)
             beside = [asyncio.create_task(work) for work in (_reload(running, reload), collector.run())]

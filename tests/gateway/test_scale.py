@@ -144,7 +144,7 @@ async def session_that_is_stored(here: Crowd) -> None:
 
 async def looks(here: Crowd) -> None:
     """What is asked again and again while nothing happens."""
-    assert here.stage.service.responses == 0
+    assert here.stage.service.turns.running == 0
     for path in ("/health", "/ready", "/v1/models"):
         await here.stage.ask("GET", path)
 

@@ -290,9 +290,9 @@ def test_a_bucket_refills_up_to_its_burst_and_pays_its_debt_first() -> None:
     now = [0.0]
     bucket = TokenBucket(Rate(per_second=2.0, burst=3), lambda: now[0])
     assert [bucket.spend() for _ in range(5)] == [True, True, True, False, False]
-    assert bucket.debt_seconds() == 1.0
+    assert bucket.seconds_until(0.0) == 1.0
     now[0] = 1.5
-    assert bucket.debt_seconds() == 0.0
+    assert bucket.seconds_until(0.0) == 0.0
     assert [bucket.spend() for _ in range(2)] == [True, False]
     now[0] = 100.0
     assert [bucket.spend() for _ in range(4)] == [True, True, True, False]

@@ -22,7 +22,7 @@ class Timer:
 
 
 class ManualClock:
-    """The `Timers` of a test. ``now``: seconds."""
+    """The clock of a test. ``now``: seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
