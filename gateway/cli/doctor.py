@@ -99,6 +99,7 @@ def model(settings: EngineSettings, tenants: Tenants | None = None) -> Iterator[
     """Facts about the model and what it needs, as names and values. Its weights are not loaded. ``tenants``:
     their leases are checked against the KV; None: there are none. Raises ``ModelUnreadable``,
     ``SettingsInvalid``, ``LimitsTooLarge`` or a ``SessionError``."""
+    from ...runtime.build import named_backend
     from ...runtime.model.config import read_config, read_defaults
     from ...runtime.model.folder import check_folder, find_model
     from ...runtime.model.load import as_stored, dtype_named, open_weights
@@ -122,7 +123,8 @@ def model(settings: EngineSettings, tenants: Tenants | None = None) -> Iterator[
     yield "KV per token", _product((*shape, (f"bytes ({kept})", kept_width)), "B")
     yield from _room(settings, per_token, parameters * width, config.max_context, tenants or Tenants())
     yield "sampling", _sampling(read_defaults(folder))
-    yield "kernels", _kernels(settings, dtype, config.head_dim)
+    kernels, hint = named_backend(settings, dtype, config.head_dim)
+    yield "kernels", f"{kernels} ({hint})" if hint else kernels
     yield from language_facts(folder)
     for note in config.notes:
         yield "note", note
@@ -170,15 +172,6 @@ def _sampling(defaults: SamplingDefaults) -> str:
     written = ", ".join(f"{name} {value:g}" for name, value in given.items() if value != usual[name])
     kind = "drawn" if defaults.temperature > 0 else "greedy"
     return f"{kind} ({written})" if written else kind
-
-
-def _kernels(settings: EngineSettings, dtype: str, head_dim: int) -> str:
-    """The name of the kernels that the engine would use, followed by a note in brackets if there is one. Raises
-    ``SettingsInvalid``."""
-    from ...runtime.build import named_backend
-
-    name, note = named_backend(settings, dtype, head_dim)
-    return f"{name} ({note})" if note else name
 
 
 def language_facts(folder: Path) -> Iterator[Fact]:

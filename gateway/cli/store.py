@@ -50,8 +50,12 @@ def _lines(
     act: str, folder: Path, target: Path | None, tenant: str | None, keys: Path | None, damage: list[str]
 ) -> Iterator[str]:
     """The lines of an action, as `keep` has it. ``damage`` gets what is damaged."""
-    if tenant is not None:
-        _check_tenant(tenant, keys)
+    if tenant == "":
+        raise SettingsInvalid("--tenant is empty")
+    if tenant is not None and keys is not None:
+        found = Tenants.of(GatewaySettings(keys=keys))
+        if found.keys is None or tenant not in found.keys.tenants.values():
+            raise SettingsInvalid(f"{keys} has no tenant {tenant!r}")
     kv, journal = (folder / "kv").is_dir(), bool(admin.places(folder))
     if not journal and (not kv or act in ("repair", "backup", "erase")):
         raise SettingsInvalid(f"{folder}: " + ("no store" if folder.is_dir() else "no such folder"))
@@ -71,12 +75,3 @@ def _lines(
         yield from tend("clear", folder)
     if not kv and act == "clear":
         raise SettingsInvalid(f"{folder}: no KV")
-
-
-def _check_tenant(tenant: str, keys: Path | None) -> None:
-    if not tenant:
-        raise SettingsInvalid("--tenant is empty")
-    if keys is not None:
-        found = Tenants.of(GatewaySettings(keys=keys))
-        if found.keys is None or tenant not in found.keys.tenants.values():
-            raise SettingsInvalid(f"{keys} has no tenant {tenant!r}")
