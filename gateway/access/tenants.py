@@ -209,14 +209,12 @@ def _from_toml(text: str, source: str) -> Tenants:
 def _placed(place: str, table: msgspec.Struct, usual: Allowance) -> Allowance:
     """The limits in one table of the file, with those of ``usual`` where the table sets none. ``place``: the
     table's name, for the error. Raises ``KeysUnusable``."""
-    given = {name: value for name in ALLOWED if (value := getattr(table, name)) is not None}
+    given: dict[str, int] = {}
     try:
-        sizes = {
-            quota.name: bytes_of(str(given[quota.name]))
-            for quota in TENANT_QUOTAS
-            if quota.in_bytes and quota.name in given
-        }
-        return replace(usual, **{**given, **sizes})
+        for quota in TENANT_QUOTAS:
+            if (value := getattr(table, quota.name)) is not None:
+                given[quota.name] = bytes_of(str(value)) if quota.in_bytes else value
+        return replace(usual, **given)
     except (ValueError, KeysUnusable) as fault:
         raise KeysUnusable(f"{place}: {fault}") from None
 

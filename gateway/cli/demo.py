@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -92,15 +92,11 @@ def run(model: str = POCKET) -> int:
     return played(partial(_demo, model))
 
 
-def played(play: Callable[[Console], Awaitable[int]]) -> int:
+def played(play: Callable[[Console], Coroutine[Any, Any, int]]) -> int:
     """Run a demo: ``play`` gets a console to print on, and returns the exit code. Returns that code, or 2 with
     the cause on stderr if the demo could not start or broke off."""
-
-    async def whole() -> int:
-        return await play(Console(highlight=False))
-
     try:
-        return asyncio.run(whole())
+        return asyncio.run(play(Console(highlight=False)))
     except (RuntimeFault, SessionError, SDKError) as error:
         return refused(error.message)
 

@@ -15,11 +15,14 @@ import termios
 from collections.abc import Iterable
 from pathlib import Path
 
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
 from ...kvstore.log_lines import LineWriter, logging_lines
 from ...runtime.errors import RuntimeFault
 from ...runtime.kv_placement.sizing import memory_line, refusal
 from ...runtime.link.child import SpawnedEngine
-from ...runtime.link.messages import Hello
+from ...runtime.link.messages import Heartbeat, Hello, Phase
 from ...runtime.settings import DTYPE_BYTES, EngineSettings
 from ...sessions.errors import SessionError
 from ..errors import AddressUnusable, CertificateUnusable, KeysUnusable, TracingUnavailable
@@ -27,7 +30,6 @@ from ..net.repeated_lines import RepeatFilter
 from ..server import Serving, serving
 from ..settings import GatewaySettings
 from .collector import Collector
-from .progress import Loading
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,8 @@ WATCH_SECONDS = 1.0
 when it is the same as at the first."""
 SWITCH_SECONDS = 0.001
 """How long the event loop waits for a worker thread that computes in Python: not 5 ms, as by default."""
+LINE_SHARE = 0.25
+"""Where there is no terminal, a phase of loading gets another log line after each such part of it."""
 REFUSALS = (
     *(RuntimeFault, SessionError),
     *(AddressUnusable, KeysUnusable, CertificateUnusable, TracingUnavailable),
@@ -134,6 +138,37 @@ def _leave_terminal() -> None:
             if error.args[0] == errno.EIO:
                 os.dup2(nowhere, output)
     os.close(nowhere)
+
+
+class Loading(Progress):
+    """Shows on stderr, or on ``console``, what the engine loads and how much of that is done. Use it in a
+    ``with`` block: a bar is shown there on a terminal, log lines elsewhere."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        console = console or Console(stderr=True)
+        columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
+        super().__init__(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._bar = self.add_task("starting the engine", total=1.0)
+        self._loaded = False
+        self._told = ("", 0.0)  # the last line's phase, and its share
+
+    def heard(self, beat: Heartbeat) -> None:
+        """Called with each heartbeat of the engine: shows the progress of loading that it reports."""
+        if self._loaded or beat.phase not in (Phase.LOADING, Phase.COMPILING):
+            return
+        detail = beat.detail or "loading"
+        if not self.disable:
+            self.update(self._bar, description=detail, completed=beat.fraction)
+            return
+        phase, share = detail.partition(" ")[0], beat.fraction
+        if phase != self._told[0] or share >= self._told[1] + LINE_SHARE:
+            self._told = phase, share
+            log.info("%s", f"{detail} ({share:.0%})" if share else detail)
+
+    def loaded(self) -> None:
+        """Called when the engine is loaded: removes the bar and shows nothing more."""
+        self._loaded = True
+        self.stop()
 
 
 class FileWatch:

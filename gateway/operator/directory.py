@@ -33,7 +33,17 @@ from ..live.sessions import LiveSessions
 from ..realtime.exports import export_of, resource_of
 from ..realtime.session import RealtimeSession
 from ..service import Service
-from .frames import ForkedSession, KVPlaces, ListedSession, SessionPage, ShownSession, damaged, listed, shown
+from .frames import (
+    DeletedSession,
+    ForkedSession,
+    KVPlaces,
+    ListedSession,
+    SessionPage,
+    ShownSession,
+    damaged,
+    listed,
+    shown,
+)
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +150,7 @@ class SessionDirectory:
         found = _Found(found.number, found.record, live.registry.numbered(found.number))
         return await self._listed(live, found, (await self._history(live, found))[0])
 
-    async def delete(self, session_id: str) -> None:
+    async def delete(self, session_id: str) -> DeletedSession:
         """Delete the session with this id, wherever it is: records and KV leave as those of what a client
         deletes. Returns when the journal has it. Raises ``SessionUnknown``."""
         live = self._live()
@@ -152,6 +162,7 @@ class SessionDirectory:
         if live.registry.journal is not None:
             await asyncio.shield(live.registry.journal.sync())
         self._log("deleted", session_id, found.record)
+        return DeletedSession(id=session_id)
 
     # --- inside ---------------------------------------------------------------------------------------------
 
@@ -250,7 +261,10 @@ class SessionDirectory:
         unused = None
         if journal is not None and found.number < UNKEPT:
             unused = await journal.read(lambda store: store.unused_seconds(found.number))
-            self._remember(record.id, found.number)
+            self._numbers[record.id] = found.number
+            self._numbers.move_to_end(record.id)
+            if len(self._numbers) > REMEMBERED:
+                self._numbers.popitem(last=False)
         kv = None
         if self._service.state().ready:
             with suppress(EngineGone, EngineUnavailable, VerbRefused):
@@ -278,12 +292,6 @@ class SessionDirectory:
             self._tenants = self._service.tenants
             self._names = self._tenants.names()
         return self._names.get(salt) or salt.hex()
-
-    def _remember(self, session_id: str, number: int) -> None:
-        self._numbers[session_id] = number
-        self._numbers.move_to_end(session_id)
-        if len(self._numbers) > REMEMBERED:
-            self._numbers.popitem(last=False)
 
 
 def _record(found: _Found) -> SessionRecord:

@@ -3,7 +3,7 @@ machine."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.requests import Request
@@ -62,15 +62,13 @@ def operator_routes(service: Service) -> list[Route]:
         data = await directory.exported(request.path_params["session_id"])
         return Response(data, media_type=JSON_LINES)
 
-    async def close(request: Request) -> Response:
-        return json_answer(await directory.close(request.path_params["session_id"]))
+    def done(act: Callable[[str], Awaitable[object]]) -> Endpoint:
+        async def endpoint(request: Request) -> Response:
+            return json_answer(await act(request.path_params["session_id"]))
 
-    async def delete(request: Request) -> Response:
-        session_id = request.path_params["session_id"]
-        await directory.delete(session_id)
-        return json_answer(DeletedSession(id=session_id))
+        return endpoint
 
-    served: Sequence[Endpoint] = (page, shown, exported, close, delete)
+    served = (page, shown, exported, done(directory.close), done(directory.delete))
 
     def loaded(serve: Endpoint) -> Endpoint:
         async def endpoint(request: Request) -> Response:

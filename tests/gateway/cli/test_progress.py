@@ -8,7 +8,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from holdfast.gateway.cli.progress import Loading
+from holdfast.gateway.cli.serve import Loading
 from holdfast.runtime.link.messages import Heartbeat, Phase
 
 BEATS = (
