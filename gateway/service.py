@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -36,7 +36,7 @@ from ..sessions.workers import Stopped
 from .access.attribution import TenantLabels
 from .access.auth import TENANT, ClientIdentity
 from .access.rate_limits import RateLimiter
-from .access.tenants import ALLOWED, NOTHING_SET, Tenants
+from .access.tenants import NOTHING_SET, Tenants
 from .access.turn_queue import TurnQueue
 from .errors import Draining, EngineLoading, KeyRemoved, ModelNotServed, SlowReader
 from .live.client_socket import ClientSocket
@@ -428,7 +428,7 @@ class Service:
             return None
         limits = self.tenants.limits.get(name, NOTHING_SET)
         used = await self._registry.statistics_of(salt)
-        return TenantSnapshot(name, used, {kind: getattr(limits, kind) for kind in ALLOWED})
+        return TenantSnapshot(name, used, asdict(limits))
 
     async def _lengths(self) -> dict[str, float]:
         events = size = 0

@@ -40,9 +40,6 @@ from .auth import NAME, Keys, add_key, read_text, salt_of
 from .quotas import TENANT_QUOTAS
 from .rate_limits import KeyRates
 
-ALLOWED = tuple(quota.name for quota in TENANT_QUOTAS)
-"""The names of all limits that a tenant may have."""
-
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
