@@ -108,7 +108,7 @@ class LiveResponse(Telling[server.ServerEvent]):
         self.brief = brief
         self.unserved = unserved
         self._reply = ReplyFold()
-        self._last: Callable[[], str | None] = lambda: None
+        self._last: Callable[[], str | None] = _none
         self._open: _OpenItem | None = None
         self._output: list[AnyItem] = []
 
@@ -120,7 +120,10 @@ class LiveResponse(Telling[server.ServerEvent]):
         ``last`` returns the id of the conversation's last item before the response, None if there is none."""
         assert not self.done, "nothing comes after the end of a reply"
         self._last = last
-        return [*self._first(), *self._reply.told(event, self)]
+        try:
+            return [*self._first(), *self._reply.told(event, self)]
+        finally:
+            self._last = _none  # it refers to the conversation, which has this
 
     def open_text(self, item_id: str) -> tuple[DeltaFrames, list[str]] | None:
         """For the fast way of sending a message's text: the encoder of its deltas, and the list to which the
@@ -307,6 +310,10 @@ class LiveResponse(Telling[server.ServerEvent]):
             metadata=self.metadata,
             output=[] if self.brief else list(self._output),
         )
+
+
+def _none() -> None:
+    """No item is before the response."""
 
 
 def _error(error: Exception | None) -> StatusError | None:
