@@ -27,7 +27,7 @@ from .grammar import CallSyntax
 from .objects import SPACE
 from .python_calls import PythonCallParser
 from .reasoning import THINK, ReasoningSplitter, ReasoningTags
-from .scanner import CallFormat, CallParser, CallScanner
+from .scanner import CallFormat, CallParser, CallScanner, TextParser
 from .xml_calls import XmlCallParser, XmlFormat
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -331,20 +331,27 @@ class Forms:
         reasoning = "in channels" if self.calls is CallForm.HARMONY else self.reasoning.value
         return f"{calls}; {reasoning}"
 
-    def call_parser(self, tools: Sequence[Tool] = ()) -> CallParser:
-        """A new parser that splits one reply into text and calls. ``tools``: those of the turn; a form without
-        JSON takes the types of arguments from them."""
+    def parser(self, tools: Sequence[Tool] = (), *, parse_calls: bool = True) -> CallParser:
+        """A new parser that splits one reply into reasoning, text and calls. ``tools``: those of the turn; a
+        form without JSON takes the types of arguments from them. ``parse_calls``: if false, calls are text."""
+        answer, tags = self.call_parser(tools, parse_calls=parse_calls), REASONING.get(self.reasoning)
+        if tags is None or self.calls is CallForm.HARMONY:
+            return answer
+        opened = self.opened or self.reasoning is ReasoningForm.OPENED
+        calls = KIMI_CALLS if self.calls is CallForm.KIMI_K2 else ""
+        return ReasoningSplitter(tags, answer, opened=opened, calls=calls)
+
+    def call_parser(self, tools: Sequence[Tool] = (), *, parse_calls: bool = True) -> CallParser:
+        """The part of `parser` that reads an answer, behind the reasoning."""
         if self.calls is CallForm.HARMONY:
-            return ChannelParser()
+            return ChannelParser(parse_calls=parse_calls)
+        if not parse_calls:
+            return TextParser()
         if self.calls in XML_FORMATS:
             return XmlCallParser(XML_FORMATS[self.calls], tools)
         if self.calls in PYTHON_TAGS:
             return PythonCallParser(*PYTHON_TAGS[self.calls])
         return CallScanner(FORMATS[self.calls], {tool.name for tool in tools})
-
-    def text_parser(self) -> CallParser | None:
-        """A new parser for a reply in which calls are delivered as text; None if its text needs no parser."""
-        return ChannelParser(parse_calls=False) if self.calls is CallForm.HARMONY else None
 
     @property
     def openings(self) -> tuple[str, ...]:
@@ -357,17 +364,6 @@ class Forms:
         ids of special tokens by their text."""
         named = self.calls is CallForm.MISTRAL and "[ARGS]" in specials
         return _NAMED if named else SYNTAXES.get(self.calls)
-
-    def splitter(self) -> ReasoningSplitter | None:
-        """A splitter of reasoning and answer for one reply. None if the model writes no reasoning before its
-        answer."""
-        tags = REASONING.get(self.reasoning)
-        if tags is None or self.calls is CallForm.HARMONY:
-            return None
-        calls = KIMI_CALLS if self.calls is CallForm.KIMI_K2 else ""
-        return ReasoningSplitter(
-            tags, opened=self.opened or self.reasoning is ReasoningForm.OPENED, calls=calls
-        )
 
     def without_reasoning(self) -> Forms:
         """The same forms without reasoning, for a reply that follows a grammar from its first token on."""

@@ -104,12 +104,34 @@ class CallParser(ABC):
     def _read_on(self) -> Iterator[Piece]:
         """Read on in the held text, as the state says. Called again as long as state or text change."""
 
-    def _text(self, words: str) -> Iterator[Piece]:
+    def _trimmed(self, text: str) -> str:
         if self._trim:
-            words = words.lstrip()
-        if words:
-            self._trim = False
+            text = text.lstrip()
+            self._trim = not text
+        return text
+
+    def _text(self, words: str) -> Iterator[Piece]:
+        if words := self._trimmed(words):
             yield PlainText(words)
+
+
+class TextParser(CallParser):
+    """Delivers all of a reply as plain text."""
+
+    def __init__(self) -> None:
+        super().__init__(_ScanState.TEXT)
+
+    def passes(self, text: str) -> bool:
+        """Always."""
+        return True
+
+    def finish(self, *, cut: bool) -> Iterator[Piece]:
+        """Nothing is left; see `CallParser.finish`."""
+        return iter(())
+
+    def _read_on(self) -> Iterator[Piece]:
+        words, self._held = self._held, ""
+        yield from self._text(words)
 
 
 # --- calls ------------------------------------------------------------------------------------------------

@@ -86,14 +86,13 @@ class ReplyReader:
         self._scores: list[TokenScore] = []  # scores of tokens; their text is not delivered yet
         self._detokenizer = Detokenizer(tokenizer.backend, tokenizer.texts, leads=leads)
         self._stops = StopMatcher(stops)
-        self._calls = forms.call_parser(tools) if parse_calls else forms.text_parser()
+        self._parser = forms.parser(tools, parse_calls=parse_calls)
         self._marks = forms.marks(tokenizer.special_ids, parse_calls=parse_calls)
         self._ruled = end_ids.union(self._stop_ids, self._marks)
         """Ids that are more than text: end tokens, stop ids, and special tokens of calls and reasoning."""
         self._watched = together or bool(stops)
         """Whether text cannot be delivered as soon as its token comes: there are stop strings, or all ids of a
         `feed` are decoded at once."""
-        self._reasoning = forms.splitter()
         self._items: list[Item] = []
         self._text: tuple[str, list[str]] | None = None  # the open message: its id and its deltas
         self._call: tuple[ReplyCallStarted, list[str]] | None = (
@@ -144,9 +143,7 @@ class ReplyReader:
         if self._text is None or self._watched or token in self._ruled or self._scores:
             return None
         text = self._detokenizer.alone(token)
-        if text is None or (self._reasoning is not None and not self._reasoning.passes(text)):
-            return None
-        if self._calls is not None and not self._calls.passes(text):
+        if text is None or not self._parser.passes(text):
             return None
         self.ids.append(token)
         if self._cycle_tokens:
@@ -189,10 +186,7 @@ class ReplyReader:
         the remaining events. ``cut``: the reply was ended from outside, so the open message is not complete."""
         events = [] if self.matched else self._deliver(self._stops.feed(self._detokenizer.flush()))
         events += self._deliver(self._stops.flush())
-        if self._reasoning is not None:
-            events += self._split(*self._reasoning.finish())
-        if self._calls is not None:
-            events += self._events(self._calls.finish(cut=cut))
+        events += self._events(self._parser.finish(cut=cut))
         self._end_message(complete=not cut)
         return events
 
@@ -223,17 +217,7 @@ class ReplyReader:
         return TokenScore(token, text, logprob, top, split)
 
     def _deliver(self, text: str) -> list[ReplyEvent]:
-        if not text:
-            return []
-        return list(self._split(*(("", text) if self._reasoning is None else self._reasoning.feed(text))))
-
-    def _split(self, reasoning: str, answer: str) -> Iterator[ReplyEvent]:
-        if reasoning:
-            self._scores.clear()
-            yield ReplyReasoningDelta(reasoning)
-        if answer:
-            pieces: Iterable[Piece] = [PlainText(answer)] if self._calls is None else self._calls.feed(answer)
-            yield from self._events(pieces)
+        return list(self._events(self._parser.feed(text))) if text else []
 
     def _events(self, pieces: Iterable[Piece]) -> Iterator[ReplyEvent]:
         for piece in pieces:

@@ -34,11 +34,10 @@ from holdfast.sessions.conversation.items import (
 )
 from holdfast.sessions.conversation.tree import TurnReply
 from holdfast.sessions.errors import TemplateFailed
-from holdfast.sessions.text.chat_template import CallIds
+from holdfast.sessions.text.chat_template import CallIds, answered, called, instructions_with
 from holdfast.sessions.text.language import Language
 from holdfast.sessions.text.renderer import Renderer
 from holdfast.sessions.text.tokenizer import ChatTokenizer
-from holdfast.sessions.text.tool_fallback import answered, called, instructions_with
 from holdfast.sessions.token_ids import ids_of
 from holdfast.sessions.tools.formats import REASONING
 from holdfast.sessions.turn.reply_reader import ReplyReader
