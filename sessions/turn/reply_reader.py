@@ -62,7 +62,7 @@ class ReplyReader:
     ) -> None:
         assert not (together and request.stop), "the id that completes a stop string must be known"
         assert request.parallel_calls or not together, "and so must the id that closes the only call"
-        self._request = request
+        self.request = request
         self.called = False
         self._new_id = new_id
         self._whole_calls = whole_calls
@@ -124,7 +124,7 @@ class ReplyReader:
                 if logprob is not None:
                     self._scores.append(self.score(token, logprob))
                 text = self._marks.get(token, "") + self._detokenizer.step(token)
-                if len(self.ids) >= self._request.min_output_tokens:
+                if len(self.ids) >= self.request.min_output_tokens:
                     text = self._stops.feed(text)
                 events += self._deliver(text)
                 self._check_cycle()
@@ -139,7 +139,7 @@ class ReplyReader:
         if text is None or not self._parser.passes(text):
             return None
         self.ids.append(token)
-        if self._request.cycle_tokens:
+        if self.request.cycle_tokens:
             self._check_cycle()
         item_id, deltas = self._text
         deltas.append(text)
@@ -151,7 +151,7 @@ class ReplyReader:
 
     def _check_cycle(self) -> None:
         """Set ``cycles`` if the reply repeats itself up to its last id."""
-        self.cycles = self._cycles.ends(self.ids) and len(self.ids) >= self._request.min_output_tokens
+        self.cycles = self._cycles.ends(self.ids) and len(self.ids) >= self.request.min_output_tokens
 
     def _decode_together(self, ids: list[int]) -> str:
         """Append ``ids`` to the reply's ids, up to one that ends the reply, and return their text, decoded at
@@ -240,7 +240,7 @@ class ReplyReader:
                         yield ReplyArgumentsDelta(started.item_id, started.call_id, piece.delta)
                 case CallClosed():
                     self._scores.clear()
-                    self.called = piece.complete and not self._request.parallel_calls
+                    self.called = piece.complete and not self.request.parallel_calls
                     yield self._end_call(piece.complete)
 
     def _end_message(self, *, complete: bool) -> None:
