@@ -234,15 +234,8 @@ class CompletionBatch:
         language = self._completer.language
         if self._tools is not None:
             return reader_of(new_id("resp"), request, language, ends, self._tools)
-        return ReplyReader(
-            language.tokenizer,
-            end_ids=ends,
-            stops=request.stop,
-            parse_calls=False,
-            stop_ids=request.stop_ids,
-            min_tokens=request.min_output_tokens,
-            leads=False,
-        )
+        text = msgspec.structs.replace(request, parse_calls=False)
+        return ReplyReader(language.tokenizer, text, end_ids=ends, leads=False)
 
 
 async def _advanced(run: ReplyRun, task: PromptTask) -> list[ReplyEvent]:

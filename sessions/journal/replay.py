@@ -312,11 +312,8 @@ def reader_of(
 
     return ReplyReader(
         language.tokenizer,
+        request,
         end_ids=end_ids,
-        stops=request.stop,
-        parse_calls=request.parse_calls,
-        stop_ids=request.stop_ids,
-        min_tokens=request.min_output_tokens,
         new_id=next_id,
         forms=language.forms.without_reasoning() if request.plain else language.forms,
         tools=tools,
@@ -325,8 +322,6 @@ def reader_of(
         and request.tool_choice == "required"
         and not request.stop
         and request.parallel_calls,
-        cycle_tokens=request.cycle_tokens,
-        parallel_calls=request.parallel_calls,
         leads=request.prompt is None and request.format is None,
     )
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -25,7 +25,6 @@ from ..errors import TemplateFailed
 from .call_frame import CallFrame, CallName
 from .template_sandbox import SandboxedTemplate, compiled
 from .tokenizer import ChatTokenizer
-from .tool_fallback import answered, called, instructions_with
 
 MAX_DEPTH = 64
 """A template gets a call's arguments as an object if they have at most this many levels, else as text."""
@@ -43,6 +42,21 @@ NO_TEMPLATE = (
 )
 JOINT = "\n\n"
 """Stands between two messages that are joined into one."""
+_TOOLS = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""  # noqa: E501 - the model's text
+"""Tools in the instructions, for a template that does not show tools: the text of Qwen 2.5 and Hermes. The
+model is told to write calls in the form `CallForm.HERMES`."""
 
 
 class CallIds(StrEnum):
@@ -158,7 +172,7 @@ class _Talk:
         return message
 
     def _as_user(self, output: dict[str, Any]) -> dict[str, Any]:
-        """A user message with the text of a tool's ``output``; between the tags of `tool_fallback` if the
+        """A user message with the text of a tool's ``output``; between tags of its own if the
         template does not write tools."""
         content = output["content"]
         return {"role": "user", "content": content if self._rules.schemas else answered(content)}
@@ -551,6 +565,22 @@ def _too_deep(value: Any) -> bool:
         if not level:
             return False
     return True
+
+
+def instructions_with(instructions: str, tools: Iterable[dict[str, Any]]) -> str:
+    """The instructions, and behind them the tools' schemas and how to call them."""
+    told = _TOOLS.format("\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+    return f"{instructions}\n\n{told}" if instructions else told
+
+
+def called(function: str) -> str:
+    """A call as the model is told to write it. ``function``: its name and arguments as a JSON object."""
+    return f"<tool_call>\n{function}\n</tool_call>"
+
+
+def answered(output: str) -> str:
+    """A tool's output as the text of a user message: between ``<tool_response>`` tags."""
+    return f"<tool_response>\n{output}\n</tool_response>"
 
 
 def _tool_form(tool: Tool) -> dict[str, Any]:

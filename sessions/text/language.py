@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
@@ -188,9 +188,7 @@ def _proven(forms: Forms, text: str, specials: Mapping[str, int]) -> Forms:
 
 def _reads_call(forms: Forms, text: str) -> bool:
     """Whether these forms find exactly the sample call in ``text``."""
-    splitter, parser = forms.splitter(), forms.call_parser()
-    if splitter is not None:
-        text = splitter.feed(text)[1] + splitter.finish()[1]
+    parser = forms.parser()
     pieces = [*parser.feed(text), *parser.finish(cut=False)]
     named = [piece.name for piece in pieces if isinstance(piece, CallOpened)]
     arguments = "".join(piece.delta for piece in pieces if isinstance(piece, CallArguments))
@@ -217,106 +215,105 @@ def classify_template(tokenizer: ChatTokenizer) -> TemplateReport:
     return TemplateReport(max(kinds, key=order.index), rules.schemas, closing, opening, rules, call)
 
 
-def _rules(tokenizer: ChatTokenizer) -> tuple[RoleRules, str]:
-    """Try which orders of roles the template accepts. Failed turns, cut replies and edits can lead to unusual
-    ones. Returns the rules, and a sample reply with a call as the template writes it; empty if it writes no
-    calls."""
-    none, one, two, reply = Preamble(), _user(1), _user(2), _reply(1)
-    told = Message(id="told", role="assistant", text="zq")
-    system = Message(id="system", role="system", text=_TOLD)
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Tries a model's template with small conversations that begin with ``preamble``. ``rules``: what is known
+    of it so far."""
 
-    def takes(*talks: list[Segment], preamble: Preamble = none, rules: RoleRules | None = None) -> bool:
-        preambles = [preamble]
-        if tokenizer.tool_template is not None:  # a session may use both
-            preambles.append(msgspec.structs.replace(_tooled(), instructions=preamble.instructions))
+    tokenizer: ChatTokenizer
+    rules: RoleRules
+    preamble: Preamble = field(default_factory=Preamble)
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The template that is tried; it caches nothing of other trials."""
+        return ChatTemplate(self.tokenizer, _NOON, self.rules)
+
+    def takes(self, *talks: list[Segment]) -> bool:
+        """Whether it accepts all of these conversations, with tools, too, if it has another template for
+        them: a session may use both."""
+        preambles = [self.preamble]
+        if self.tokenizer.tool_template is not None:
+            preambles.append(msgspec.structs.replace(_tooled(), instructions=self.preamble.instructions))
         try:
-            for each, talk in product(preambles, talks):
-                ChatTemplate(tokenizer, _NOON, rules).pieces(each, talk)
+            for preamble, talk in product(preambles, talks):
+                self.template.pieces(preamble, talk)
         except TemplateFailed:
             return False
         return True
 
-    rules = RoleRules(reasoning=_REASONING_TAGS)
-    if not takes([one], rules=rules) and takes([one], rules=replace(rules, list_of_tools=True)):
-        rules = replace(rules, list_of_tools=True)
-
-    def shows(*words: str, talk: list[Segment], rules: RoleRules, preamble: Preamble = none) -> bool:
-        """Whether all these words are in the prompt that the template renders for ``talk``; some templates
-        leave out what they do not know. False if it refuses the conversation."""
+    def shows(self, talk: list[Segment], *words: str) -> bool:
+        """Whether all these words are in the prompt that it renders for ``talk``; some templates leave out what
+        they do not know. False if it refuses the conversation."""
         try:
-            text = "".join(ChatTemplate(tokenizer, _NOON, rules).pieces(preamble, talk))
+            text = "".join(self.template.pieces(self.preamble, talk))
         except TemplateFailed:
             return False
         return all(word in text for word in words)
 
-    told_first = Preamble(instructions=_TOLD)
+
+def _rules(tokenizer: ChatTokenizer) -> tuple[RoleRules, str]:
+    """Try which orders of roles the template accepts. Failed turns, cut replies and edits can lead to unusual
+    ones. Returns the rules, and a sample reply with a call as the template writes it; empty if it writes no
+    calls."""
+    one, two, reply = _user(1), _user(2), _reply(1)
+    told = Message(id="told", role="assistant", text="zq")
+    system = Message(id="system", role="system", text=_TOLD)
+    plain = _Trial(tokenizer, RoleRules(reasoning=_REASONING_TAGS))
+    listed = replace(plain, rules=replace(plain.rules, list_of_tools=True))
+    plain = listed if not plain.takes([one]) and listed.takes([one]) else plain
+    instructed = replace(plain, preamble=Preamble(instructions=_TOLD))
     rules = replace(
-        rules,
-        users=takes([one, two], [one, reply, one, two], rules=rules),
-        assistants=takes(
-            [one, reply, told, two], [one, reply, reply, two], [one, told, told, two], rules=rules
-        ),
-        assistant_first=takes([reply, one], [told, one], rules=rules),
-        system=takes([one], preamble=told_first, rules=rules)
-        and shows(_TOLD, talk=[one], rules=rules, preamble=told_first),
-        system_later=takes(
-            [one, reply, system, two], [one, system, reply, two], [one, reply, system], rules=rules
-        )
-        and shows(_TOLD, talk=[one, reply, system, two], rules=rules),
+        plain.rules,
+        users=plain.takes([one, two], [one, reply, one, two]),
+        assistants=plain.takes([one, reply, told, two], [one, reply, reply, two], [one, told, told, two]),
+        assistant_first=plain.takes([reply, one], [told, one]),
+        system=instructed.takes([one]) and instructed.shows([one], _TOLD),
+        system_later=plain.takes([one, reply, system, two], [one, system, reply, two], [one, reply, system])
+        and plain.shows([one, reply, system, two], _TOLD),
     )
-    rules = replace(rules, lead=_lead(ChatTemplate(tokenizer, _NOON, rules)))
-    tooled, (asked, called, output, answered, _) = _tooled(), _tool_talk()
-    schemas = all(
-        shows(
-            _TOOL,
-            _FIELD,
-            talk=[one],
-            rules=rules,
-            preamble=msgspec.structs.replace(tooled, instructions=text),
-        )
-        for text in ("", "zq")
-    )
-    rules = replace(rules, schemas=schemas)
+    rules = replace(rules, lead=_lead(replace(plain, rules=rules).template))
+    tooled = _Trial(tokenizer, rules, _tooled())
+    instructed = replace(tooled, preamble=msgspec.structs.replace(_tooled(), instructions="zq"))
+    schemas = tooled.shows([one], _TOOL, _FIELD) and instructed.shows([one], _TOOL, _FIELD)
+    tooled = replace(tooled, rules=replace(rules, schemas=schemas))
+    asked, called, output, answered, _ = _tool_talk()
     talks = (
         [asked, called, output],
         [asked, called, output, one],
         [asked, called, output, answered, one, _reply(2), two],
     )
 
-    def takes_outputs(rules: RoleRules) -> bool:
-        return takes(*talks, preamble=tooled, rules=rules) and shows(
-            _OUTPUT, talk=talks[0], rules=rules, preamble=tooled
-        )
+    def takes_outputs(trial: _Trial) -> bool:
+        return trial.takes(*talks) and trial.shows(talks[0], _OUTPUT)
 
-    outputs = schemas and takes_outputs(rules)
-    framed = _framed(tokenizer, rules) if schemas else rules
-    call = "" if framed.frame is None else framed.frame.written(_FIELD, _VALUE)
+    outputs = schemas and takes_outputs(tooled)
+    framed = replace(tooled, rules=_framed(tooled)) if schemas else tooled
+    call = "" if framed.rules.frame is None else framed.rules.frame.written(_FIELD, _VALUE)
     if call and takes_outputs(framed):
-        plain = replace(framed, frame=None)
+        bare = replace(framed, rules=replace(framed.rules, frame=None))
         same = outputs and all(
-            ChatTemplate(tokenizer, _NOON, plain).pieces(tooled, talk)[1:]
-            == ChatTemplate(tokenizer, _NOON, framed).pieces(tooled, talk)[1:]
+            bare.template.pieces(bare.preamble, talk)[1:] == framed.template.pieces(bare.preamble, talk)[1:]
             for talk in talks
         )
-        rules, outputs = (plain if same else framed), True
-    rules = replace(rules, outputs=outputs)
-    inserted: list[Segment] = [asked, _call(), output, answered, two]
-    calls = schemas and shows(_TOOL, _VALUE, talk=inserted, rules=rules, preamble=tooled)
-    odd: list[Segment] = [asked, msgspec.structs.replace(_call(), arguments=_VALUE), output, answered, two]
-    needy = calls and not takes(odd, preamble=tooled, rules=rules)
-    return replace(rules, calls=calls, object_arguments=needy), call
+        tooled, outputs = (bare if same else framed), True
+    tooled = replace(tooled, rules=replace(tooled.rules, outputs=outputs))
+    calls = schemas and tooled.shows([asked, _call(), output, answered, two], _TOOL, _VALUE)
+    odd = msgspec.structs.replace(_call(), arguments=_VALUE)
+    needy = calls and not tooled.takes([asked, odd, output, answered, two])
+    return replace(tooled.rules, calls=calls, object_arguments=needy), call
 
 
-def _framed(tokenizer: ChatTokenizer, rules: RoleRules) -> RoleRules:
-    """The ``rules`` with three more found by trying: what the template writes around a reply's calls
+def _framed(trial: _Trial) -> RoleRules:
+    """The rules of ``trial`` with three more found by trying: what the template writes around a reply's calls
     (``frame``), whether it takes their arguments as text, and the ids that it needs. Unchanged if it writes no
     calls."""
     for text, ids in product((False, True), (CallIds.NUMBERED, CallIds.ANY, CallIds.SHORT)):
-        found = replace(rules, text_arguments=text, ids=ids)
-        frame = ChatTemplate(tokenizer, _NOON, found).call_frame(_tooled(), _user(1), _call())
+        found = replace(trial.rules, text_arguments=text, ids=ids)
+        frame = replace(trial, rules=found).template.call_frame(trial.preamble, _user(1), _call())
         if frame is not None and (ids is not CallIds.NUMBERED or KIMI_SEP in frame.head):
             return replace(found, frame=frame)
-    return rules
+    return trial.rules
 
 
 def _lead(template: ChatTemplate) -> str:

@@ -17,7 +17,7 @@ import regex
 from ..conversation.items import MAX_NAME
 from ..text.stop_strings import first_tag
 from .objects import SPACE, ObjectScanner
-from .scanner import CallArguments, CallClosed, CallOpened, Piece, PlainText, ReasoningText
+from .scanner import CallArguments, CallClosed, CallOpened, CallParser, Piece, PlainText, ReasoningText
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
@@ -46,40 +46,24 @@ class _Content(Enum):
     OVER = auto()  # a call's arguments are whole or broken: skip the rest of the message
 
 
-class ChannelParser:
+class ChannelParser(CallParser):
     """Splits one reply in the harmony form of gpt-oss into reasoning, text and calls. If ``parse_calls`` is
     false, the content of calls is text."""
 
     def __init__(self, *, parse_calls: bool = True) -> None:
+        super().__init__(_Content.HEADER)
         self._parse_calls = parse_calls
-        self._content = _Content.HEADER
-        self._held = ""  # text that is not decided yet
-        self._said: _Content | None = None  # the kind of the last message that had content
+        self._said: Enum | None = None  # the kind of the last message that had content
         self._begun = False  # the open message has had content
         self._arguments = ObjectScanner()
 
-    def feed(self, text: str) -> Iterator[Piece]:
-        """Take more text of the reply. Yields what is certain now, in order: text, reasoning, parts of
-        calls."""
-        self._held += text
-        before: tuple[_Content, int] | None = None
-        while self._held and before != (self._content, len(self._held)):
-            before = (self._content, len(self._held))
-            if self._content is _Content.HEADER:
-                yield from self._header()
-            else:
-                yield from self._message()
-
-    def passes(self, text: str) -> bool:
-        """Whether `feed` would yield ``text`` unchanged as plain text. Always False: any text may be a
-        header."""
-        return False
+    def _read_on(self) -> Iterator[Piece]:
+        return self._header() if self._state is _Content.HEADER else self._message()
 
     def finish(self, *, cut: bool) -> Iterator[Piece]:
-        """Called once, when the reply is over: yields the rest of its text, reasoning and calls. ``cut``: it
-        was ended from outside. A header without an end is dropped."""
+        """The rest; see `CallParser.finish`. A header without an end is dropped."""
         held, self._held = self._held, ""
-        if self._content is not _Content.HEADER:
+        if self._state is not _Content.HEADER:
             yield from self._more(held)
         elif "<" not in held and held.strip():
             yield from self._words(held, _Content.TEXT)
@@ -92,18 +76,18 @@ class ChannelParser:
         if header is None or header.partial or header.end() > MAX_HEADER:
             bare = self._held.lstrip()  # no header: what would be one is text
             tag = next((tag for tag in (START, CHANNEL) if bare.startswith(tag)), "")
-            self._content, self._held = _Content.TEXT, bare[len(tag) :] if tag else self._held
+            self._state, self._held = _Content.TEXT, bare[len(tag) :] if tag else self._held
             return
         self._held = self._held[header.end() :]
         to = _RECIPIENT.search(f"{header['role'] or ''} {header['rest'] or ''}")
         if to is not None and self._parse_calls and len(to["name"]) <= MAX_NAME:
-            self._content, self._arguments = _Content.CALL, ObjectScanner()
+            self._state, self._arguments = _Content.CALL, ObjectScanner()
             self._said = None
             yield CallOpened(to["name"])
         elif header["channel"] == "analysis" and to is None:
-            self._content = _Content.REASONING
+            self._state = _Content.REASONING
         else:
-            self._content = _Content.TEXT
+            self._state = _Content.TEXT
 
     def _message(self) -> Iterator[Piece]:
         at, tag = first_tag(self._held, (*ENDS, START, CHANNEL))
@@ -115,12 +99,12 @@ class ChannelParser:
 
     def _more(self, content: str) -> Iterator[Piece]:
         """Yield the pieces for ``content``, more text of the open message."""
-        if self._content is _Content.CALL:
+        if self._state is _Content.CALL:
             yield from self._argued(content)
-        elif self._content is not _Content.OVER:
-            yield from self._words(content, self._content)
+        elif self._state is not _Content.OVER:
+            yield from self._words(content, self._state)
 
-    def _words(self, words: str, kind: _Content) -> Iterator[Piece]:
+    def _words(self, words: str, kind: Enum) -> Iterator[Piece]:
         if words:
             words = words if self._begun or self._said is not kind else JOINT + words
             self._begun, self._said = True, kind
@@ -133,15 +117,15 @@ class ChannelParser:
         if self._arguments.written:
             yield CallArguments(self._arguments.written)
         if self._arguments.done or self._arguments.broken:
-            self._content = _Content.OVER
+            self._state = _Content.OVER
             yield CallClosed(self._arguments.done)
 
     def _end(self, *, cut: bool = False) -> Iterator[Piece]:
         """End the open message, and yield what closes its call if it is one. ``cut``: the reply was ended
         from outside. A call without content gets the arguments ``{}``."""
-        if self._content is _Content.CALL:
+        if self._state is _Content.CALL:
             empty = not self._begun and not cut
             if empty:
                 yield CallArguments("{}")
             yield CallClosed(empty)
-        self._content, self._begun = _Content.HEADER, False
+        self._state, self._begun = _Content.HEADER, False

@@ -27,7 +27,7 @@ from .grammar import CallSyntax
 from .objects import SPACE
 from .python_calls import PythonCallParser
 from .reasoning import THINK, ReasoningSplitter, ReasoningTags
-from .scanner import CallFormat, CallParser, CallScanner
+from .scanner import CallFormat, CallParser, CallScanner, TextParser
 from .xml_calls import XmlCallParser, XmlFormat
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -180,142 +180,72 @@ XML_FORMATS = {
 PYTHON_TAGS: dict[CallForm, tuple[str, ...]] = {CallForm.PYTHONIC: (), CallForm.LFM2: (LFM_OPEN, LFM_CLOSE)}
 """The tags around a list of calls in Python, for each form in which calls are written so."""
 
-_HEAD, _MIDDLE, _ACTED = '{"name": ', ', "arguments": ', '{"tool_name": '
-_NAMED = CallSyntax(TOOL_CALLS, "", "[ARGS]", "", "", "", bare=True)
+_CALL, _ACTED = '{"name": STRING, "arguments": ARGUMENTS}', '{"tool_name": STRING, "parameters": ARGUMENTS}'
+_NAMED = CallSyntax.of(f"{TOOL_CALLS}«NAME[ARGS]ARGUMENTS»")
+_GEMMA_ARGUMENT = ArgumentSyntax("", ":", "", ",", GEMMA_QUOTE)
 SYNTAXES = {
-    CallForm.HERMES: CallSyntax(OPEN, "\n" + _HEAD, _MIDDLE, "}\n", CLOSE, "\n"),
-    CallForm.LLAMA3_JSON: CallSyntax(_HEAD, "", ', "parameters": ', "}", "", "; "),
-    CallForm.MISTRAL: CallSyntax(TOOL_CALLS + "[", _HEAD, _MIDDLE, "}", "]", ", ", listed=True),
-    CallForm.GRANITE: CallSyntax(GRANITE_OPEN + "[", _HEAD, _MIDDLE, "}", "]", ", ", listed=True),
-    CallForm.PHI4_MINI: CallSyntax(
-        GRANITE_OPEN + "[", _HEAD, _MIDDLE, "}", "]" + GRANITE_CLOSE, ", ", listed=True
-    ),
-    CallForm.FUNCTOOLS: CallSyntax("functools[", _HEAD, _MIDDLE, "}", "]", ", ", listed=True),
-    CallForm.DEEPSEEK_V3: CallSyntax(
-        DEEPSEEK_CALLS,
-        f"{DEEPSEEK_CALL}function{DEEPSEEK_SEP}",
-        "\n```json\n",
-        f"\n```{DEEPSEEK_END}",
-        DEEPSEEK_CLOSE,
+    CallForm.HERMES: CallSyntax.of(f"{OPEN}«\n{_CALL}\n»{CLOSE}", "\n"),
+    CallForm.LLAMA3_JSON: CallSyntax.of('{"name": «STRING, "parameters": ARGUMENTS}»', "; "),
+    CallForm.MISTRAL: CallSyntax.of(f"{TOOL_CALLS}[«{_CALL}»]", ", ", listed=True),
+    CallForm.GRANITE: CallSyntax.of(f"{GRANITE_OPEN}[«{_CALL}»]", ", ", listed=True),
+    CallForm.PHI4_MINI: CallSyntax.of(f"{GRANITE_OPEN}[«{_CALL}»]{GRANITE_CLOSE}", ", ", listed=True),
+    CallForm.FUNCTOOLS: CallSyntax.of(f"functools[«{_CALL}»]", ", ", listed=True),
+    CallForm.DEEPSEEK_V3: CallSyntax.of(
+        f"{DEEPSEEK_CALLS}«{DEEPSEEK_CALL}function{DEEPSEEK_SEP}NAME\n```json\nARGUMENTS\n```{DEEPSEEK_END}»"
+        f"{DEEPSEEK_CLOSE}",
         "\n",
         listed=True,
-        bare=True,
     ),
-    CallForm.DEEPSEEK_V31: CallSyntax(
-        DEEPSEEK_CALLS, DEEPSEEK_CALL, DEEPSEEK_SEP, DEEPSEEK_END, DEEPSEEK_CLOSE, "", listed=True, bare=True
+    CallForm.DEEPSEEK_V31: CallSyntax.of(
+        f"{DEEPSEEK_CALLS}«{DEEPSEEK_CALL}NAME{DEEPSEEK_SEP}ARGUMENTS{DEEPSEEK_END}»{DEEPSEEK_CLOSE}",
+        listed=True,
     ),
-    CallForm.COMMAND_R: CallSyntax(
-        "Action: ```json\n[", _ACTED, ', "parameters": ', "}", "]\n```", ", ", listed=True
-    ),
-    CallForm.COMMAND_R7B: CallSyntax(
-        ACTION + "[", _ACTED, ', "parameters": ', "}", "]" + ACTION_END, ", ", listed=True
-    ),
-    CallForm.QWEN3_CODER: CallSyntax(
-        OPEN,
-        "\n<function=",
-        ">\n",
-        "</function>\n",
-        CLOSE,
+    CallForm.COMMAND_R: CallSyntax.of(f"Action: ```json\n[«{_ACTED}»]\n```", ", ", listed=True),
+    CallForm.COMMAND_R7B: CallSyntax.of(f"{ACTION}[«{_ACTED}»]{ACTION_END}", ", ", listed=True),
+    CallForm.QWEN3_CODER: CallSyntax.of(
+        f"{OPEN}«\n<function=NAME>\nARGUMENTS</function>\n»{CLOSE}",
         "\n",
-        bare=True,
         parameter=ArgumentSyntax("<parameter=", ">\n", "\n</parameter>\n"),
     ),
-    CallForm.SEED_OSS: CallSyntax(
-        SEED_OPEN,
-        "\n<function=",
-        ">\n",
-        "</function>\n",
-        SEED_CLOSE,
+    CallForm.SEED_OSS: CallSyntax.of(
+        f"{SEED_OPEN}«\n<function=NAME>\nARGUMENTS</function>\n»{SEED_CLOSE}",
         "\n",
-        bare=True,
         parameter=ArgumentSyntax("<parameter=", ">", "</parameter>\n"),
     ),
-    CallForm.GLM45: CallSyntax(
-        OPEN,
-        "",
+    CallForm.GLM45: CallSyntax.of(
+        f"{OPEN}«NAME\nARGUMENTS»{CLOSE}",
         "\n",
-        "",
-        CLOSE,
-        "\n",
-        bare=True,
         parameter=ArgumentSyntax("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
     ),
-    CallForm.GLM47: CallSyntax(
-        OPEN,
-        "",
-        "",
-        "",
-        CLOSE,
-        "",
-        bare=True,
+    CallForm.GLM47: CallSyntax.of(
+        f"{OPEN}«NAMEARGUMENTS»{CLOSE}",
         parameter=ArgumentSyntax("<arg_key>", "</arg_key><arg_value>", "</arg_value>"),
     ),
-    CallForm.KIMI_K2: CallSyntax(
-        KIMI_CALLS,
-        KIMI_CALL + "functions.",
-        KIMI_SEP,
-        KIMI_END,
-        KIMI_CLOSE,
-        "",
-        listed=True,
-        bare=True,
-        numbered=True,
+    CallForm.KIMI_K2: CallSyntax.of(
+        f"{KIMI_CALLS}«{KIMI_CALL}functions.NAME:0{KIMI_SEP}ARGUMENTS{KIMI_END}»{KIMI_CLOSE}", listed=True
     ),
-    CallForm.MINIMAX: CallSyntax(CALLS + "\n", _HEAD, _MIDDLE, "}\n", CALLS_CLOSE, "", listed=True),
-    CallForm.MINIMAX_M2: CallSyntax(
-        MINIMAX_OPEN + "\n",
-        '<invoke name="',
-        '">\n',
-        "</invoke>\n",
-        MINIMAX_CLOSE,
-        "",
+    CallForm.MINIMAX: CallSyntax.of(f"{CALLS}\n«{_CALL}\n»{CALLS_CLOSE}", listed=True),
+    CallForm.MINIMAX_M2: CallSyntax.of(
+        f'{MINIMAX_OPEN}\n«<invoke name="NAME">\nARGUMENTS</invoke>\n»{MINIMAX_CLOSE}',
         listed=True,
-        bare=True,
         parameter=ArgumentSyntax('<parameter name="', '">', "</parameter>\n"),
     ),
-    CallForm.GEMMA4: CallSyntax(
-        GEMMA_OPEN,
-        "call:",
-        "{",
-        "}",
-        GEMMA_CLOSE,
-        "",
-        bare=True,
-        parameter=ArgumentSyntax("", ":", "", ",", GEMMA_QUOTE),
+    CallForm.GEMMA4: CallSyntax.of(
+        f"{GEMMA_OPEN}«call:NAME{{ARGUMENTS}}»{GEMMA_CLOSE}", parameter=_GEMMA_ARGUMENT
     ),
-    CallForm.FUNCTIONGEMMA: CallSyntax(
-        FUNCTION_OPEN,
-        "call:",
-        "{",
-        "}",
-        FUNCTION_CLOSE,
-        "",
-        bare=True,
-        parameter=ArgumentSyntax("", ":", "", ",", FUNCTION_QUOTE),
+    CallForm.FUNCTIONGEMMA: CallSyntax.of(
+        f"{FUNCTION_OPEN}«call:NAME{{ARGUMENTS}}»{FUNCTION_CLOSE}",
+        parameter=replace(_GEMMA_ARGUMENT, quote=FUNCTION_QUOTE),
     ),
-    CallForm.LFM2: CallSyntax(
-        LFM_OPEN + "[",
-        "",
-        "(",
-        ")",
-        "]" + LFM_CLOSE,
+    CallForm.LFM2: CallSyntax.of(
+        f"{LFM_OPEN}[«NAME(ARGUMENTS)»]{LFM_CLOSE}",
         ", ",
         listed=True,
-        bare=True,
         parameter=ArgumentSyntax("", "=", "", ", "),
     ),
-    CallForm.NEMOTRON_JSON: CallSyntax(
-        TOOLCALL + "[", _HEAD, _MIDDLE, "}", "]" + TOOLCALL_CLOSE, ", ", listed=True
-    ),
-    CallForm.HARMONY: CallSyntax(
-        "",
-        f"{CHANNEL}commentary to=functions.",
-        f" {CONSTRAIN}json{MESSAGE}",
-        "",
-        "",
-        "",
-        bare=True,
-        channels=True,
+    CallForm.NEMOTRON_JSON: CallSyntax.of(f"{TOOLCALL}[«{_CALL}»]{TOOLCALL_CLOSE}", ", ", listed=True),
+    CallForm.HARMONY: CallSyntax.of(
+        f"«{CHANNEL}commentary to=functions.NAME {CONSTRAIN}json{MESSAGE}ARGUMENTS»", channels=True
     ),
 }
 """How a call is written in each form that grammars can be made for."""
@@ -401,20 +331,27 @@ class Forms:
         reasoning = "in channels" if self.calls is CallForm.HARMONY else self.reasoning.value
         return f"{calls}; {reasoning}"
 
-    def call_parser(self, tools: Sequence[Tool] = ()) -> CallParser:
-        """A new parser that splits one reply into text and calls. ``tools``: those of the turn; a form without
-        JSON takes the types of arguments from them."""
+    def parser(self, tools: Sequence[Tool] = (), *, parse_calls: bool = True) -> CallParser:
+        """A new parser that splits one reply into reasoning, text and calls. ``tools``: those of the turn; a
+        form without JSON takes the types of arguments from them. ``parse_calls``: if false, calls are text."""
+        answer, tags = self.call_parser(tools, parse_calls=parse_calls), REASONING.get(self.reasoning)
+        if tags is None or self.calls is CallForm.HARMONY:
+            return answer
+        opened = self.opened or self.reasoning is ReasoningForm.OPENED
+        calls = KIMI_CALLS if self.calls is CallForm.KIMI_K2 else ""
+        return ReasoningSplitter(tags, answer, opened=opened, calls=calls)
+
+    def call_parser(self, tools: Sequence[Tool] = (), *, parse_calls: bool = True) -> CallParser:
+        """The part of `parser` that reads an answer, behind the reasoning."""
         if self.calls is CallForm.HARMONY:
-            return ChannelParser()
+            return ChannelParser(parse_calls=parse_calls)
+        if not parse_calls:
+            return TextParser()
         if self.calls in XML_FORMATS:
             return XmlCallParser(XML_FORMATS[self.calls], tools)
         if self.calls in PYTHON_TAGS:
             return PythonCallParser(*PYTHON_TAGS[self.calls])
         return CallScanner(FORMATS[self.calls], {tool.name for tool in tools})
-
-    def text_parser(self) -> CallParser | None:
-        """A new parser for a reply in which calls are delivered as text; None if its text needs no parser."""
-        return ChannelParser(parse_calls=False) if self.calls is CallForm.HARMONY else None
 
     @property
     def openings(self) -> tuple[str, ...]:
@@ -427,17 +364,6 @@ class Forms:
         ids of special tokens by their text."""
         named = self.calls is CallForm.MISTRAL and "[ARGS]" in specials
         return _NAMED if named else SYNTAXES.get(self.calls)
-
-    def splitter(self) -> ReasoningSplitter | None:
-        """A splitter of reasoning and answer for one reply. None if the model writes no reasoning before its
-        answer."""
-        tags = REASONING.get(self.reasoning)
-        if tags is None or self.calls is CallForm.HARMONY:
-            return None
-        calls = KIMI_CALLS if self.calls is CallForm.KIMI_K2 else ""
-        return ReasoningSplitter(
-            tags, opened=self.opened or self.reasoning is ReasoningForm.OPENED, calls=calls
-        )
 
     def without_reasoning(self) -> Forms:
         """The same forms without reasoning, for a reply that follows a grammar from its first token on."""

@@ -51,6 +51,27 @@ class CallSyntax:
     parameter: ArgumentSyntax | None = None
     channels: bool = False
 
+    @classmethod
+    def of(
+        cls,
+        written: str,
+        between: str = "",
+        *,
+        listed: bool = False,
+        parameter: ArgumentSyntax | None = None,
+        channels: bool = False,
+    ) -> CallSyntax:
+        """The syntax of a call that is ``written`` as ``opening«head NAME middle ARGUMENTS tail»closing``, with
+        STRING for a name that is a JSON string, and ``NAME:0`` for one with a number. The others are fields."""
+        found = _WRITTEN.fullmatch(written)
+        assert found is not None, "a call has a name and arguments"
+        opening, head, name, number, middle, tail, closing = found.groups()
+        bare, numbered = name == "NAME", number is not None
+        return cls(opening, head, middle, tail, closing, between, listed, bare, numbered, parameter, channels)
+
+
+_WRITTEN = re.compile("(.*)«(.*)(NAME|STRING)(:0)?(.*)ARGUMENTS(.*)»(.*)", re.DOTALL)
+
 
 # --- of text ----------------------------------------------------------------------------------------------
 

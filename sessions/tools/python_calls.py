@@ -15,7 +15,7 @@ from enum import Enum, auto
 
 from ..conversation.items import MAX_NAME
 from ..text.stop_strings import first_tag
-from .scanner import CallArguments, CallClosed, CallOpened, Piece, PlainText
+from .scanner import CallArguments, CallClosed, CallOpened, CallParser, Piece
 
 MAX_CALL = 65_536
 """The most characters of one call; a longer one is not parsed."""
@@ -106,45 +106,36 @@ class _ParenthesisScanner:
         return False
 
 
-class PythonCallParser:
+class PythonCallParser(CallParser):
     """Splits one reply into text and calls that are written in Python. Without an ``opening`` tag, the reply is
     a list of calls from its beginning on, or it is all text. With one, a list of calls stands between it and
     the ``closing`` tag, and a call that cannot be read is told as broken."""
 
     def __init__(self, opening: str = "", closing: str = "") -> None:
+        super().__init__(_ListState.TEXT if opening else _ListState.BEGINNING)
         self._opening, self._closing = opening, closing
-        self._state = _ListState.TEXT if opening else _ListState.BEGINNING
-        self._held = ""  # text that is not decided yet
-        self._before = ""  # text before `_held` that is delivered if no call follows
-        self._trim = False  # drop white space, because the text is directly behind a closing tag
         self._called = False  # a call of this list was delivered
         self._open = False  # the call that is being read was told
         self._scanner = _ParenthesisScanner()
 
-    def feed(self, text: str) -> Iterator[Piece]:
-        """Take more text of the reply. Yields what is certain now, in order: text and parts of calls."""
-        self._held += text
-        before: tuple[_ListState, int] | None = None
-        while self._held and before != (self._state, len(self._held)):
-            before = (self._state, len(self._held))
-            match self._state:
-                case _ListState.TEXT:
-                    yield from self._in_text()
-                case _ListState.BEGINNING:
-                    yield from self._begin()
-                case _ListState.CALLS:
-                    yield from self._in_calls()
-                case _ListState.END:
-                    self._behind()
+    def _read_on(self) -> Iterator[Piece]:
+        match self._state:
+            case _ListState.TEXT:
+                yield from self._in_text()
+            case _ListState.BEGINNING:
+                yield from self._begin()
+            case _ListState.CALLS:
+                yield from self._in_calls()
+            case _ListState.END:
+                self._behind()
 
     def passes(self, text: str) -> bool:
-        """Whether `feed` would yield all of ``text`` as plain text now, and change nothing."""
+        """Whether ``text`` is outside calls, and cannot be a part of their tags or of white space before."""
         free = self._opening and self._state is _ListState.TEXT and not (self._held or self._trim)
         return bool(free) and self._opening[0] not in text and not text[-1].isspace()
 
     def finish(self, *, cut: bool) -> Iterator[Piece]:
-        """Called once, when the reply is over: yields the rest of its text and calls. ``cut``: it was ended
-        from outside; then an incomplete call without tags is dropped."""
+        """The rest; see `CallParser.finish`. If it is ``cut``, an incomplete call without tags is dropped."""
         held, self._held = self._held, ""
         unknown = self._state is _ListState.CALLS and not self._called and not cut
         if self._open:
@@ -219,13 +210,6 @@ class PythonCallParser:
         self._held = self._held[at + len(tag) :]
         if tag:
             self._state, self._trim, self._before = _ListState.TEXT, True, ""
-
-    def _text(self, words: str) -> Iterator[Piece]:
-        if self._trim:
-            words = words.lstrip()
-        if words:
-            self._trim = False
-            yield PlainText(words)
 
     def _call(self, written: str) -> Iterator[Piece]:
         name = _NAME.match(written)

@@ -6,10 +6,12 @@ The result does not depend on how the text was cut into pieces.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from ..text.stop_strings import first_tag
+from .scanner import CallParser, Piece, ReasoningText
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,69 +39,61 @@ class _SplitState(Enum):
     ANSWER = auto()
 
 
-class ReasoningSplitter:
-    """Splits one reply into reasoning and answer. ``opened``: the template wrote the opening tag, so the reply
-    begins inside the reasoning. ``calls``: an opening of calls that ends the reasoning, too; empty if there is
-    none."""
+class ReasoningSplitter(CallParser):
+    """Splits one reply into reasoning and answer. ``answer``: splits the answer further. ``opened``: the
+    template wrote the opening tag, so the reply begins inside the reasoning. ``calls``: an opening of calls
+    that ends the reasoning, too; empty if there is none."""
 
-    def __init__(self, tags: ReasoningTags = THINK, *, opened: bool = False, calls: str = "") -> None:
-        self._tags = tags
+    def __init__(
+        self, tags: ReasoningTags, answer: CallParser, *, opened: bool = False, calls: str = ""
+    ) -> None:
+        super().__init__(_SplitState.REASONING if opened else _SplitState.BEGINNING)
+        self._tags, self._answer = tags, answer
         self._ends = (tags.end, calls) if calls else (tags.end,)
-        self._state = _SplitState.REASONING if opened else _SplitState.BEGINNING
-        self._held = ""
-        self._lead = True  # drop white space: the next text begins the reasoning or the answer
-
-    def feed(self, text: str) -> tuple[str, str]:
-        """Take more text of the reply. Returns what is certain now: the next part of the reasoning, and the
-        next part of the answer; either may be empty."""
-        self._held += text
-        if self._state is _SplitState.BEGINNING:
-            self._begin()
-        reasoning = self._reason() if self._state is _SplitState.REASONING else ""
-        answer = self._answer() if self._state is _SplitState.ANSWER else ""
-        return reasoning, answer
+        self._trim = True  # reasoning and answer begin without white space
 
     def passes(self, text: str) -> bool:
-        """Whether `feed` would return exactly ``text`` as answer now, and change nothing."""
-        if self._state is not _SplitState.ANSWER or self._held or self._lead:
+        """Whether ``text`` is in the answer, holds no beginning of a tag, and passes there, too."""
+        if self._state is not _SplitState.ANSWER or self._held or self._trim:
             return False
-        return not any(tag[0] in text for tag in self._tags.around)
+        return not any(tag[0] in text for tag in self._tags.around) and self._answer.passes(text)
 
-    def finish(self) -> tuple[str, str]:
-        """Called once, when the reply is over: returns the rest of the reasoning, and the rest of the
-        answer."""
+    def finish(self, *, cut: bool) -> Iterator[Piece]:
+        """The rest; see `CallParser.finish`."""
         held, self._held = self._held, ""
         if self._state is _SplitState.REASONING:
-            return self._trimmed(held.rstrip()), ""
-        return "", held if self._state is _SplitState.BEGINNING else self._trimmed(held)
+            yield from self._thought(held.rstrip())
+        else:
+            self._trim &= self._state is _SplitState.ANSWER
+            yield from self._answer.feed(self._trimmed(held))
+        yield from self._answer.finish(cut=cut)
+
+    def _read_on(self) -> Iterator[Piece]:
+        match self._state:
+            case _SplitState.BEGINNING:
+                self._begin()
+            case _SplitState.REASONING:
+                yield from self._reason()
+            case _SplitState.ANSWER:
+                at, tag = first_tag(self._held, self._tags.around)
+                words, self._held = self._held[:at], self._held[at + len(tag) :]
+                yield from self._answer.feed(self._trimmed(words))
 
     def _begin(self) -> None:
         bare, begin = self._held.lstrip(), self._tags.begin + self._tags.label
         if bare.startswith(begin):
             self._state, self._held = _SplitState.REASONING, bare[len(begin) :]
         elif not begin.startswith(bare):
-            self._state, self._lead = _SplitState.ANSWER, False
+            self._state, self._trim = _SplitState.ANSWER, False
 
-    def _reason(self) -> str:
+    def _reason(self) -> Iterator[Piece]:
         at, tag = first_tag(self._held, self._ends)
         reasoning = self._held[:at].rstrip()
         self._held = self._held[at + len(tag) if tag == self._tags.end else at if tag else len(reasoning) :]
-        trimmed = self._trimmed(reasoning)
+        yield from self._thought(reasoning)
         if tag:
-            self._state, self._lead = _SplitState.ANSWER, True
-        return trimmed
+            self._state, self._trim = _SplitState.ANSWER, True
 
-    def _answer(self) -> str:
-        answer = ""
-        while True:
-            at, tag = first_tag(self._held, self._tags.around)
-            answer += self._trimmed(self._held[:at])
-            self._held = self._held[at + len(tag) :]
-            if not tag:
-                return answer
-
-    def _trimmed(self, text: str) -> str:
-        if self._lead:
-            text = text.lstrip()
-            self._lead = not text
-        return text
+    def _thought(self, reasoning: str) -> Iterator[Piece]:
+        if reasoning := self._trimmed(reasoning):
+            yield ReasoningText(reasoning)

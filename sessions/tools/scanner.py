@@ -9,10 +9,11 @@ as not complete. The result does not depend on how the text was cut into pieces.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 import regex
@@ -70,19 +71,67 @@ class CallClosed:
 Piece: TypeAlias = PlainText | ReasoningText | CallOpened | CallArguments | CallClosed
 
 
-class CallParser(Protocol):
-    """Splits the text of one reply into plain text, reasoning and calls."""
+class CallParser(ABC):
+    """Splits the text of one reply into plain text, reasoning and calls. ``state``: where in the reply the next
+    text is; each form has its own states."""
+
+    def __init__(self, state: Enum) -> None:
+        self._state = state
+        self._held = ""  # text that is not decided yet
+        self._before = ""  # text before `_held` that is delivered if no call follows
+        self._trim = False  # drop white space, because the text is directly behind a call or its closing tag
 
     def feed(self, text: str) -> Iterator[Piece]:
         """Take more text of the reply. Yields what is certain now, in order: text, reasoning, parts of
         calls."""
+        self._held += text
+        before: tuple[Enum, int] | None = None
+        while self._held and before != (self._state, len(self._held)):
+            before = (self._state, len(self._held))
+            yield from self._read_on()
 
     def passes(self, text: str) -> bool:
-        """Whether `feed` would yield all of ``text`` as plain text now, and change nothing."""
+        """Whether `feed` would yield all of ``text`` as plain text now, and change nothing. False if that is
+        not known."""
+        return False
 
+    @abstractmethod
     def finish(self, *, cut: bool) -> Iterator[Piece]:
         """Called once, when the reply is over: yields the rest of its text, reasoning and calls. ``cut``: it
         was ended from outside; then a call without a complete name is dropped."""
+
+    @abstractmethod
+    def _read_on(self) -> Iterator[Piece]:
+        """Read on in the held text, as the state says. Called again as long as state or text change."""
+
+    def _trimmed(self, text: str) -> str:
+        if self._trim:
+            text = text.lstrip()
+            self._trim = not text
+        return text
+
+    def _text(self, words: str) -> Iterator[Piece]:
+        if words := self._trimmed(words):
+            yield PlainText(words)
+
+
+class TextParser(CallParser):
+    """Delivers all of a reply as plain text."""
+
+    def __init__(self) -> None:
+        super().__init__(_ScanState.TEXT)
+
+    def passes(self, text: str) -> bool:
+        """Always."""
+        return True
+
+    def finish(self, *, cut: bool) -> Iterator[Piece]:
+        """Nothing is left; see `CallParser.finish`."""
+        return iter(())
+
+    def _read_on(self) -> Iterator[Piece]:
+        words, self._held = self._held, ""
+        yield from self._text(words)
 
 
 # --- calls ------------------------------------------------------------------------------------------------
@@ -149,7 +198,7 @@ class _ScanState(Enum):
     BEHIND = auto()  # after a call's arguments, until text or another call may follow
 
 
-class CallScanner:
+class CallScanner(CallParser):
     """Splits one reply into text and calls by the table of its form.
 
     In a form with a closing tag, everything between an opening and the closing tag is either only calls or
@@ -159,14 +208,11 @@ class CallScanner:
     """
 
     def __init__(self, form: CallFormat, names: Collection[str] = ()) -> None:
+        bare = _ScanState.BARE if form.bare and names else None
+        super().__init__(bare or (_ScanState.TEXT if form.openings else _ScanState.HEAD))
         self._form = form
         self._names = names
-        self._state = _ScanState.TEXT if form.openings else _ScanState.HEAD
-        if form.bare and names:
-            self._state = _ScanState.BARE
         self._keys = _CALL_KEYS | {form.key}
-        self._held = ""  # text that is not decided yet
-        self._before = ""  # text before `_held` that is delivered if no call follows
         self._listed = False  # the call that may begin is an element of a list
         self._called = False  # a call was delivered; in forms with a closing tag: since the last tag
         self._object: ObjectScanner | GemmaScanner = ObjectScanner()  # what is read: a call or its arguments
@@ -175,42 +221,34 @@ class CallScanner:
         self._around: ObjectScanner | GemmaScanner = ObjectScanner()
         """The object around the arguments: finds where the call ends."""
         self._lost = False  # no list of calls follows: skip everything up to a tag
-        self._trim = False  # drop white space, because the text is directly behind a closing tag
         self._firsts = frozenset(opening[0] for opening in form.openings)
 
-    def feed(self, text: str) -> Iterator[Piece]:
-        """Take more text of the reply. Yields what is certain now, in order: text and parts of calls."""
-        self._held += text
-        before: tuple[_ScanState, int] | None = None
-        while self._held and before != (self._state, len(self._held)):
-            before = (self._state, len(self._held))
-            match self._state:
-                case _ScanState.BARE:
-                    self._in_bare()
-                case _ScanState.TEXT:
-                    yield from self._in_text()
-                case _ScanState.HEAD if self._form.closing:
-                    yield from self._in_another() if self._called else self._in_first()
-                case _ScanState.HEAD:
-                    yield from self._in_head()
-                case _ScanState.ARGUMENTS:
-                    yield from self._in_arguments()
-                case _ScanState.BEHIND if self._form.closing:
-                    self._behind_in_tag()
-                case _ScanState.BEHIND:
-                    self._behind()
-
     def passes(self, text: str) -> bool:
-        """Whether `feed` would yield all of ``text`` as plain text now, and change nothing: it is outside
-        calls, holds no beginning of one, and does not end with white space, which a call behind it would
-        drop."""
+        """Whether ``text`` is outside calls, holds no beginning of one, and does not end with white space,
+        which a call behind it would drop."""
         if self._state is not _ScanState.TEXT or self._held or self._trim or not self._firsts:
             return False
         return not text[-1].isspace() and self._firsts.isdisjoint(text)
 
+    def _read_on(self) -> Iterator[Piece]:
+        match self._state:
+            case _ScanState.BARE:
+                self._in_bare()
+            case _ScanState.TEXT:
+                yield from self._in_text()
+            case _ScanState.HEAD if self._form.closing:
+                yield from self._in_another() if self._called else self._in_first()
+            case _ScanState.HEAD:
+                yield from self._in_head()
+            case _ScanState.ARGUMENTS:
+                yield from self._in_arguments()
+            case _ScanState.BEHIND if self._form.closing:
+                self._behind_in_tag()
+            case _ScanState.BEHIND:
+                self._behind()
+
     def finish(self, *, cut: bool) -> Iterator[Piece]:
-        """Called once, when the reply is over: yields the rest of its text and calls. ``cut``: it was ended
-        from outside; then a call without a complete name is dropped."""
+        """The rest; see `CallParser.finish`."""
         held, self._held = self._held, ""
         if self._state is _ScanState.ARGUMENTS:
             yield CallClosed(complete=False)
@@ -284,13 +322,6 @@ class CallScanner:
         head = None if form is None else form.match(self._held, 0, end)
         name = None if head is None else _name_in(head["name"])
         return None if head is None or name is None else (name, self._held[head.end() - 1 :])
-
-    def _text(self, words: str) -> Iterator[Piece]:
-        if self._trim:
-            words = words.lstrip()
-        if words:
-            self._trim = False
-            yield PlainText(words)
 
     # --- forms without a closing tag ---
 

@@ -19,7 +19,7 @@ import regex
 from ..conversation.items import MAX_NAME, Tool
 from ..text.stop_strings import first_tag
 from .parameter_types import NULL, converted, only_text, types_of
-from .scanner import CallArguments, CallClosed, CallOpened, Piece, PlainText
+from .scanner import CallArguments, CallClosed, CallOpened, CallParser, Piece
 
 MAX_HEAD = 1024
 """The most characters from an opening to the end of the call's head."""
@@ -64,63 +64,50 @@ class _Part(Enum):
     BEHIND = auto()  # behind a call, where a closing tag may stand
 
 
-class XmlCallParser:
+class XmlCallParser(CallParser):
     """Splits one reply into text and calls by the table of its form. ``tools``: the tools of the turn; their
     schemas say the types of arguments."""
 
     def __init__(self, form: XmlFormat, tools: Sequence[Tool] = ()) -> None:
+        super().__init__(_Part.TEXT)
         self._form = form
         self._schemas = {tool.name: tool.parameters for tool in tools}
-        self._part = _Part.TEXT
-        self._held = ""  # text that is not decided yet
-        self._before = ""  # text before `_held` that is delivered if no call follows
-        self._trim = False  # drop white space, because the text is directly behind a call
         self._schema: dict[str, Any] = {}  # the schema of the open call's arguments
         self._names: set[str] = set()  # names of the open call's parameters so far
         self._value = _Value([])
 
-    def feed(self, text: str) -> Iterator[Piece]:
-        """Take more text of the reply. Yields what is certain now, in order: text and parts of calls."""
-        self._held += text
-        before: tuple[_Part, int] | None = None
-        while self._held and before != (self._part, len(self._held)):
-            before = (self._part, len(self._held))
-            match self._part:
-                case _Part.TEXT:
-                    yield from self._in_text()
-                case _Part.HEAD:
-                    yield from self._in_head()
-                case _Part.BETWEEN:
-                    yield from self._in_call()
-                case _Part.VALUE:
-                    yield from self._in_value()
-                case _Part.BEHIND:
-                    self._behind()
-
-    def passes(self, text: str) -> bool:
-        """Whether `feed` would yield ``text`` unchanged as plain text. Always False here."""
-        return False
+    def _read_on(self) -> Iterator[Piece]:
+        match self._state:
+            case _Part.TEXT:
+                yield from self._in_text()
+            case _Part.HEAD:
+                yield from self._in_head()
+            case _Part.BETWEEN:
+                yield from self._in_call()
+            case _Part.VALUE:
+                yield from self._in_value()
+            case _Part.BEHIND:
+                self._behind()
 
     def finish(self, *, cut: bool) -> Iterator[Piece]:
-        """Called once, when the reply is over: yields the rest of its text and calls. ``cut``: it was ended
-        from outside; then a call without a complete name is dropped."""
+        """The rest; see `CallParser.finish`."""
         held, self._held = self._held, ""
-        if self._part is _Part.VALUE and held.startswith(self._form.end):
+        if self._state is _Part.VALUE and held.startswith(self._form.end):
             yield CallArguments(self._value.finish() + "}")
             yield CallClosed(complete=True)
             self._trim = True
             yield from self._text(held.removeprefix(self._form.end))
-        elif self._part in (_Part.BETWEEN, _Part.VALUE):
+        elif self._state in (_Part.BETWEEN, _Part.VALUE):
             yield CallClosed(complete=False)
-        elif self._part is _Part.TEXT or (self._part is _Part.HEAD and not cut):
+        elif self._state is _Part.TEXT or (self._state is _Part.HEAD and not cut):
             yield from self._text(self._before + held)
-        self._part, self._before = _Part.BEHIND, ""
+        self._state, self._before = _Part.BEHIND, ""
 
     def _in_text(self) -> Iterator[Piece]:
         at, tag = first_tag(self._held, self._form.openings)
         words = self._held[:at].rstrip()
         if tag:
-            self._part, self._before = _Part.HEAD, self._held[len(words) : at]
+            self._state, self._before = _Part.HEAD, self._held[len(words) : at]
             self._held = self._held[at:]
         else:
             self._held = self._held[len(words) :]
@@ -133,10 +120,10 @@ class XmlCallParser:
         before, self._before = self._before, ""
         if head is None or head.partial or head.end() > MAX_HEAD or len(head["name"]) > MAX_NAME:
             _, tag = first_tag(self._held, self._form.openings)
-            self._part, self._held = _Part.TEXT, self._held[len(tag) :]
+            self._state, self._held = _Part.TEXT, self._held[len(tag) :]
             yield from self._text(before + tag)
             return
-        self._part, self._held = _Part.BETWEEN, self._held[head.end() :]
+        self._state, self._held = _Part.BETWEEN, self._held[head.end() :]
         self._schema, self._names = self._schemas.get(head["name"], {}), set()
         yield CallOpened(head["name"])
 
@@ -150,10 +137,10 @@ class XmlCallParser:
             if parameter is None:
                 self._held = self._held[len(tag) :]
             elif not parameter.partial:
-                self._part, self._held = _Part.VALUE, self._held[parameter.end() :]
+                self._state, self._held = _Part.VALUE, self._held[parameter.end() :]
                 yield from self._begin(parameter["name"])
         elif tag:
-            self._part = _Part.BEHIND
+            self._state = _Part.BEHIND
             self._held = self._held[len(tag) :] if tag == form.end else self._held
             yield CallArguments("}" if self._names else "{}")
             yield CallClosed(complete=True)
@@ -181,7 +168,7 @@ class XmlCallParser:
                 delta += self._value.feed(tag)
                 self._held = self._held[len(tag) :]
         elif tag:
-            self._part = _Part.BETWEEN
+            self._state = _Part.BETWEEN
             self._held = self._held[len(tag) :] if tag == form.parameter_end else self._held
             delta += self._value.finish()
         if delta:
@@ -200,14 +187,7 @@ class XmlCallParser:
         bare = self._held.lstrip()
         closing = next((tag for tag in self._form.closings if bare.startswith(tag)), "")
         if closing or not any(tag.startswith(bare) for tag in self._form.closings):
-            self._part, self._trim, self._held = _Part.TEXT, True, bare[len(closing) :]
-
-    def _text(self, words: str) -> Iterator[Piece]:
-        if self._trim:
-            words = words.lstrip()
-        if words:
-            self._trim = False
-            yield PlainText(words)
+            self._state, self._trim, self._held = _Part.TEXT, True, bare[len(closing) :]
 
 
 class _Value:

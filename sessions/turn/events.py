@@ -41,6 +41,19 @@ class EndReason(StrEnum):
     """The client added input during the reply, which was ended; the next turn answers the input."""
     ERROR = "error"
 
+    @property
+    def status(self) -> ReplyStatus:
+        """How a reply ended that ended for this reason."""
+        return _STATUSES.get(self, ReplyStatus.INCOMPLETE)
+
+
+_STATUSES = {
+    EndReason.STOP: ReplyStatus.COMPLETED,
+    EndReason.CLIENT_CANCELLED: ReplyStatus.CANCELLED,
+    EndReason.ERROR: ReplyStatus.FAILED,
+}
+"""The statuses that are not ``INCOMPLETE``, by the reason."""
+
 
 class MissReason(StrEnum):
     """Why a turn computed more tokens than its new ones, or why that is not known."""

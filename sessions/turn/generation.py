@@ -38,10 +38,14 @@ class ReplyEnd:
     """How a run ended. ``work``: what it cost; None: not known, see `ReplyRun`. ``error``: why it failed; None
     if it did not."""
 
-    status: ReplyStatus
     reason: EndReason
     work: Work | None
     error: TurnFailed | None = None
+
+    @property
+    def status(self) -> ReplyStatus:
+        """The status of the reply."""
+        return self.reason.status
 
 
 class ReplyRun:
@@ -132,7 +136,7 @@ class ReplyRun:
         """End the reply with ``error``, after `advance` raised ``fault``. The sequence is closed, because its
         tokens are unknown."""
         error.__cause__ = fault
-        self._end(ReplyStatus.FAILED, EndReason.ERROR, None, error)
+        self._end(EndReason.ERROR, None, error)
         with suppress(runtime.RuntimeFault):
             await self._sequence.close(keep_kv=False)
 
@@ -144,11 +148,11 @@ class ReplyRun:
         events = self.reader.feed(self._said.tolist(), self._logprobs)
         over = self.reader.ended or self.reader.matched or self.reader.halted or self.reader.called
         if over:
-            self._end(ReplyStatus.COMPLETED, EndReason.STOP, None)
+            self._end(EndReason.STOP)
         elif self.reader.cycles:
-            self._end(ReplyStatus.INCOMPLETE, EndReason.REPETITION, None)
+            self._end(EndReason.REPETITION)
         elif len(self._said) >= self._limits.max_tokens:
-            self._end(ReplyStatus.INCOMPLETE, EndReason.MAX_OUTPUT_TOKENS, None)
+            self._end(EndReason.MAX_OUTPUT_TOKENS)
         return events if self.ending is None else events + self.reader.finish(cut=not over)
 
     async def _start(self) -> None:
@@ -211,7 +215,7 @@ class ReplyRun:
             row = await self._generation.next_row(None if tell_now is None else self._taking(tell_now))
         events, self._untold = self._untold, None
         if row is None or self._cancelled.is_set():
-            return (events or []) + await self._cut(_STATUS[self._reason], self._reason)
+            return (events or []) + await self._cut(self._reason)
         if row.finish is Finish.ERROR:
             why = row.error or "the engine gave up this sequence"
             return await self._fail(
@@ -227,30 +231,25 @@ class ReplyRun:
             events = [self.reader.prompt_scores(self._prompt.tolist(), self._prompt_scores), *events]
             self._scored = True
         if self.reader.matched or self.reader.called:
-            return events + await self._cut(ReplyStatus.COMPLETED, EndReason.STOP, row.work)
+            return events + await self._cut(EndReason.STOP, row.work)
         if self.reader.cycles:
-            return events + await self._cut(ReplyStatus.INCOMPLETE, EndReason.REPETITION, row.work)
+            return events + await self._cut(EndReason.REPETITION, row.work)
         if row.finish is not None:
             events += self._finished(row, row.finish)
         return events
 
     def _finished(self, row: Row, finish: Finish) -> list[ReplyEvent]:
         self._sequence.finish(self._all(), 1 if row.work is None else row.work.pending)
-        if finish is Finish.STOP:
-            self._end(ReplyStatus.COMPLETED, EndReason.STOP, row.work)
-        else:
-            self._end(ReplyStatus.INCOMPLETE, EndReason.MAX_OUTPUT_TOKENS, row.work)
+        self._end(EndReason.STOP if finish is Finish.STOP else EndReason.MAX_OUTPUT_TOKENS, row.work)
         return self.reader.finish(cut=finish is not Finish.STOP)
 
-    async def _cut(
-        self, status: ReplyStatus, reason: EndReason, work: Work | None = None
-    ) -> list[ReplyEvent]:
+    async def _cut(self, reason: EndReason, work: Work | None = None) -> list[ReplyEvent]:
         """Stop the generation: the engine keeps the ids that were read and drops later ones. Sets ``ending``
         and returns the last events. ``work``: the engine's report of its work; None if there is none."""
         if self._generation is not None:
             await self._sequence.stop(self._all(), self._stopping)
-        self._end(status, reason, work)
-        return self.reader.finish(cut=status is not ReplyStatus.COMPLETED)
+        self._end(reason, work)
+        return self.reader.finish(cut=reason is not EndReason.STOP)
 
     async def _fail(self, error: TurnFailed) -> list[ReplyEvent]:
         """End the reply as failed: set ``ending``, and return the last events. If only the request was at
@@ -260,13 +259,11 @@ class ReplyRun:
             await self._sequence.stop(self._all())
         else:
             await self._sequence.close(keep_kv=False)
-        self._end(ReplyStatus.FAILED, EndReason.ERROR, None, error)
+        self._end(EndReason.ERROR, None, error)
         return self.reader.finish(cut=True)
 
-    def _end(
-        self, status: ReplyStatus, reason: EndReason, work: Work | None, error: TurnFailed | None = None
-    ) -> None:
-        self.ending = ReplyEnd(status, reason, self._work(work), error)
+    def _end(self, reason: EndReason, work: Work | None = None, error: TurnFailed | None = None) -> None:
+        self.ending = ReplyEnd(reason, self._work(work), error)
 
     def _work(self, work: Work | None = None) -> Work | None:
         """What the reply cost on all engines together; None: not known. ``work``: the last engine's report;
@@ -316,14 +313,6 @@ class ReplyRun:
     def _all(self) -> Ids:
         """The ids of the prompt and of the reply so far."""
         return frozen(np.concatenate([self._prompt, ids_of(self.reader.ids)]))
-
-
-_STATUS = {
-    EndReason.CLIENT_CANCELLED: ReplyStatus.CANCELLED,
-    EndReason.SERVER_LEAVING: ReplyStatus.INCOMPLETE,
-    EndReason.STEERED: ReplyStatus.INCOMPLETE,
-}
-"""The status of a reply that was cancelled, by the reason for it."""
 
 
 _REQUESTED = (errors.GrammarRefused, errors.GrammarStuck, errors.GrammarUnavailable)

@@ -26,19 +26,19 @@ from .events import (
     ReplyTextDelta,
     TokenScore,
 )
+from .request import TurnRequest
 
 
 class ReplyReader:
     """Reads one reply: makes events and items (text, tool calls) of its token ids as they come.
 
-    ``end_ids``: the model's end tokens. ``stops``: stop strings. ``stop_ids``: ids that end the reply and have
-    no text. ``min_tokens``: stop strings and cycles count only after this many ids. ``cycle_tokens``: the
-    number of repeated tokens that ends the reply; 0: none does.
+    ``request``: what was asked for; its stop strings and cycles count only after ``min_output_tokens``, and its
+    stop ids have no text. ``end_ids``: the model's end tokens.
 
     ``new_id`` makes the ids of items and calls. ``forms``: how the model writes calls and reasoning. ``tools``:
     the tools of the turn. ``whole_calls``: deliver a call's arguments only at its end. ``together``: decode all
     ids of one `feed` at once, which is faster. It cannot find the id that completes a stop string, so it is
-    only for replies that consist of calls. ``parallel_calls``: if false, the reply ends behind its first call.
+    only for replies that consist of calls.
     ``leads``: as `Detokenizer` has it: the reply does not go on in a text, and no grammar counts its spaces.
 
     ``ids``: the reply so far. If an end token ended it, that is the last id and ``ended`` is true; if a stop id
@@ -50,24 +50,19 @@ class ReplyReader:
     def __init__(
         self,
         tokenizer: ChatTokenizer,
+        request: TurnRequest,
         *,
         end_ids: frozenset[int],
-        stops: Sequence[str] = (),
-        parse_calls: bool = True,
-        stop_ids: Iterable[int] = (),
-        min_tokens: int = 0,
         new_id: Callable[[str], str] = new_id,
         forms: Forms = HERMES,
         tools: Sequence[Tool] = (),
         whole_calls: bool = False,
         together: bool = False,
-        cycle_tokens: int = 0,
-        parallel_calls: bool = True,
         leads: bool = True,
     ) -> None:
-        assert not (together and stops), "the id that completes a stop string must be known"
-        assert parallel_calls or not together, "and so must the id that closes the only call"
-        self._parallel_calls = parallel_calls
+        assert not (together and request.stop), "the id that completes a stop string must be known"
+        assert request.parallel_calls or not together, "and so must the id that closes the only call"
+        self.request = request
         self.called = False
         self._new_id = new_id
         self._whole_calls = whole_calls
@@ -77,23 +72,20 @@ class ReplyReader:
         self.ended = False
         self.halted = False
         self.cycles = False
-        self._cycle_tokens = cycle_tokens
-        self._cycles = CycleFinder(cycle_tokens)
+        self._cycles = CycleFinder(request.cycle_tokens)
         self._end_ids = end_ids
-        self._stop_ids = frozenset(stop_ids)
-        self._min_tokens = min_tokens
+        self._stop_ids = frozenset(request.stop_ids)
         self._tokenizer = tokenizer
         self._scores: list[TokenScore] = []  # scores of tokens; their text is not delivered yet
         self._detokenizer = Detokenizer(tokenizer.backend, tokenizer.texts, leads=leads)
-        self._stops = StopMatcher(stops)
-        self._calls = forms.call_parser(tools) if parse_calls else forms.text_parser()
-        self._marks = forms.marks(tokenizer.special_ids, parse_calls=parse_calls)
+        self._stops = StopMatcher(request.stop)
+        self._parser = forms.parser(tools, parse_calls=request.parse_calls)
+        self._marks = forms.marks(tokenizer.special_ids, parse_calls=request.parse_calls)
         self._ruled = end_ids.union(self._stop_ids, self._marks)
         """Ids that are more than text: end tokens, stop ids, and special tokens of calls and reasoning."""
-        self._watched = together or bool(stops)
+        self._watched = together or bool(request.stop)
         """Whether text cannot be delivered as soon as its token comes: there are stop strings, or all ids of a
         `feed` are decoded at once."""
-        self._reasoning = forms.splitter()
         self._items: list[Item] = []
         self._text: tuple[str, list[str]] | None = None  # the open message: its id and its deltas
         self._call: tuple[ReplyCallStarted, list[str]] | None = (
@@ -132,7 +124,7 @@ class ReplyReader:
                 if logprob is not None:
                     self._scores.append(self.score(token, logprob))
                 text = self._marks.get(token, "") + self._detokenizer.step(token)
-                if len(self.ids) >= self._min_tokens:
+                if len(self.ids) >= self.request.min_output_tokens:
                     text = self._stops.feed(text)
                 events += self._deliver(text)
                 self._check_cycle()
@@ -144,12 +136,10 @@ class ReplyReader:
         if self._text is None or self._watched or token in self._ruled or self._scores:
             return None
         text = self._detokenizer.alone(token)
-        if text is None or (self._reasoning is not None and not self._reasoning.passes(text)):
-            return None
-        if self._calls is not None and not self._calls.passes(text):
+        if text is None or not self._parser.passes(text):
             return None
         self.ids.append(token)
-        if self._cycle_tokens:
+        if self.request.cycle_tokens:
             self._check_cycle()
         item_id, deltas = self._text
         deltas.append(text)
@@ -161,7 +151,7 @@ class ReplyReader:
 
     def _check_cycle(self) -> None:
         """Set ``cycles`` if the reply repeats itself up to its last id."""
-        self.cycles = self._cycles.ends(self.ids) and len(self.ids) >= self._min_tokens
+        self.cycles = self._cycles.ends(self.ids) and len(self.ids) >= self.request.min_output_tokens
 
     def _decode_together(self, ids: list[int]) -> str:
         """Append ``ids`` to the reply's ids, up to one that ends the reply, and return their text, decoded at
@@ -189,10 +179,7 @@ class ReplyReader:
         the remaining events. ``cut``: the reply was ended from outside, so the open message is not complete."""
         events = [] if self.matched else self._deliver(self._stops.feed(self._detokenizer.flush()))
         events += self._deliver(self._stops.flush())
-        if self._reasoning is not None:
-            events += self._split(*self._reasoning.finish())
-        if self._calls is not None:
-            events += self._events(self._calls.finish(cut=cut))
+        events += self._events(self._parser.finish(cut=cut))
         self._end_message(complete=not cut)
         return events
 
@@ -223,17 +210,7 @@ class ReplyReader:
         return TokenScore(token, text, logprob, top, split)
 
     def _deliver(self, text: str) -> list[ReplyEvent]:
-        if not text:
-            return []
-        return list(self._split(*(("", text) if self._reasoning is None else self._reasoning.feed(text))))
-
-    def _split(self, reasoning: str, answer: str) -> Iterator[ReplyEvent]:
-        if reasoning:
-            self._scores.clear()
-            yield ReplyReasoningDelta(reasoning)
-        if answer:
-            pieces: Iterable[Piece] = [PlainText(answer)] if self._calls is None else self._calls.feed(answer)
-            yield from self._events(pieces)
+        return list(self._events(self._parser.feed(text))) if text else []
 
     def _events(self, pieces: Iterable[Piece]) -> Iterator[ReplyEvent]:
         for piece in pieces:
@@ -263,7 +240,7 @@ class ReplyReader:
                         yield ReplyArgumentsDelta(started.item_id, started.call_id, piece.delta)
                 case CallClosed():
                     self._scores.clear()
-                    self.called = piece.complete and not self._parallel_calls
+                    self.called = piece.complete and not self.request.parallel_calls
                     yield self._end_call(piece.complete)
 
     def _end_message(self, *, complete: bool) -> None:

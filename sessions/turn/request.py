@@ -123,81 +123,61 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
     def checked(
         cls,
         *,
-        max_output_tokens: int | None = None,
-        min_output_tokens: int = 0,
+        bounds: RequestBounds = UNBOUNDED,
+        offered: Sequence[Tool] = (),
         ignore_eos: bool = False,
-        parallel_calls: bool = True,
-        stop: Sequence[str] = (),
         stop_token_ids: Sequence[int] = (),
         bad_words: Sequence[str | Sequence[int]] = (),
-        bounds: RequestBounds = UNBOUNDED,
-        out_of_band: bool = False,
-        input: Sequence[Item] | None = None,  # noqa: A002 - the standard's word
-        instructions: str | None = None,
-        tools: Sequence[Tool] | None = None,
-        tool_choice: str = "auto",
-        tool: str | None = None,
-        allowed: Sequence[str] = (),
-        format: Grammar | None = None,  # noqa: A002 - the standard's word
-        offered: Sequence[Tool] = (),
-        more: Sequence[Item] = (),
-        truncation: Truncation | None = None,
-        prompt: Sequence[int] | None = None,
-        **draw: Any,
+        **given: Any,
     ) -> TurnRequest:
-        """Make a request and check its bounds. ``draw``: the parameters of `checked_sampling`. ``bounds``: what
-        the model allows.
+        """Make a request and check its bounds. ``given``: fields of this class, lists for tuples, too, and
+        parameters of `checked_sampling`. ``bounds``: what the model allows.
 
-        ``offered``: the conversation's tools, which are used if ``tools`` is None. The other parameters become
-        the fields of that name. ``ignore_eos``: the reply has as many tokens as ``max_output_tokens``, or as
-        fit into the context. Raises ``SamplingInvalid``, ``ItemInvalid``, ``ToolInvalid`` or
-        ``GrammarInvalid``; ``param`` names the field.
+        ``offered``: the conversation's tools, which are used if ``tools`` is None. ``ignore_eos``: the reply
+        has as many tokens as ``max_output_tokens``, or as fit into the context. Raises ``SamplingInvalid``,
+        ``ItemInvalid``, ``ToolInvalid`` or ``GrammarInvalid``; ``param`` names the field.
         """
+        asked = cls(**{name: given.pop(name) for name in cls.__struct_fields__ if name in given})
+        most, least = asked.max_output_tokens, asked.min_output_tokens
         if ignore_eos:  # served as a least number of tokens, before which nothing stops a reply
-            if max_output_tokens is None or stop or stop_token_ids:
+            if most is None or asked.stop or stop_token_ids:
                 told = "`ignore_eos` needs a limit of tokens, and no `stop` and no `stop_token_ids`"
                 raise SamplingInvalid(told, param="ignore_eos")
-            min_output_tokens = max_output_tokens
-        if max_output_tokens is not None:
-            integer("max_output_tokens", max_output_tokens, 1, MAX_INTEGER)
-        integer("min_output_tokens", min_output_tokens, 0, MAX_INTEGER)
-        if max_output_tokens is not None and min_output_tokens > max_output_tokens:
-            raise SamplingInvalid(
-                f"`min_output_tokens` {min_output_tokens} is above `max_output_tokens` {max_output_tokens}",
-                param="min_output_tokens",
-            )
-        preamble = checked_preamble(Preamble(instructions=instructions or "", tools=tuple(tools or ())))
-        callable_tools = tuple(offered) if tools is None else preamble.tools
-        if callable_tools and not bounds.tools:
+            least = most
+        if most is not None:
+            integer("max_output_tokens", most, 1, MAX_INTEGER)
+        integer("min_output_tokens", least, 0, MAX_INTEGER)
+        if most is not None and least > most:
+            told = f"`min_output_tokens` {least} is above `max_output_tokens` {most}"
+            raise SamplingInvalid(told, param="min_output_tokens")
+        preamble = checked_preamble(
+            Preamble(instructions=asked.instructions or "", tools=tuple(asked.tools or ()))
+        )
+        tools = tuple(offered) if asked.tools is None else preamble.tools
+        if tools and not bounds.tools:
             raise ToolInvalid(NO_TOOLS, param="tools")
-        allowed = _allowed(allowed, callable_tools)
-        _check_choice(tool_choice, tool, allowed, format, callable_tools)
+        allowed, form = _allowed(asked.allowed, tools), asked.format
+        _check_choice(asked.tool_choice, asked.tool, allowed, form, tools)
         texts, words = _words(bad_words)
-        ids = None if prompt is None else token_ids("prompt", prompt, bounds.vocab_size)
-        if ids is not None and not (ids and out_of_band):
+        ids = None if asked.prompt is None else token_ids("prompt", asked.prompt, bounds.vocab_size)
+        if ids is not None and not (ids and asked.out_of_band):
             raise SamplingInvalid("A prompt of tokens has at least one, and is out of band", param="prompt")
-        return cls(
-            sampling=checked_sampling(bad_words=words, vocab_size=bounds.vocab_size, **draw),
-            max_output_tokens=max_output_tokens,
-            stop=_stops(stop),
-            out_of_band=out_of_band,
-            input=None if input is None else tuple(checked_item(item) for item in input),
-            instructions=instructions,
-            tools=None if tools is None else preamble.tools,
-            parse_calls=prompt is None
-            and tool_choice != "none"
-            and (format is None or (bool(callable_tools) and format.kind is GrammarKind.JSON)),
-            parallel_calls=parallel_calls,
-            min_output_tokens=min_output_tokens,
+        calls = asked.tool_choice != "none" and (
+            form is None or (bool(tools) and form.kind is GrammarKind.JSON)
+        )
+        return msgspec.structs.replace(
+            asked,
+            sampling=checked_sampling(bad_words=words, vocab_size=bounds.vocab_size, **given),
+            stop=_stops(asked.stop),
+            input=None if asked.input is None else tuple(map(checked_item, asked.input)),
+            tools=None if asked.tools is None else preamble.tools,
+            parse_calls=ids is None and calls,
+            min_output_tokens=least,
             stop_ids=_stop_ids(stop_token_ids, bounds.vocab_size),
             banned=texts,
-            format=format,
-            tool_choice=tool_choice,
-            tool=tool,
             allowed=allowed,
             cycle_tokens=bounds.cycle_tokens,
-            more=tuple(checked_item(item) for item in more),
-            truncation=truncation,
+            more=tuple(map(checked_item, asked.more)),
             prompt=ids,
         )
 
@@ -284,49 +264,52 @@ def _words(words: Sequence[str | Sequence[int]]) -> tuple[tuple[str, ...], list[
 # --- sampling parameters ------------------------------------------------------------------------------------
 
 
+_LIMITS = {
+    "top_k": MAX_INTEGER,
+    "seed": MAX_SEED,
+    "top_logprobs": MAX_LOGPROBS,
+    "prompt_logprobs": MAX_LOGPROBS,
+}
+"""The most of each parameter that is an integer; the least is 0."""
+_RANGES = {
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "typical_p": (0.0, 1.0),
+    "repetition_penalty": (LEAST_PENALTY, MOST_PENALTY),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+}
+"""The least and the most of each parameter that is a number."""
+
+
 def checked_sampling(
     *,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    seed: int | None = None,
-    min_p: float = 0.0,
-    typical_p: float = 1.0,
-    repetition_penalty: float = 1.0,
-    presence_penalty: float = 0.0,
-    frequency_penalty: float = 0.0,
     logit_bias: Mapping[int, float] | None = None,
     bad_words: Sequence[Sequence[int]] = (),
-    top_logprobs: int | None = None,
-    prompt_logprobs: int | None = None,
     vocab_size: int | None = None,
+    **given: Any,
 ) -> Sampling:
     """Make sampling parameters and check their bounds.
 
-    ``seed``: None for a random one. ``vocab_size``: every token id must be smaller; None: only the engine
+    ``given``: the fields of ``Sampling`` in `_RANGES` and `_LIMITS`; ``seed``: None for a random one.
+    ``top_logprobs``: its ``logprobs``. ``vocab_size``: every token id must be smaller; None: only the engine
     checks that. Raises ``SamplingInvalid``; ``param`` names the field.
     """
-    if seed is not None:
-        integer("seed", seed, 0, MAX_SEED)
-    if top_logprobs is not None:
-        integer("top_logprobs", top_logprobs, 0, MAX_LOGPROBS)
-    if prompt_logprobs is not None:
-        integer("prompt_logprobs", prompt_logprobs, 0, MAX_LOGPROBS)
-    integer("top_k", top_k, 0, MAX_INTEGER)
+    for name, value in given.items():
+        if name in _RANGES:
+            given[name] = number(name, value, *_RANGES[name])
+        elif name in _LIMITS and (value is not None or name == "top_k"):
+            integer(name, value, 0, _LIMITS[name])
+    if given.get("typical_p") == 0:
+        raise SamplingInvalid("`typical_p` must be above 0", param="typical_p")
+    seed, logprobs = given.pop("seed", None), given.pop("top_logprobs", None)
     return Sampling(
-        temperature=number("temperature", temperature, 0.0, 2.0),
-        top_k=top_k,
-        top_p=number("top_p", top_p, 0.0, 1.0) or LEAST_TOP_P,
+        **given | {"top_p": given.get("top_p", 1.0) or LEAST_TOP_P},
         seed=secrets.randbits(63) if seed is None else seed,
-        min_p=number("min_p", min_p, 0.0, 1.0),
-        typical_p=_typical(typical_p),
-        repetition_penalty=number("repetition_penalty", repetition_penalty, LEAST_PENALTY, MOST_PENALTY),
-        presence_penalty=number("presence_penalty", presence_penalty, -2.0, 2.0),
-        frequency_penalty=number("frequency_penalty", frequency_penalty, -2.0, 2.0),
+        logprobs=logprobs,
         logit_bias=_bias(logit_bias or {}, vocab_size),
         bad_words=_bad_words(bad_words, vocab_size),
-        logprobs=top_logprobs,
-        prompt_logprobs=prompt_logprobs,
     )
 
 
@@ -358,13 +341,6 @@ def token_ids(name: str, ids: Any, vocab_size: int | None) -> tuple[int, ...]:
         if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token <= most:
             raise SamplingInvalid(f"`{name}`: {token!r:.40} is not a token id from 0 to {most}", param=name)
     return found
-
-
-def _typical(value: Any) -> float:
-    share = number("typical_p", value, 0.0, 1.0)
-    if share == 0:
-        raise SamplingInvalid("`typical_p` must be above 0", param="typical_p")
-    return share
 
 
 def _bias(bias: Mapping[int, float], vocab_size: int | None) -> tuple[tuple[int, float], ...]:

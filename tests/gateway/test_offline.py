@@ -594,7 +594,7 @@ def test_a_mistake_in_reading_ends_one_completion(llm: LLM, monkeypatch: pytest.
     read = ReplyReader.feed
 
     def broken(self: ReplyReader, *given: Any) -> Any:
-        if self._min_tokens == 3:
+        if self.request.min_output_tokens == 3:
             raise IndexError("planted")
         return read(self, *given)
 

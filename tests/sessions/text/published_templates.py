@@ -34,11 +34,10 @@ from holdfast.sessions.conversation.items import (
 )
 from holdfast.sessions.conversation.tree import TurnReply
 from holdfast.sessions.errors import TemplateFailed
-from holdfast.sessions.text.chat_template import CallIds
+from holdfast.sessions.text.chat_template import CallIds, answered, called, instructions_with
 from holdfast.sessions.text.language import Language
 from holdfast.sessions.text.renderer import Renderer
 from holdfast.sessions.text.tokenizer import ChatTokenizer
-from holdfast.sessions.text.tool_fallback import answered, called, instructions_with
 from holdfast.sessions.token_ids import ids_of
 from holdfast.sessions.tools.formats import REASONING
 from holdfast.sessions.turn.reply_reader import ReplyReader
@@ -351,7 +350,7 @@ def _calls(name: str) -> str:
     if found.forms.opened and tags is not None and tags.end not in tokenizer_of(name).decode(reply):
         reply = [*encoded(name, tags.end), *reply]  # the model closes what the prompt has opened
     ends = frozenset(map(found.tokenizer.backend.token_to_id, PUBLISHED[name].ends))
-    reader = ReplyReader(found.tokenizer, end_ids=ends, forms=found.forms)
+    reader = ReplyReader(found.tokenizer, TurnRequest(), end_ids=ends, forms=found.forms)
     reader.feed(reply)
     reader.finish(cut=False)
     calls = [item for item in reader.items() if isinstance(item, FunctionCall)]

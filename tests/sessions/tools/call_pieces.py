@@ -29,3 +29,11 @@ def split(text: str, cuts: list[int]) -> list[str]:
     """The text in pieces, cut at these places, each taken modulo its length."""
     edges = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
     return [text[a:b] for a, b in pairwise(edges)]
+
+
+def reasoned(parser: CallParser, pieces: list[str]) -> tuple[str, str]:
+    """The reasoning and the text that a parser makes of a reply without calls."""
+    told = [piece for text in pieces for piece in parser.feed(text)] + list(parser.finish(cut=False))
+    assert all(isinstance(piece, PlainText | ReasoningText) for piece in told)
+    thoughts = [piece.text for piece in told if isinstance(piece, ReasoningText)]
+    return "".join(thoughts), "".join(piece.text for piece in told if isinstance(piece, PlainText))

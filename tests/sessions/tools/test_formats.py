@@ -22,7 +22,6 @@ from holdfast.sessions.tools.formats import (
     find_forms,
 )
 from holdfast.sessions.tools.forms import CallForm, ReasoningForm
-from holdfast.sessions.tools.reasoning import ReasoningSplitter
 from holdfast.sessions.tools.scanner import (
     CallArguments,
     CallClosed,
@@ -33,7 +32,7 @@ from holdfast.sessions.tools.scanner import (
     PlainText,
 )
 
-from .call_pieces import read_all, split
+from .call_pieces import read_all, reasoned, split
 
 FORMS = list(CallForm)
 NUMBERED = [Tool(name="f", parameters={"type": "object", "properties": {"n": {"type": "number"}}})]
@@ -449,10 +448,8 @@ def test_bombs_are_harmless(form: CallForm, bomb: str) -> None:
     assert not [event for event in parse(form, pieces) if isinstance(event, CallClosed) and event.complete]
 
 
-def reasoned(pieces: list[str], *, opened: bool = False) -> tuple[str, str]:
-    splitter = ReasoningSplitter(opened=opened)
-    told = [splitter.feed(piece) for piece in pieces] + [splitter.finish()]
-    return "".join(thought for thought, _ in told), "".join(said for _, said in told)
+def thought(pieces: list[str], *, opened: bool = False) -> tuple[str, str]:
+    return reasoned(Forms(reasoning=ReasoningForm.THINK, opened=opened).parser(parse_calls=False), pieces)
 
 
 thoughts = st.lists(
@@ -463,16 +460,16 @@ thoughts = st.lists(
 @settings(max_examples=3 * settings().max_examples)
 @given(thoughts.map("".join), st.lists(st.integers(0, 80), max_size=8), st.booleans())
 def test_reasoning_split_off_any_pieces_equals_one_shot(text: str, cuts: list[int], opened: bool) -> None:
-    whole = reasoned([text], opened=opened)
-    assert reasoned(split(text, cuts), opened=opened) == whole
-    assert reasoned(list(text), opened=opened) == whole
+    whole = thought([text], opened=opened)
+    assert thought(split(text, cuts), opened=opened) == whole
+    assert thought(list(text), opened=opened) == whole
 
 
 def test_what_is_thought_and_what_is_said() -> None:
-    assert reasoned(["<think>\nHm.\n</think>\n\nYes."]) == ("Hm.", "Yes.")
-    assert reasoned(["Hm.\n</think>\n\nYes."], opened=True) == ("Hm.", "Yes.")
-    assert reasoned(["Yes, a <think> tag."]) == ("", "Yes, a <think> tag.")
-    assert reasoned(["<think>cut"]) == ("cut", "")
+    assert thought(["<think>\nHm.\n</think>\n\nYes."]) == ("Hm.", "Yes.")
+    assert thought(["Hm.\n</think>\n\nYes."], opened=True) == ("Hm.", "Yes.")
+    assert thought(["Yes, a <think> tag."]) == ("", "Yes, a <think> tag.")
+    assert thought(["<think>cut"]) == ("cut", "")
 
 
 TEMPLATES = {
@@ -504,7 +501,6 @@ TEMPLATES = {
 
 def test_forms_are_named_by_their_flags() -> None:
     assert {form.value for form in CallForm} == {*TEMPLATES}
-    assert Forms(reasoning=ReasoningForm.NONE).splitter() is None
 
 
 @pytest.mark.parametrize("form", FORMS)

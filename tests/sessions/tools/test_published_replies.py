@@ -24,7 +24,7 @@ from holdfast.sessions.tools.scanner import (
     ReasoningText,
 )
 
-from .call_pieces import read_all, split
+from .call_pieces import read_all, reasoned, split
 
 TYPES = {
     "string_field": "hello",
@@ -680,8 +680,7 @@ def test_reasoning_in_channels_is_not_text() -> None:
 def test_a_call_in_a_channel_with_arguments_that_are_no_json_fails() -> None:
     text = "<|channel|>commentary to=functions.f code<|message|>foo<|call|>"
     assert read(CallForm.HARMONY, [text]) == [CallOpened("f"), CallClosed(False)]
-    parser = Forms(CallForm.HARMONY).text_parser()
-    assert parser is not None
+    parser = Forms(CallForm.HARMONY).parser(parse_calls=False)
     assert read_all(parser, [text]) == [PlainText("foo")], "calls stay text where none are allowed"
 
 
@@ -789,11 +788,9 @@ REASONED = [
 def test_reasoning_without_an_end_ends_where_kimi_calls() -> None:
     text = "<think>I need to call\n<|tool_calls_section_begin|><|tool_call_begin|>"
     for pieces in ([text], list(text)):
-        splitter = Forms(CallForm.KIMI_K2, ReasoningForm.THINK).splitter()
-        assert splitter is not None
-        told = [*map(splitter.feed, pieces), splitter.finish()]
-        assert "".join(thought for thought, _ in told) == "I need to call"
-        assert "".join(said for _, said in told) == "<|tool_calls_section_begin|><|tool_call_begin|>"
+        parser = Forms(CallForm.KIMI_K2, ReasoningForm.THINK).parser(parse_calls=False)
+        said = "<|tool_calls_section_begin|><|tool_call_begin|>"
+        assert reasoned(parser, pieces) == ("I need to call", said)
 
 
 @pytest.mark.parametrize(("form", "text"), REASONED)
@@ -803,10 +800,7 @@ def test_reasoning_without_an_end_ends_where_kimi_calls() -> None:
 def test_each_form_of_reasoning_is_split_off(
     form: ReasoningForm, text: str, opened: bool, cuts: list[int]
 ) -> None:
-    splitter = Forms(reasoning=form, opened=opened).splitter()
-    assert splitter is not None
     begin = text[: text.index("I'm")]
-    told = [splitter.feed(piece) for piece in split(text.removeprefix(begin) if opened else text, cuts)]
-    told.append(splitter.finish())
-    assert "".join(thought for thought, _ in told) == "I'm\nthinking"
-    assert "".join(said for _, said in told) == "Hello, world!\nWhat's up?"
+    pieces = split(text.removeprefix(begin) if opened else text, cuts)
+    parser = Forms(reasoning=form, opened=opened).parser(parse_calls=False)
+    assert reasoned(parser, pieces) == ("I'm\nthinking", "Hello, world!\nWhat's up?")

@@ -23,6 +23,7 @@ from holdfast.sessions.turn.events import (
     ReplyTextDelta,
 )
 from holdfast.sessions.turn.reply_reader import ReplyReader
+from holdfast.sessions.turn.request import TurnRequest
 
 from ..text.chat_languages import end_id, ids, ours
 
@@ -34,10 +35,8 @@ parts = st.sampled_from(
 )
 
 
-def reader(stops: list[str] | None = None, *, parse_calls: bool = True, **more: Any) -> ReplyReader:
-    return ReplyReader(
-        ours(NAME), end_ids=frozenset([END]), stops=stops or [], parse_calls=parse_calls, **more
-    )
+def reader(stops: tuple[str, ...] = (), *, asked: dict[str, Any] | None = None, **more: Any) -> ReplyReader:
+    return ReplyReader(ours(NAME), TurnRequest(stop=stops, **(asked or {})), end_ids=frozenset([END]), **more)
 
 
 def told(reading: ReplyReader, rows: list[list[int]], *, cut: bool = False) -> list[ReplyEvent]:
@@ -64,7 +63,7 @@ def rows_of(tokens: list[int], cuts: list[int]) -> list[list[int]]:
 @given(st.lists(parts, max_size=8), st.lists(st.integers(0, 300), max_size=6), st.booleans(), st.booleans())
 def test_rows_do_not_matter(said: list[str], cuts: list[int], stop: bool, cut: bool) -> None:
     tokens = [*ids(NAME, "".join(said)), END]
-    stops = ["STOP", "two\n"] if stop else []
+    stops = ("STOP", "two\n") if stop else ()
     one, split = reader(stops), reader(stops)
     told(one, [tokens], cut=cut)
     told(split, rows_of(tokens, cuts), cut=cut)
@@ -115,7 +114,7 @@ def test_without_parallel_calls_the_reply_ends_behind_its_first_call(
     every = reader()
     told(every, [tokens])
     first = next((at for at, item in enumerate(every.items()) if isinstance(item, FunctionCall)), None)
-    one = reader(parallel_calls=False, whole_calls=whole)
+    one = reader(asked={"parallel_calls": False}, whole_calls=whole)
     told(one, rows_of(tokens, cuts))
     assert one.called is (first is not None and shape(every)[first][-1])
     assert shape(one) == shape(every)[: None if first is None or not one.called else first + 1]
@@ -135,7 +134,7 @@ def test_nothing_after_the_end_token_counts() -> None:
 
 def test_ids_after_the_token_that_completes_a_stop_are_not_taken() -> None:
     tokens = ids(NAME, "one STOP two")
-    reading = reader(["STOP"])
+    reading = reader(("STOP",))
     told(reading, [tokens])
     assert reading.matched
     assert shape(reading) == [("one ", True)]
@@ -160,7 +159,7 @@ def test_a_call_cut_in_its_arguments_is_told_as_incomplete() -> None:
 def test_a_stop_id_ends_it_without_text_and_is_kept() -> None:
     said, stop = ids(NAME, "one "), ids(NAME, "two")[0]
     assert stop not in said
-    reading = reader(stop_ids=[stop])
+    reading = reader(asked={"stop_ids": (stop,)})
     told(reading, [said, [stop, *said, END]])
     assert [text.strip() for text, _ in shape(reading)] == ["one"]
     assert (reading.ids, reading.halted, reading.ended) == ([*said, stop], True, False)
@@ -169,7 +168,7 @@ def test_a_stop_id_ends_it_without_text_and_is_kept() -> None:
 def test_stop_strings_wait_for_the_least_number_of_tokens() -> None:
     tokens = [*ids(NAME, "STOP a STOP b"), END]
     first = len(ids(NAME, "STOP"))
-    soon, late = reader(["STOP"]), reader(["STOP"], min_tokens=first + 1)
+    soon, late = reader(("STOP",)), reader(("STOP",), asked={"min_output_tokens": first + 1})
     told(soon, [tokens])
     told(late, [tokens])
     assert (shape(soon), len(soon.ids)) == ([], first)
@@ -248,20 +247,20 @@ def test_calls_are_the_same_when_what_comes_at_once_is_read_at_once(
 
 def test_a_stop_string_is_looked_for_piece_by_piece() -> None:
     with pytest.raises(AssertionError):
-        reader(["}"], together=True)
+        reader(("}",), together=True)
 
 
 @given(st.lists(st.integers(0, 200), max_size=8), st.booleans())
 def test_a_reply_cycles_at_the_same_token_however_its_rows_are_cut(cuts: list[int], together: bool) -> None:
     tokens = [*ids(NAME, "one two three four"), *ids(NAME, "five six") * 60]
-    whole = reader(cycle_tokens=40)
+    whole = reader(asked={"cycle_tokens": 40})
     for token in tokens:
         whole.feed([token])
-    cut = reader(cycle_tokens=40, together=together)
+    cut = reader(asked={"cycle_tokens": 40}, together=together)
     told(cut, rows_of(tokens, cuts), cut=True)
     assert cut.cycles and cut.ids == whole.ids == tokens[: len(cut.ids)]
     assert len(cut.ids) == len(ids(NAME, "one two three four")) + len(ids(NAME, "five six")) + 40
-    again = reader(cycle_tokens=40)
+    again = reader(asked={"cycle_tokens": 40})
     again.feed(whole.ids)
     assert again.cycles and again.ids == whole.ids, "a reply that is told again ends there, too"
     assert shape(cut) == [("".join(item.text for item in cut.items()), False)]
