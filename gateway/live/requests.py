@@ -100,7 +100,7 @@ class SentConversation:
         call before it waits for one."""
         if call_id not in self._open:
             raise FieldInvalid(
-                f"No tool call with the id {call_id!r} before this output waits for one", param
+                f"No tool call {call_id!r} before this waits for an output", param
             )
         self._open.discard(call_id)
         self.items.append(FunctionCallOutput(id=new_id("item"), call_id=call_id, output=output))
