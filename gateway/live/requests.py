@@ -99,9 +99,7 @@ class SentConversation:
         """Add the output of a tool. ``param``: the field that names its call. Raises ``FieldInvalid`` if no
         call before it waits for one."""
         if call_id not in self._open:
-            raise FieldInvalid(
-                f"No tool call {call_id!r} before this waits for an output", param
-            )
+            raise FieldInvalid(f"No tool call {call_id!r} before this waits for an output", param)
         self._open.discard(call_id)
         self.items.append(FunctionCallOutput(id=new_id("item"), call_id=call_id, output=output))
 
