@@ -220,7 +220,7 @@ class Calls:
         told: dict[str, Callable[[], Any]] = {
             "picture": lambda: create(messages=[{"role": "user", "content": [picture]}], **self.asked),
             "server tool": lambda: create(messages=hello, tools=[search], tool_choice=forced, **self.asked),
-            "no tokens": lambda: create(model=self.model, max_tokens=0, messages=hello),
+            "no tokens": lambda: create(model=self.model, max_tokens=-1, messages=hello),
             "no such model": lambda: create(model="nothing", max_tokens=9, messages=hello),
             "model": lambda: self.client.models.retrieve("nothing"),
             "batches": lambda: self.client.messages.batches.list(),

@@ -252,7 +252,10 @@ def errors(client: OpenAI, model: str, url: str) -> dict[str, Any]:
             lambda: create(
                 model=model,
                 messages=NAME,
-                response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": 1}}},
+                response_format={
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": {"type": 1}, "strict": True},
+                },
             )
         ),
         "vocabulary": refused(lambda: client.completions.create(model=model, prompt=[10**9])),

@@ -75,7 +75,7 @@ def check_refusals(errors: dict[str, Any]) -> None:
         "lone output": [*INVALID, "invalid_value", "messages[1].tool_call_id"],
         "top_logprobs": [*INVALID, "invalid_value", "top_logprobs"],
         "long": [*INVALID, "context_length_exceeded", None],
-        "schema": [*INVALID, "invalid_grammar", None],
+        "schema": [*INVALID, "invalid_grammar", "response_format.json_schema.schema"],
         "vocabulary": [*INVALID, "invalid_value", "prompt"],
         "retrieve": ["NotFoundError", 404, "model_not_found", None],
     }

@@ -71,7 +71,7 @@ PLACES = (
     "model=x",
 )
 ENDED = ("response.completed", "response.incomplete", "response.failed")
-FAREWELLS = {1002, 1007, 1008, 1009, 4001}
+FAREWELLS = {1002, 1007, 1008, 1009, 4001, 4004}
 """Close codes with which the server may end a socket that sends rubbish."""
 
 
