@@ -65,7 +65,7 @@ export class Session extends EventTarget {
   /** What is kept for longer: without texts, for which the server is asked again. */
   brief() {
     const { id, handle, parent, name, label, settings } = this;
-    const items = this.items.filter((item) => item.status !== "in_progress").map(({ id: item, responseId }) => ({ id: item, responseId }));
+    const items = this.items.map(({ id: item, responseId }) => ({ id: item, responseId })); // a reply may end meanwhile
     const turns = this.turns.filter((turn) => turn.ended).slice(-50);
     return { id, handle, parent, name, label, settings, items, turns: turns.map((turn) => ({ ...turn, reasoning: "" })) };
   }
