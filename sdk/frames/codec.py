@@ -30,8 +30,6 @@ MAX_FRAME_BYTES = 1 << 20
 MAX_FRAME_VALUES = 1 << 15
 MAX_EVENT_ID = 512
 MAX_QUOTED = 256
-MAX_NULLS = 64
-"""So many fields of one frame or body may be null that are not served."""
 PART = 1 << 17
 """Bytes of a long body that are looked at without a pause."""
 
@@ -203,14 +201,15 @@ def _event_id_alone(data: bytes) -> str | None:
 def _without_nulls(
     whole: Any, text: str, decode: Callable[[bytes], T], unserved: Callable[[str, Any], bool]
 ) -> T:
-    """Decode a frame or body again, without fields that the standard has, this server does not serve, and the
-    client set to null: that is as if they were absent. `whole`: it as JSON; `text`: msgspec's error message;
-    `unserved`: called with the path of a field and its value, returns whether it is such a field. Raises the
-    `FrameError` that fits."""
-    for _ in range(MAX_NULLS):
-        path, _ = _fault(text)
-        if not unserved(path, None) or not _drop_null(whole, path):
-            break
+    """Decode a frame or body again if a field is at fault that the standard has, this server does not serve,
+    and the client set to null: all such fields are left out, as if they were absent. `whole`: the frame or
+    body as JSON; `text`: msgspec's error message; `unserved`: called with the path of a field and its value,
+    returns whether it is such a field. Raises the `FrameError` that fits."""
+    path, _ = _fault(text)
+    before, _, name = path.rpartition(".")
+    holder = _at(whole, before)
+    if isinstance(holder, dict) and holder.get(name, "") is None and unserved(path, None):
+        _drop_nulls(whole, unserved)
         try:
             return decode(msgspec.json.encode(whole))
         except msgspec.ValidationError as error:
@@ -218,14 +217,23 @@ def _without_nulls(
     raise _refusal(whole, text, unserved)
 
 
-def _drop_null(whole: Any, path: str) -> bool:
-    """Remove the field at `path` from decoded JSON, if it is there and null."""
-    before, _, name = path.rpartition(".")
-    holder = _at(whole, before)
-    if not isinstance(holder, dict) or holder.get(name, "") is not None:
-        return False
-    del holder[name]
-    return True
+def _drop_nulls(whole: Any, unserved: Callable[[str, Any], bool]) -> None:
+    """Remove all fields from decoded JSON that are null and not served. It keeps its own stack, as JSON may
+    nest deep."""
+    waiting = [("", whole)]
+    while waiting:
+        path, node = waiting.pop()
+        if isinstance(node, list):
+            waiting += [(f"{path}[]", child) for child in node if isinstance(child, dict | list)]
+        elif isinstance(node, dict):
+            under = f"{path}." if path else ""
+            for name in [
+                name for name, value in node.items() if value is None and unserved(under + name, None)
+            ]:
+                del node[name]
+            waiting += [
+                (under + name, child) for name, child in node.items() if isinstance(child, dict | list)
+            ]
 
 
 def _refusal(whole: Any, text: str, unserved: Callable[[str, Any], bool]) -> FrameError:

@@ -249,12 +249,15 @@ async def test_null_is_absence(face: str) -> None:
 
 
 async def test_null_is_absence_deep_inside() -> None:
-    async with stage("one", "one") as on:
+    async with stage("one", "one", "one") as on:
         part = {"type": "text", "text": "Hi", "image_url": None}
         message = {"role": "user", "content": "Hi", "audio": None, "function_call": None, "name": None}
         for content in (message, {"role": "user", "content": [part]}):
             answer = await post(on, "chat", messages=[content])
             assert answer.status_code == 200, answer.text
+        many = [message, {"role": "assistant", "content": "Yes.", "audio": None}] * 200
+        answer = await post(on, "chat", messages=[*many, message])
+        assert answer.status_code == 200, answer.text
 
 
 # --- compressed bodies --------------------------------------------------------------------------------------
