@@ -202,12 +202,6 @@ def named_by(body: frames.CreateBody, transcript: Transcript, response_id: str) 
     return replace(transcript, after=after, name=f"response {response_id}", keys=(*keys, *cache_key(key)))
 
 
-def open_calls(items: Sequence[KeptItem]) -> list[KeptCall]:
-    """The tool calls among these items for which there is no output among them."""
-    answered = {item.call_id for item in items if isinstance(item, KeptOutput)}
-    return [item for item in items if isinstance(item, KeptCall) and item.call_id not in answered]
-
-
 def functions_in(
     tools: Sequence[frames.OfferedFunction | frames.OfferedNamespace] | None,
 ) -> Iterator[frames.OfferedFunction]:
