@@ -153,6 +153,8 @@ async def read_body(request: Request, check_size: Callable[[int], None]) -> byte
             size += len(part)
             check_size(size)
             pieces.append(part)
+            if plain is not None:
+                await asyncio.sleep(0)  # a small piece may become much: others have their turn
     if plain is not None and not plain.eof:
         raise FrameMalformed("The compressed body is cut off")
     return b"".join(pieces)

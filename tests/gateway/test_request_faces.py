@@ -1,4 +1,4 @@
-"""What holds for every face whose requests bring the whole conversation, whatever its frames."""
+"""What holds for every face with requests that bring the whole conversation, whatever its frames."""
 
 from __future__ import annotations
 

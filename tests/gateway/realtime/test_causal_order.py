@@ -37,7 +37,7 @@ SERVED, LAST = "served", "last"
 
 
 def engine(most: int) -> Scripted:
-    """An engine whose replies have fewer tokens than ``most``."""
+    """An engine that writes replies of fewer tokens than ``most``."""
     return Scripted(lambda tokens: END if len(tokens) % most == 0 else WORDS[len(tokens) % len(WORDS)], END)
 
 

@@ -95,7 +95,7 @@ async def test_text_goes_on_while_the_engine_answers_nothing_and_waits_for_no_st
 
 
 async def called(link: ScriptedLink) -> tuple[Session, PrefilledInput]:
-    """A session whose call has just got its answer, of which much was handed over while it came."""
+    """A session with a call that has just got its answer, of which much was handed over while it came."""
     session = session_on(link)
     session.history.insert(FunctionCall(id="item_0", call_id="call_1", name="look", arguments="{}"))
     session.expect(FunctionCallOutput(id="item_1", call_id="call_1", output=TEXT[:40]))
