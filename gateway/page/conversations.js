@@ -1,7 +1,7 @@
 // The list of conversations that this browser keeps: each can be opened again, or deleted.
 
-import { button, byId, eachFrame, fill, make } from "./dom.js";
-import { conversations, onConversations } from "./storage.js";
+import { button, byId, eachFrame, make } from "./dom.js";
+import { conversation, conversations, onConversations } from "./storage.js";
 
 const WHEN = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
 
@@ -17,9 +17,14 @@ export class ConversationList {
   }
 
   _show() {
-    const all = conversations();
+    const [all, list] = [conversations(), byId("conversations")];
     byId("no-conversations").hidden = all.length > 0;
-    fill(byId("conversations"), ...all.map((one) => this._entry(one)));
+    all.forEach((one, at) => {
+      const [entry, shown] = [this._entry(one), list.children[at]];
+      if (!shown) list.append(entry);
+      else if (!shown.isEqualNode(entry)) shown.replaceWith(entry); // a button that is replaced while it is pressed is not clicked
+    });
+    while (list.children.length > all.length) list.lastChild.remove();
   }
 
   _entry(one) {
@@ -31,7 +36,7 @@ export class ConversationList {
       make("span", { className: "name", dir: "auto", textContent: name }),
       make("span", { className: "about", textContent: [WHEN.format(one.used), one.last !== one.name && one.last].filter(Boolean).join(" · ") }),
     );
-    const erase = button("Delete", () => this._acts.erase(one), { className: "quiet" });
+    const erase = button("Delete", () => this._acts.erase(conversation(one.id) ?? one), { className: "quiet" });
     erase.setAttribute("aria-label", `Delete ${name}`);
     const row = make("div", { className: current ? "node current" : "node" }, open, make("div", { className: "actions small" }, erase));
     return make("li", { data: { conversation: one.id } }, row);

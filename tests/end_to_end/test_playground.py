@@ -385,6 +385,7 @@ async def test_a_conversation_of_the_list_is_opened_again_and_deleted(page: Page
         await page.press("Escape")
         await page.until(IDLE)
     assert (await texts(page))[-1] == await kept(page, ".item.assistant"), "each character once"
+    await page.until("document.querySelectorAll('#tree li').length === 1")  # those of the other are gone
     await page.click("#conversations li:not(:has(.current)) .small button")
     await page.until("document.querySelector('#sure-text').textContent.includes('Marisol')")
     await page.click("#sure .primary")

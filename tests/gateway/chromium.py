@@ -229,10 +229,18 @@ class Page:
         return str(await self.evaluate(f"document.querySelector({json.dumps(selector)}).textContent"))
 
     async def click(self, selector: str) -> None:
-        """Press the mouse on the middle of an element, once it can be clicked there."""
-        name = json.dumps(selector)
-        place = await self.until(
-            f"""(() => {{
+        """Press the mouse on the middle of an element, once it can be clicked there and does not move."""
+        name, place = json.dumps(selector), None
+        while place != (place := await self._place(name)):
+            await self.call("Input.dispatchMouseEvent", type="mouseMoved", **place)
+        for kind in ("mousePressed", "mouseReleased"):
+            await self.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **place)
+
+    async def _place(self, name: str) -> Json:
+        """Where an element can be clicked, a frame later."""
+        return dict(
+            await self.until(
+                f"""(() => {{
                 const element = document.querySelector({name});
                 if (!element || element.disabled) return null;
                 element.scrollIntoView({{ block: "nearest" }});
@@ -241,9 +249,8 @@ class Page:
                 const top = document.elementFromPoint(at.x, at.y);
                 return box.width && top && (element.contains(top) || top.contains(element)) ? at : null;
             }})()"""
+            )
         )
-        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
-            await self.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **place)
 
     async def type(self, text: str) -> None:
         """Type into what has the focus, key by key."""
