@@ -15,7 +15,6 @@ costs the sessions that have records in the damaged place. Knows nothing of sock
 | `logs.py`, `segment.py` | the log files; their bytes |
 | `compaction.py` | rewrites logs without dead records |
 | `model_store.py`, `folder.py`, `lock.py` | a model's store at start; its identity, calls on files; its lock |
-| `legacy.py`, `legacy_reader.py` | moves journals of formats 1 and 2 (LMDB) into logs |
 | `backup.py` | a copy of the logs that the next run brings up to date, in one step |
 | `admin.py` | stat, verify, repair, backup, gc, erase |
 

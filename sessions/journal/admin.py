@@ -16,9 +16,8 @@ from msgspec.structs import replace
 
 from ..errors import RecordDamaged, SessionError, StorageUnavailable, StoreUnusable
 from ..settings import JournalSettings
-from . import legacy
 from .backup import MODELS, NEXT, commit, copy_logs, current, finish
-from .folder import FOLDER, Disk, Identity, named, read_identity, write_identity
+from .folder import FOLDER, Disk, Identity, named, read_identity, refuse_lmdb, write_identity
 from .lock import FILE as LOCK
 from .lock import StoreLock
 from .logs import Findings, LogFolder
@@ -38,14 +37,12 @@ EMPTY = frozenset({LOCK, NEXT, "lost+found"})
 
 def places(root: Path) -> list[Path]:
     """The folders that have a journal: ``root``, the store's folder, and those of other models below it. Of a
-    backup that is whole and not in place yet, it is those of that one."""
+    backup that is whole and not in place yet, it is those of that one. Raises ``StoreUnusable``."""
     root = current(root)
     found = [root, *sorted(root.glob(MODELS))]
-    return [
-        place
-        for place in found
-        if (place / FOLDER).is_dir() or (place / legacy.FILE).exists() or awaits_repair(place, SETTINGS)
-    ]
+    for place in found:
+        refuse_lmdb(place)
+    return [place for place in found if (place / FOLDER).is_dir() or awaits_repair(place, SETTINGS)]
 
 
 @contextmanager
@@ -63,15 +60,13 @@ def opened(place: Path, *, write: bool = False, whole: bool = True) -> JournalSt
     """Open the journal in the folder ``place``, of any model, and return its store; the caller closes it.
     ``write``: it is to be changed, and the caller holds the lock. ``whole``: read every log, not only the
     indexes. Raises ``StoreUnusable``."""
-    _check_moved(place)
+    _check_repaired(place)
     return JournalStore(place, b"", SETTINGS, known=_known(place), write=write, whole=whole)
 
 
-def _check_moved(place: Path) -> None:
+def _check_repaired(place: Path) -> None:
     if awaits_repair(place, SETTINGS):
         raise StoreUnusable(f"{place}: a repair did not end: repair it again, or start a server with it")
-    if not (place / FOLDER).is_dir():
-        raise StoreUnusable(f"{place / legacy.FILE} is of an earlier version: start a server with it once")
 
 
 @contextmanager
@@ -317,7 +312,7 @@ def _next(root: Path, target: Path, damage: list[str], disk: Disk) -> list[str]:
         raise StoreUnusable(f"{target} has a journal that {root} has no more: {target / gone[0] / FOLDER}")
     lines: list[str] = []
     for name in names:
-        _check_moved(there / name)
+        _check_repaired(there / name)
         fresh, damaged, anew = target / NEXT / name, list[str](), set[str]()
         first = name not in before
         while True:
@@ -408,13 +403,10 @@ def _check_damage(place: Path, had: Path, fresh: JournalStore) -> None:
 
 
 def gc(root: Path) -> Iterator[str]:
-    """Rewrite the logs without the records that no session needs, and remove the old file that a migration
-    left. Yields lines to print. Raises ``StoreUnusable``."""
+    """Rewrite the logs without the records that no session needs. Yields lines to print. Raises
+    ``StoreUnusable``."""
     with _held(root):
         for place in places(root):
-            if (kept := place / legacy.KEPT).exists():
-                kept.unlink()
-                yield f"{kept}: removed"
             with closing(opened(place, write=True)) as store:
                 before = store.logs.bytes
                 yield from (f"{place / FOLDER}: {line}" for line in _differs(_known(place), store))
@@ -436,16 +428,9 @@ def erase(root: Path, chosen: Callable[[JournalStore], list[int]]) -> Iterator[s
     """Forget the sessions that ``chosen`` chooses, by their numbers, and rewrite every log, so that nothing of
     them is left. Yields lines to print.
 
-    Older copies, such as a damaged journal, are removed. Raises ``StoreUnusable``. Nothing is erased while
-    there is a journal of an earlier version that is not migrated, as it may hold the sessions.
+    Older copies, such as a damaged journal, are removed. Raises ``StoreUnusable``.
     """
     with _held(root):
-        for place in places(root):
-            old = place / legacy.FILE
-            if old.exists() and old.stat().st_size:
-                raise StoreUnusable(
-                    f"{old} is a journal of an earlier version that is not migrated: migrate or remove it first"
-                )
         found = 0
         for place in places(root):
             with closing(opened(place, write=True)) as store:
@@ -458,8 +443,7 @@ def erase(root: Path, chosen: Callable[[JournalStore], list[int]]) -> Iterator[s
                     raise StoreUnusable(f"{place / FOLDER} cannot be written: {fault.message}") from None
                 _rewrite(store, place)
                 yield f"{place / FOLDER}: {len(numbers)} sessions erased, {len(store.sessions.states)} are left"
-            older = {place / name for name in (legacy.KEPT, legacy.UNREADABLE, REPAIRED)}
-            older |= {*place.glob(f"{ASIDE}*"), *(place / FOLDER).glob("*.unreadable")}
+            older = {place / REPAIRED, *place.glob(f"{ASIDE}*"), *(place / FOLDER).glob("*.unreadable")}
             for path in sorted(path for path in older if path.exists()):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
                 yield f"{path}: removed"

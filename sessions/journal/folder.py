@@ -18,11 +18,14 @@ from pathlib import Path
 import msgspec
 from xxhash import xxh3_64_digest
 
+from ..errors import StoreUnusable
 from .segment import SegmentHeader
 
 FOLDER = "journal"
 """The folder of logs, inside the store's folder."""
 IDENTITY = "identity"
+LMDB = "data.mdb"
+"""The journal of a version that was never released."""
 CHECK_BYTES = 8
 MOST_BYTES = 1 << 20
 RUNS = 1 << 10
@@ -213,6 +216,13 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
         if later is None:
             return self
         return msgspec.structs.replace(self, logs=tuple(sorted({*self.logs} & {*later.logs})))
+
+
+def refuse_lmdb(folder: Path) -> None:
+    """Raise ``StoreUnusable`` if ``folder`` has a journal in LMDB, which is not read."""
+    old = folder / LMDB
+    if old.exists() and old.stat().st_size:
+        raise StoreUnusable(f"{old} is a journal in LMDB, which this version does not read: move it away")
 
 
 def read_identity(folder: Path) -> Identity | None:

@@ -1,4 +1,4 @@
-"""Opening a model's store at start: finds its folder, ends a repair or migration, compares the identity."""
+"""Opening a model's store at start: finds its folder, ends a repair, compares the identity."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from ..errors import StoreForeign, StoreNewer, StoreUnusable
 from ..settings import JournalSettings
 from .backup import finish
 from .clock import ServedClock
-from .folder import FOLDER, IDENTITY, Disk, read_identity
-from .legacy import FILE, migrate
+from .folder import FOLDER, IDENTITY, Disk, read_identity, refuse_lmdb
 from .logs import LogFolder
 from .segment import FORMAT
 from .store import JournalStore
@@ -33,9 +32,8 @@ def open_for(
     """Open the store of ``model`` (the model's digest) in ``folder``, or in a folder below it if another model
     or a later version has a store there, which is left as it is. Records that a server starts with it.
 
-    A store of an earlier format is migrated, and a backup that is whole is put in place. Hold the folder's
-    lock; ``lost`` returns why it is lost, "" if it is not. ``clock``: gives the time of what is written; None
-    makes one. Raises ``StoreUnusable``.
+    A backup that is whole is put in place. Hold the folder's lock; ``lost`` returns why it is lost, "" if it
+    is not. ``clock``: gives the time of what is written; None makes one. Raises ``StoreUnusable``.
     """
     try:
         finish(folder, Disk())
@@ -46,8 +44,8 @@ def open_for(
     mismatches: list[str] = []
     for at, place in enumerate(places):
         try:
+            refuse_lmdb(place)
             finish_repair(place, settings)
-            migrate(place, model, settings)
             store = _begun(place, model, settings, lost, clock)
         except (StoreForeign, StoreNewer) as other:
             if at + 1 == len(places):
@@ -119,25 +117,9 @@ def _begun(
         known = None  # left by another model's journal
     store = JournalStore(folder, model, settings, known=known, lost=lost, clock=clock)
     with store.closed_on_failure():
-        store.mismatches += [*store.logs.vanished, *_left(folder)]
+        store.mismatches += store.logs.vanished
         if line := unreadable or store.logs.mismatch(known):
             store.mismatches.append(f"{folder}: {line}")
             log.warning("%s", store.mismatches[-1])
         store.begin(max(store.logs.generation, 0 if known is None else known.generation) + 1)
     return store
-
-
-def _left(folder: Path) -> list[str]:
-    """Log a warning if a journal of an earlier version, a file that is not empty, lies beside the one in use.
-
-    Returns the warning as a list of one line; an empty list without such a file.
-    """
-    old = folder / FILE
-    if not old.exists() or not old.stat().st_size:
-        return []
-    line = (
-        f"{old} is a journal of an earlier version, beside one that is in use: "
-        "its sessions cannot be resumed here; give it a folder of its own"
-    )
-    log.warning("%s", line)
-    return [line]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import lzma
-import os
 import tarfile
 from pathlib import Path
 from random import Random
@@ -70,17 +68,13 @@ async def test_a_zeroed_page_of_the_journal_costs_the_sessions_it_hit_and_no_ser
                 await server.kill()
 
 
-@pytest.mark.parametrize("version", ["format_2", "format_3"])
 async def test_sessions_of_an_earlier_versions_store_go_on_as_they_would_have_there(
-    tmp_path: Path, pocket: EngineSettings, version: str
+    tmp_path: Path, pocket: EngineSettings
 ) -> None:
     """Kept with the next turns that its own server said; KV is computed again."""
-    told = json.loads((STORES / f"{version}.json").read_text())
-    if version == "format_2":
-        (tmp_path / "data.mdb").write_bytes(lzma.decompress((STORES / "format_2.mdb.xz").read_bytes()))
-    else:
-        with tarfile.open(STORES / "format_3.tar.xz") as tar:
-            tar.extractall(tmp_path, filter="data")
+    told = json.loads((STORES / "format_3.json").read_text())
+    with tarfile.open(STORES / "format_3.tar.xz") as tar:
+        tar.extractall(tmp_path, filter="data")
     (tmp_path / "keys").write_text("key-of-acme acme\nkey-of-zenith zenith\n")
     settings = GatewaySettings(port=0, store=tmp_path, keys=tmp_path / "keys")
     for again in range(2):
@@ -94,5 +88,3 @@ async def test_sessions_of_an_earlier_versions_store_go_on_as_they_would_have_th
                         assert await chat.say(line, temperature=0.0, max_output_tokens=24).text() == wanted
                     assert chat.handle is not None
                     one["handle"] = chat.handle
-    kept = [name for name in os.listdir(tmp_path) if name.startswith("data.mdb")]
-    assert kept == ["data.mdb.migrated"] * (version == "format_2")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import lzma
 import os
 import shutil
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,6 @@ from msgspec.structs import replace as replaced
 from holdfast.sessions.errors import HandleUnknown, RecordDamaged, StoreHeld, StoreUnusable
 from holdfast.sessions.journal import admin
 from holdfast.sessions.journal.folder import Disk
-from holdfast.sessions.journal.legacy import KEPT, migrate
 from holdfast.sessions.journal.lock import StoreLock
 from holdfast.sessions.journal.model_store import open_for
 from holdfast.sessions.journal.records import EventReceived, Origin, append, drop, put
@@ -26,7 +25,7 @@ from holdfast.tests.stored_files import bytes_below
 
 from ..session_stage import ask, reciting, run
 from .journal_stage import MODEL, SMALL, birth, folder, record_of, registry_in, store_in, unused
-from .test_migration import STORES, kept, said, wanted
+from .test_format_3 import kept, laid_out, said, wanted
 
 COUNT = 5
 
@@ -266,17 +265,14 @@ def test_a_reader_beside_a_server_has_the_logs_of_one_moment(monkeypatch: pytest
 
 def test_a_tenant_is_erased_from_every_file_and_the_others_stay() -> None:
     with folder() as path:
-        lzma_file = lzma.decompress((STORES / "format_2_many.mdb.xz").read_bytes())
-        (path / "data.mdb").write_bytes(lzma_file)
-        assert migrate(path, MODEL, SMALL)
+        laid_out(path)
         store = open_for(path, MODEL, SMALL)
         store.write([drop(3)])  # of the tenant, and forgotten already
         store.close()
         theirs = [number for number in kept() if number % 2]
         assert b"<21-" in bytes_below(path)
         lines = list(admin.erase(path, admin.of_tenant(b"acme")))
-        assert f"{len(theirs) - 1} sessions erased" in lines[0] and not (path / KEPT).exists()
-        assert any(KEPT in line for line in lines)
+        assert f"{len(theirs) - 1} sessions erased" in lines[0]
         # What a fork of another tenant follows on is its past, too: here each tenth session is such a one.
         shared = {number - 1 for number in kept() if number % 10 == 0}
         gone = [number for number in (*theirs, 3) if number not in shared]
@@ -297,15 +293,14 @@ def mark(number: int) -> bytes:
     return f"<{number}-".encode()
 
 
-def test_what_a_migration_left_and_what_is_dead_goes() -> None:
+def test_what_is_dead_goes() -> None:
     with folder() as path:
         lived(path)
-        (path / KEPT).write_bytes(b"old")
         store = open_for(path, MODEL, SMALL)
         store.write([drop(number) for number in range(1, 6)])
         store.close()
         lines = list(admin.gc(path))
-        assert KEPT in lines[0] and not (path / KEPT).exists() and "1 sessions" in lines[1]
+        assert "1 sessions" in lines[0]
         assert b"<3-" not in bytes_below(path)
         store = open_for(path, MODEL, SMALL)
         assert events(store, 6) == whole(6) and not store.mismatches
@@ -322,11 +317,25 @@ def test_a_store_that_a_server_holds_is_left_alone() -> None:
             assert list(admin.stat(path)) and list(admin.verify(path, []))
 
 
-def test_a_store_of_before_is_not_touched_until_a_server_has_moved_it() -> None:
+def test_a_journal_in_lmdb_is_refused_by_name_also_beside_another() -> None:
     with folder() as path:
-        shutil.copy(STORES / "format_1" / "data.mdb", path)
-        with pytest.raises(StoreUnusable, match="earlier version"):
-            list(admin.stat(path))
+        old = path / "data.mdb"
+        for begin in (lambda: None, lambda: lived(path)):
+            begin()
+            old.write_bytes(b"sessions of before" * 1000)
+            for act in (
+                admin.stat,
+                admin.repair,
+                admin.gc,
+                lambda root: admin.erase(root, admin.of_tenant(b"")),
+            ):
+                with pytest.raises(StoreUnusable, match=f"{old} is a journal in LMDB"):
+                    list(act(path))
+            with pytest.raises(StoreUnusable, match=f"{old} is a journal in LMDB"):
+                open_for(path, MODEL, SMALL)
+            old.unlink()
+        with store_in(path) as store:
+            assert len(store.sessions.states) == 6
 
 
 @run
@@ -404,17 +413,6 @@ def test_what_a_repair_that_died_left_is_erased_too() -> None:
         shutil.copytree(path / "journal", path / "journal.new")
         list(admin.erase(path, admin.of_tenant(b"")))
         assert not (path / "journal.new").exists()
-
-
-def test_a_tenant_is_not_erased_in_part() -> None:
-    """A journal of an earlier version beside a begun one may hold its sessions, too."""
-    with folder() as path:
-        lived(path)
-        shutil.copy(STORES / "format_1" / "data.mdb", path)
-        with pytest.raises(StoreUnusable, match="not migrated"):
-            list(admin.erase(path, admin.of_tenant(b"")))
-        with store_in(path) as store:
-            assert len(store.sessions.states) == 6
 
 
 def test_a_backup_into_the_store_itself_is_refused() -> None:

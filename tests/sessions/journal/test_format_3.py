@@ -18,9 +18,30 @@ from holdfast.sessions.journal.store import JournalStore
 
 from .bad_disks import PAGE
 from .journal_stage import MODEL, SMALL, birth, folder
-from .test_migration import COUNT, STORES, kept, said, wanted
 
+STORES = Path(__file__).parents[1] / "stores"
 NUMBERS = replace(SMALL, segment_bytes=32 << 10)
+COUNT = 200
+OPERATIONS = 6
+
+
+def word(number: int, at: int) -> str:
+    """What the store's maker has put in."""
+    return f"<{number}-{at}>" + "word" * (1 + (number * 7 + at * 3) % 20)
+
+
+def kept() -> list[int]:
+    """Sessions of that store that were not forgotten."""
+    return [number for number in range(1, COUNT + 1) if number not in range(7, COUNT, 20)]
+
+
+def wanted(number: int) -> list[str]:
+    past = [word(number - 1, at) for at in range(4)] if number % 10 == 0 else []
+    return [*past, *(word(number, at) for at in range(OPERATIONS))]
+
+
+def said(store: JournalStore, number: int) -> list[str]:
+    return [operation.item.text for operation in store.session(number).operations]
 
 
 def laid_out(path: Path) -> None:

@@ -12,12 +12,11 @@ from holdfast.sessions.journal import admin
 from holdfast.sessions.journal.folder import IDENTITY
 from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.journal.logs import Log, LogFolder
-from holdfast.sessions.journal.model_store import open_for
 from holdfast.sessions.journal.records import EventReceived, append, drop
 from holdfast.sessions.journal.store import JournalStore
 
 from ..session_stage import run
-from .journal_stage import MODEL, SMALL, birth, folder, started, unused
+from .journal_stage import SMALL, birth, folder, started, unused
 
 
 def lived(path: Path, starts: int = 2) -> None:
@@ -183,17 +182,6 @@ def test_one_log_that_is_gone_is_said() -> None:
             assert store.session(2).operations
         with started(path) as store:
             assert not store.mismatches
-
-
-def test_an_old_journal_that_is_put_beside_a_begun_one_is_said_and_kept() -> None:
-    with folder() as path:
-        lived(path)
-        old = path / "data.mdb"
-        old.write_bytes(b"sessions of before" * 1000)
-        for _ in range(2):
-            store = open_for(path, MODEL, SMALL)
-            store.close()
-            assert old.exists() and any("earlier version" in line for line in store.mismatches)
 
 
 def rolled(path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -25,16 +24,15 @@ from holdfast.sessions.errors import (
     StoreUnusable,
 )
 from holdfast.sessions.journal import store as store_module
-from holdfast.sessions.journal.legacy import migrate
 from holdfast.sessions.journal.lock import StoreLock
 from holdfast.sessions.journal.model_store import open_for
 from holdfast.sessions.journal.records import (
     AnyOperation,
+    Deleted,
     EventReceived,
     Inserted,
     Keyring,
     Origin,
-    SessionSnapshot,
     append,
     drop,
     put,
@@ -57,7 +55,6 @@ from holdfast.tests.stored_files import bytes_below
 
 from .journal_stage import MODEL, SMALL, birth, folder, record_of, store_in
 
-FIXTURE = Path(__file__).parents[1] / "stores" / "format_1"
 HELLO = Inserted(item=Message(id="item_1", role="user", text="hello"))
 
 
@@ -380,25 +377,6 @@ def test_a_file_that_is_no_log_is_put_aside_and_said(caplog: pytest.LogCaptureFi
             assert store.session(1).record == record_of(1)
 
 
-def test_the_first_formats_store_opens(tmp_path: Path) -> None:
-    """Written by format 1, never again: later versions must read it."""
-    shutil.copytree(FIXTURE, tmp_path / "store")
-    migrate(tmp_path / "store", MODEL, SMALL)
-    with store_in(tmp_path / "store") as store:
-        stored = store.session(1)
-        kinds = [operation.__struct_config__.tag for operation in stored.operations]
-        assert kinds == ["heard", "inserted", "heard", "begun", "said", "ended", "configured", "deleted"]
-        assert stored.record.id == "sess_1" and store.handle(stored.keyring.fresh[0]) is not None
-        store.write([append(1, len(stored.operations), HELLO)])
-        assert store.session(1).operations[-1] == HELLO
-        assert store.condense(1, partial(condensed, max_items=9)) and isinstance(
-            store.session(1).operations[0], SessionSnapshot
-        )
-    with store_in(tmp_path / "store") as store:
-        again = replay(store.session(1).operations, max_items=9)
-        assert again.history.items()[-1].text == "hello" and again.responses == 1
-
-
 def test_a_session_that_is_not_made_shorter_is_looked_at_again_when_it_has_grown() -> None:
     """As long as a reply runs nothing can be: each look reads it all."""
     looks: list[int] = []
@@ -420,9 +398,9 @@ def test_a_session_that_is_not_made_shorter_is_looked_at_again_when_it_has_grown
 
 
 def test_a_condensed_session_is_checked_like_any_other(tmp_path: Path) -> None:
-    shutil.copytree(FIXTURE, tmp_path / "store")
-    migrate(tmp_path / "store", MODEL, SMALL)
+    said = [Inserted(item=Message(id=f"i{at}", role="user", text="words " * at)) for at in range(8)]
     with store_in(tmp_path / "store") as store:
+        store.write([*birth(1), *(append(1, at, one) for at, one in enumerate([*said, Deleted(item="i3")]))])
         before = replay(store.session(1).operations, max_items=9)
         count = store.session(1).written
         assert store.condense(1, partial(condensed, max_items=9))
