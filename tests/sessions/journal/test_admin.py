@@ -6,7 +6,6 @@ import os
 import shutil
 import threading
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
