@@ -42,11 +42,13 @@ class Backend:
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What a model needs of a backend: its ``dtype``; ``caches``: (head_dim, block_tokens) of each KV group;
-    ``stored``: the type in which KV is stored, None for ``dtype``."""
+    ``stored``: the type in which KV is stored, None for ``dtype``; ``packed``: the types of its packed weights,
+    sorted."""
 
     dtype: torch.dtype
     caches: Sequence[tuple[int, int]] = ()
     stored: torch.dtype | None = None
+    packed: Sequence[str] = ()
 
     @property
     def narrow(self) -> bool:
@@ -95,7 +97,7 @@ def choose(
     name, note = named(asked, device, needs)
     if name != "reference":
         try:
-            return Backend(name, _ready(name, needs.dtype, compiling))
+            return Backend(name, _ready(name, needs, compiling))
         except Exception as error:  # a compiler can fail in many ways; serving goes on without it
             lack = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             if asked == name:
@@ -143,11 +145,11 @@ def _triton_lack(device: torch.device, needs: Needs | None) -> str:
     return ""
 
 
-def _ready(name: str, dtype: torch.dtype, compiling: Callable[[float, str], None]) -> Kernels:
+def _ready(name: str, needs: Needs, compiling: Callable[[float, str], None]) -> Kernels:
     if name in TRITON:
         return cast(Kernels, import_module(TRITON[name], __package__))
     from .cpu import backend  # imports numba
     from .cpu.warmup import warm
 
-    warm(dtype, compiling)
+    warm(needs.dtype, needs.packed, compiling)
     return backend

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from .batch import Numbers, PagedBatch, Tables
 from .device import Device
+from .packed import Packed
 from .reference.seeded_sampling import Typical
 
 
@@ -110,6 +112,15 @@ class Kernels(Protocol):
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """``x @ weight.T + bias``: ``[tokens, in]``, ``[out, in]``, ``[out]`` to ``[tokens, out]``."""
+        ...
+
+    def packed_linear(self, x: Tensor, weight: Packed, bias: Tensor | None = None) -> Tensor:
+        """`linear` with a packed weight. Each run of 32 numbers of ``x`` is rounded to 8 bits first, as
+        `packed.rounded` does it; the rest is exact but for the sums in fp32."""
+        ...
+
+    def packed_rows(self, weight: Packed, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """The rows ``ids``, int64 ``[n]``, of a packed matrix: ``[n, in]`` in ``dtype``."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

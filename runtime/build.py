@@ -344,7 +344,7 @@ def _backend(settings: EngineSettings, model: LoadedModel, liveness: Liveness) -
 
     groups = model.kv_groups(settings.block_tokens)
     caches = [(group.head_dim, group.block_tokens) for group in groups]
-    needs = Needs(model.decoder.dtype, caches, getattr(torch, groups[0].dtype))
+    needs = Needs(model.decoder.dtype, caches, getattr(torch, groups[0].dtype), model.packed)
     try:
         return choose(settings.kernels, model.decoder.device, needs, compiling)
     except BackendMissing as error:

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from ..batch import PagedBatch
 from ..interface import Attention, HeadNorm
+from ..packed import Packed
 from ..reference import backend
 from ..reference.backend import by_slot, copy_blocks, look_up
 from ..reference.penalties import allow, count
 from ..reference.seeded_sampling import log_probabilities, sample
-from . import copying, decode, elementwise, penalties, prefill
+from . import copying, decode, elementwise, packed, penalties, prefill
 from .batch import CpuBatch, lay_out
 from .compiling import parts_for
 from .elements import TAGS
@@ -35,6 +36,8 @@ __all__ = [
     "linear",
     "log_probabilities",
     "look_up",
+    "packed_linear",
+    "packed_rows",
     "paged_attention",
     "penalize",
     "rms_norm",
@@ -71,6 +74,35 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     at = 0 if bias is None else bias.data_ptr()
     parts = parts_for(rows * n * k, PRODUCTS)
     few_rows(parts, x.data_ptr(), weight.data_ptr(), at, out.data_ptr(), rows, n, k, TAGS[x.dtype])
+    return out
+
+
+def packed_linear(x: Tensor, weight: Packed, bias: Tensor | None = None) -> Tensor:
+    """`linear` with a packed weight, for any number of rows."""
+    rows, width = x.shape
+    out = x.new_empty((rows, weight.rows))
+    packed.product(
+        parts_for(rows * weight.rows * width, PRODUCTS),
+        x.data_ptr(),
+        weight.data.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        rows,
+        weight.rows,
+        width,
+        packed.TAGS[weight.kind.name],
+        TAGS[x.dtype],
+    )
+    return out
+
+
+def packed_rows(weight: Packed, ids: Tensor, dtype: torch.dtype) -> Tensor:
+    """The rows ``ids``, int64 ``[n]``, of a packed matrix: ``[n, in]`` in ``dtype``."""
+    out = torch.empty((len(ids), weight.width), dtype=dtype)
+    kind, places = packed.TAGS[weight.kind.name], ids.contiguous()
+    packed.rows(
+        places.data_ptr(), len(ids), weight.data.data_ptr(), out.data_ptr(), weight.width, kind, TAGS[dtype]
+    )
     return out
 
 

@@ -56,15 +56,16 @@ def cache_folder() -> str | None:
     return None
 
 
-def compiled(function: Function, fast: object = FAST) -> Function:
+def compiled(function: Function, fast: object = FAST, parallel: bool = True) -> Function:
     """Decorator: compile a function that Python calls with numba. Its ``prange`` loops run on several
     threads, the machine code is cached on disk, and it runs without the interpreter's lock. ``fast``: how
-    operations may be changed, also those of functions that are inlined into it."""
+    operations may be changed, also those of functions that are inlined into it. ``parallel``: whether it has
+    such loops."""
     folder, before = cache_folder(), config.CACHE_DIR
     config.CACHE_DIR = folder or before
     try:
         made: Function = njit(
-            cache=folder is not None, nogil=True, error_model="numpy", fastmath=fast, parallel=True
+            cache=folder is not None, nogil=True, error_model="numpy", fastmath=fast, parallel=parallel
         )(function)
     finally:
         config.CACHE_DIR = before
@@ -89,6 +90,11 @@ def in_order(function: Function) -> Function:
 def exact(function: Function) -> Function:
     """Decorator: as `compiled`, with each operation rounded as it is written."""
     return compiled(function, fast=False)
+
+
+def alone(function: Function) -> Function:
+    """Decorator: as `exact`, for a function that runs on the calling thread alone."""
+    return compiled(function, fast=False, parallel=False)
 
 
 def join_torch() -> None:

@@ -6,7 +6,7 @@ return a value of the compiled code.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import binding, ir
@@ -16,7 +16,7 @@ from numba.core import cgutils
 LANES = 16
 """Numbers in a vector, on every processor."""
 
-I16, I32, I64, FLOAT = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+I8, I16, I32, I64, FLOAT = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 WIDE, WORDS = ir.VectorType(FLOAT, LANES), ir.VectorType(I32, LANES)
 """LLVM vector types: ``WIDE`` has ``LANES`` numbers of fp32, ``WORDS`` has ``LANES`` words of 32 bits."""
 
@@ -43,6 +43,20 @@ HALVES = ir.VectorType(_Bfloat16(), 2 * LANES)
 def multiplies_bf16() -> bool:
     """Whether the processor multiplies bfloat16 numbers directly (AVX-512 BF16)."""
     return bool(binding.get_host_cpu_features().get("avx512bf16"))
+
+
+def multiplies_bytes() -> str:
+    """The prefix of the processor's intrinsics that multiply bytes and sum four products at once (VNNI): for
+    vectors of 512 bits, of 256 bits, or "" without them."""
+    features = binding.get_host_cpu_features()
+    if features.get("avx512vnni"):
+        return "llvm.x86.avx512.vpdpbusd.512"
+    return "llvm.x86.avx512.vpdpbusd.256" if features.get("avxvnni") else ""
+
+
+def has_avx2() -> bool:
+    """Whether the processor has integer instructions for vectors of 256 bits (AVX2)."""
+    return bool(binding.get_host_cpu_features().get("avx2"))
 
 
 def has_wide_registers() -> bool:
@@ -99,7 +113,10 @@ def picked(builder: Any, vector: Any, lanes: range) -> Any:
 def fused(builder: Any, one: Any, other: Any, old: Any) -> Any:
     """Write IR that computes ``one * other + old`` of three vectors, rounded once if the processor can; returns
     the vector."""
-    return _call(builder, "llvm.fmuladd.v16f32", WIDE, one, other, old)
+    can = binding.get_host_cpu_features().get(
+        "fma"
+    )  # `fmuladd` alone is rounded once in some tiles and not in others
+    return _call(builder, f"llvm.{'fma' if can else 'fmuladd'}.v16f32", WIDE, one, other, old)
 
 
 def fused_pairs(builder: Any, one: Any, other: Any, old: Any) -> Any:
@@ -116,6 +133,82 @@ def rounded_pairs(builder: Any, low: Any, high: Any) -> Any:
     order = [half * LANES + lane for lane in range(LANES) for half in (0, 1)]
     mixed = ir.Constant(ir.VectorType(I32, 2 * LANES), order)
     return builder.bitcast(builder.shuffle_vector(behind, behind, mixed), WORDS)
+
+
+def byte_products(builder: Any, codes: Any, numbers: Any, old: Any, most: int) -> Any:
+    """Write IR that adds to each of the words ``old`` four exact products: of the unsigned bytes in the same
+    word of ``codes``, none above ``most``, and the signed bytes in that of ``numbers``, none below -127.
+    Returns the vector of words."""
+    name = multiplies_bytes()
+    if name.endswith("512"):
+        return _call(builder, name, WORDS, old, codes, numbers)
+    if name:
+        return _by_halves(
+            builder, lambda *each: _call(builder, name, each[0].type, *each), old, codes, numbers
+        )
+    if not has_avx2():
+        return _plain_products(builder, codes, numbers, old)
+    if most <= 128:  # two products fit 16 bits
+        return _by_halves(builder, lambda *each: _pair_products(builder, *each), old, codes, numbers)
+    low = builder.and_(codes, constant(0x0F0F0F0F, WORDS))
+    high = builder.and_(builder.lshr(codes, constant(4, WORDS)), constant(0x0F0F0F0F, WORDS))
+    nothing = ir.Constant(WORDS, None)
+    more = _by_halves(builder, lambda *each: _pair_products(builder, *each), nothing, high, numbers)
+    old = builder.add(old, builder.shl(more, constant(4, WORDS)))
+    return _by_halves(builder, lambda *each: _pair_products(builder, *each), old, low, numbers)
+
+
+def _pair_products(builder: Any, old: Any, codes: Any, numbers: Any) -> Any:
+    """`byte_products` of 8 words, for codes up to 128, by AVX2."""
+    octets, pairs = ir.VectorType(I8, 32), ir.VectorType(I16, 16)
+    both = [builder.bitcast(each, octets) for each in (codes, numbers)]
+    products = _call(builder, "llvm.x86.avx2.pmadd.ub.sw", pairs, *both)
+    summed = _call(builder, "llvm.x86.avx2.pmadd.wd", old.type, products, ir.Constant(pairs, [1] * 16))
+    return builder.add(old, summed)
+
+
+def _plain_products(builder: Any, codes: Any, numbers: Any, old: Any) -> Any:
+    """`byte_products` on any processor."""
+    for byte in range(4):
+        one = builder.and_(builder.lshr(codes, constant(8 * byte, WORDS)), constant(255, WORDS))
+        up = builder.shl(numbers, constant(24 - 8 * byte, WORDS))
+        old = builder.add(old, builder.mul(one, builder.ashr(up, constant(24, WORDS))))
+    return old
+
+
+def looked_up(builder: Any, table: Sequence[int], codes: Any) -> Any:
+    """Write IR that replaces each byte of the words ``codes``, which are below 16, by that entry of ``table``,
+    16 unsigned bytes; returns the vector of words."""
+    features = binding.get_host_cpu_features()
+    if not features.get("avx2"):
+        found = ir.Constant(WORDS, None)
+        for byte in range(4):
+            one = builder.and_(builder.lshr(codes, constant(8 * byte, WORDS)), constant(15, WORDS))
+            entry = constant(table[0], WORDS)
+            for at in range(1, 16):
+                same = builder.icmp_unsigned("==", one, constant(at, WORDS))
+                entry = builder.select(same, constant(table[at], WORDS), entry)
+            found = builder.or_(found, builder.shl(entry, constant(8 * byte, WORDS)))
+        return found
+    wide = bool(features.get("avx512bw"))
+    octets = ir.VectorType(I8, 64 if wide else 32)
+    name = "llvm.x86.avx512.pshuf.b.512" if wide else "llvm.x86.avx2.pshuf.b"
+    entries = ir.Constant(octets, [*table] * (octets.count // 16))
+
+    def chosen(some: Any) -> Any:
+        found = _call(builder, name, octets, entries, builder.bitcast(some, octets))
+        return builder.bitcast(found, some.type)
+
+    return chosen(codes) if wide else _by_halves(builder, chosen, codes)
+
+
+def _by_halves(builder: Any, act: Callable[..., Any], *vectors: Any) -> Any:
+    """Write the IR of ``act`` for both halves of vectors of ``LANES`` words; returns the whole result."""
+    low, high = (
+        act(*(picked(builder, each, range(at, at + LANES // 2)) for each in vectors))
+        for at in (0, LANES // 2)
+    )
+    return builder.shuffle_vector(low, high, ir.Constant(WORDS, range(LANES)))
 
 
 def greater(builder: Any, new: Any, old: Any) -> Any:
@@ -195,12 +288,12 @@ def loop(builder: Any, count: Any, begin: Vectors, body: Callable[[Any, Vectors]
     step = builder.phi(I64)
     carried = [builder.phi(each.type) for each in begin]
     results = body(step, carried)
-    following = builder.add(step, I64(1))
+    following, last = builder.add(step, I64(1)), builder.block  # another one than `block` behind a loop in it
     step.add_incoming(I64(0), before)
-    step.add_incoming(following, block)
+    step.add_incoming(following, last)
     for old, first, new in zip(carried, begin, results, strict=True):
         old.add_incoming(first, before)
-        old.add_incoming(new, block)
+        old.add_incoming(new, last)
     builder.cbranch(builder.icmp_signed("<", following, count), block, after)
     builder.position_at_end(after)
     return results

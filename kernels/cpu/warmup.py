@@ -1,7 +1,7 @@
 """Compiles every kernel for one element type before the first step; later starts load them from disk.
 
 Memory used for compiling would stay with the process, so another process does it: ``python -m
-holdfast.kernels.cpu.warmup DTYPE``.
+holdfast.kernels.cpu.warmup DTYPE [TYPE OF PACKED WEIGHTS …]``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import hashlib
 import logging
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numba
@@ -19,6 +20,8 @@ import torch
 from llvmlite import binding
 
 from ..interface import Attention, HeadNorm
+from ..packed import Packed
+from ..packed_types import PANEL, TYPES
 from . import backend, cores
 from .compiling import LAYER, cache_folder, join_torch, leave_compiler
 
@@ -29,9 +32,14 @@ class Unfit(Exception):
     """This machine or process cannot run the backend; the text says why."""
 
 
-def warm(dtype: torch.dtype, compiling: Callable[[float, str], None] = lambda done, what: None) -> None:
-    """Make every kernel ready for ``dtype``: compiled, or loaded from the cache on disk. ``compiling`` is
-    called before each kernel with the progress, 0 to 1, and a text that names it.
+def warm(
+    dtype: torch.dtype,
+    packed: Sequence[str] = (),
+    compiling: Callable[[float, str], None] = lambda done, what: None,
+) -> None:
+    """Make every kernel ready for ``dtype``, and for weights of the types ``packed`` (`kernels.packed.TYPES`):
+    compiled, or loaded from the cache on disk. ``compiling`` is called before each kernel with the progress,
+    0 to 1, and a text that names it.
 
     Raises:
         Unfit: a processor without conversions of ``dtype``, no OpenMP library, or another threading layer in
@@ -43,10 +51,10 @@ def warm(dtype: torch.dtype, compiling: Callable[[float, str], None] = lambda do
         join_torch()
     except ValueError as error:  # numba's, which does not say what is missing
         raise Unfit("numba finds no OpenMP library (libgomp.so.1; Debian's package libgomp1)") from error
-    mark = _mark(dtype)
+    mark = _mark(dtype, packed)
     if mark is not None and not mark.exists():
-        _compile_apart(dtype, compiling)
-    run(dtype, compiling)
+        _compile_apart(dtype, packed, compiling)
+    run(dtype, packed, compiling)
     layer = numba.threading_layer()
     if layer != LAYER:
         raise Unfit(f"numba computes on the threading layer {layer!r} in this process, not on {LAYER!r}")
@@ -55,31 +63,36 @@ def warm(dtype: torch.dtype, compiling: Callable[[float, str], None] = lambda do
     leave_compiler()
 
 
-def run(dtype: torch.dtype, told: Callable[[float, str], None]) -> None:
+def run(dtype: torch.dtype, packed: Sequence[str], told: Callable[[float, str], None]) -> None:
     """Run every kernel once on a few numbers of ``dtype``, which compiles those that are not on disk.
     ``told`` is called before each with the progress, 0 to 1, and a text that names it."""
-    steps = list(_steps(dtype))
+    steps = [*_steps(dtype), *_packed_steps(dtype, packed)]
     for number, (name, call) in enumerate(steps):
         told(number / len(steps), f"compiling {name}")
         with torch.inference_mode():
             call()
 
 
-def _mark(dtype: torch.dtype) -> Path | None:
-    """The path of an empty file: if it exists, all kernels for ``dtype`` and this processor are on disk. None
-    if the cache has no folder that can be written."""
+def _mark(dtype: torch.dtype, packed: Sequence[str]) -> Path | None:
+    """The path of an empty file: if it exists, all kernels for ``dtype``, the types ``packed`` and this
+    processor are on disk. None if the cache has no folder that can be written."""
     folder = cache_folder()
     machine = f"{binding.get_host_cpu_name()} {sorted(binding.get_host_cpu_features().items())} {sys.version}"
     digest = hashlib.blake2b(f"{machine} {numba.__version__}".encode(), digest_size=8).hexdigest()
-    return None if folder is None else Path(folder) / f"{str(dtype).removeprefix('torch.')}-{digest}"
+    return None if folder is None else Path(folder) / "-".join((_name(dtype), *packed, digest))
 
 
-def _compile_apart(dtype: torch.dtype, compiling: Callable[[float, str], None]) -> None:
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _compile_apart(
+    dtype: torch.dtype, packed: Sequence[str], compiling: Callable[[float, str], None]
+) -> None:
     """Compile all kernels for ``dtype`` in another process, which fills the cache on disk. ``compiling`` is
     called with its progress, 0 to 1, and a text. If the process fails, a warning is logged, and this process
     compiles when it runs the kernels."""
-    name = str(dtype).removeprefix("torch.")
-    command = [sys.executable, "-m", __name__, name]
+    command = [sys.executable, "-m", __name__, _name(dtype), *packed]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -116,6 +129,16 @@ def _steps(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "prefilling", lambda: backend.paged_attention(qkv[:, :2].contiguous(), arena, 0, chunk, how)
 
 
+def _packed_steps(dtype: torch.dtype, packed: Sequence[str]) -> Iterator[tuple[str, Callable[[], object]]]:
+    """As `_steps`, the kernels for weights of the types ``packed``."""
+    for name in packed:
+        kind = TYPES[name]
+        matrix = Packed(kind, PANEL, kind.block, torch.zeros((1, 1, kind.unit), dtype=torch.uint8))
+        x, ids = torch.ones((1, kind.block), dtype=dtype), torch.zeros(1, dtype=torch.int64)
+        yield f"products of {name}", partial(backend.packed_linear, x, matrix)
+        yield f"rows of {name}", partial(backend.packed_rows, matrix, ids, dtype)
+
+
 if __name__ == "__main__":
     join_torch()
-    run(getattr(torch, sys.argv[1]), lambda done, what: print(f"{done:.2f} {what}", flush=True))
+    run(getattr(torch, sys.argv[1]), sys.argv[2:], lambda done, what: print(f"{done:.2f} {what}", flush=True))

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..batch import lay_out
 from ..reference import backend
 from ..reference import seeded_sampling as reference_sampling
-from ..reference.backend import copy_pieces
+from ..reference.backend import copy_pieces, packed_linear, packed_rows
 from ..reference.seeded_sampling import Typical
 from . import rowwise, seeded_sampling
 from .attention import paged_attention
@@ -32,6 +32,8 @@ __all__ = [
     "linear",
     "log_probabilities",
     "look_up",
+    "packed_linear",
+    "packed_rows",
     "paged_attention",
     "penalize",
     "rms_norm",

@@ -8,7 +8,7 @@ its row-wise operations: norms, rotation, activation, sampling.
 from __future__ import annotations
 
 from ..batch import lay_out
-from ..reference.backend import copy_pieces
+from ..reference.backend import copy_pieces, packed_linear, packed_rows
 from .backend import (
     add_norm,
     allow,
@@ -38,6 +38,8 @@ __all__ = [
     "linear",
     "log_probabilities",
     "look_up",
+    "packed_linear",
+    "packed_rows",
     "paged_attention",
     "penalize",
     "rms_norm",

@@ -17,6 +17,7 @@ from ..batch import Gather, PagedBatch, gathers_of, lay_out
 from ..device import Device
 from ..float8 import as_bytes, narrowed
 from ..interface import Attention, HeadNorm
+from ..packed import Packed, rounded
 from .penalties import allow, count, penalize
 from .seeded_sampling import log_probabilities, sample
 
@@ -32,6 +33,8 @@ __all__ = [
     "linear",
     "log_probabilities",
     "look_up",
+    "packed_linear",
+    "packed_rows",
     "paged_attention",
     "penalize",
     "rms_norm",
@@ -147,6 +150,16 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: Atte
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x @ weight.T + bias``: ``[tokens, in]``, ``[out, in]``, ``[out]`` to ``[tokens, out]``."""
     return F.linear(x, weight, bias)
+
+
+def packed_linear(x: Tensor, weight: Packed, bias: Tensor | None = None) -> Tensor:
+    """`linear` with a packed weight, and with ``x`` rounded to 8 bits. The sums are in fp32."""
+    return F.linear(rounded(x), weight.numbers(), None if bias is None else bias.float()).to(x.dtype)
+
+
+def packed_rows(weight: Packed, ids: Tensor, dtype: torch.dtype) -> Tensor:
+    """The rows ``ids``, int64 ``[n]``, of a packed matrix: ``[n, in]`` in ``dtype``."""
+    return weight.take(ids).to(dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

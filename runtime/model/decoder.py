@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ...kernels.batch import PagedBatch
 from ...kernels.interface import Attention, HeadNorm, Kernels
+from ...kernels.linear import rows_of
 from ...kernels.reference import backend
 from .config import ModelConfig
 from .rope import make_rope
@@ -71,12 +71,12 @@ class Decoder:
     @property
     def device(self) -> torch.device:
         """The device of the weights."""
-        return self.weights.embedding.device
+        return self.weights.norm.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of weights, activations and KV."""
-        return self.weights.embedding.dtype
+        """The type of activations and KV, and of weights that are not packed."""
+        return self.weights.norm.dtype
 
     def computing_by(self, kernels: Kernels) -> Decoder:
         """The same decoder, computing with another backend."""
@@ -88,7 +88,7 @@ class Decoder:
         ``batch``: which tokens belong to which sequence, and each sequence's block table. ``arenas``: one per
         kind of layer, ``[block, layer, k|v, head, slot, dim]`` in the decoder's dtype or a narrower one.
         """
-        residual = F.embedding(ids, self.weights.embedding)
+        residual = rows_of(self.weights.embedding, ids, self.dtype, self.kernels)
         if self._embedding_scale != 1.0:
             residual = residual * self._embedding_scale
         by_rope = {rope: made.angles(batch.positions, self.dtype) for rope, made in self._ropes.items()}
@@ -99,16 +99,14 @@ class Decoder:
         for layer, plan in zip(self.weights.layers, self._plans, strict=True):
             x = self._attend(layer, plan, x, turns[plan.kind], batch, arenas[plan.kind])
             residual, x = self._join(x, residual, layer.after_attention, layer.before_mlp)
-            x = self.kernels.gated(
-                self.kernels.linear(x, layer.gate_up, layer.gate_up_bias), self.config.activation
-            )
-            x = self.kernels.linear(x, layer.down, layer.down_bias)
+            x = self.kernels.gated(layer.gate_up(x, self.kernels), self.config.activation)
+            x = layer.down(x, self.kernels)
             residual, x = self._join(x, residual, layer.after_mlp, plan.next_norm)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The logits of normed hidden states ``[rows, hidden]``: fp32 ``[rows, vocab]``."""
-        logits, scales = self.kernels.linear(hidden, self.weights.head).float(), self.config.scales
+        logits, scales = self.weights.head(hidden, self.kernels).float(), self.config.scales
         if scales.logits != 1.0:
             logits = logits / scales.logits
         if scales.logits_cap is not None:
@@ -125,13 +123,13 @@ class Decoder:
         arena: Tensor,
     ) -> Tensor:
         heads, dim = self.config.query_heads + 2 * self.config.kv_heads, self.config.head_dim
-        qkv = self.kernels.linear(x, layer.qkv, layer.qkv_bias).view(-1, heads, dim)
+        qkv = layer.qkv(x, self.kernels).view(-1, heads, dim)
         norm, slots = plan.head_norm, batch.slots
         query = self.kernels.rotate_and_store(qkv, norm, turns.angles, arena, plan.number, slots)
         if turns.query_scale is not None:
             query = query * turns.query_scale
         attended = self.kernels.paged_attention(query, arena, plan.number, batch, plan.attention)
-        return self.kernels.linear(attended.flatten(1), layer.output, layer.output_bias)
+        return layer.output(attended.flatten(1), self.kernels)
 
     def _join(
         self, x: Tensor, residual: Tensor, after: Tensor | None, before: Tensor | None

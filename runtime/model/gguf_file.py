@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -19,11 +20,12 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 from numpy.typing import NDArray
 
+from ...kernels.packed_types import TYPES
 from ..errors import ConfigInvalid, TensorInvalid
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-SERVED = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+SERVED = ("F32", "F16", "BF16", *TYPES)
 """The served types of tensors, by their names in ggml."""
 MOST = {"keys": 1 << 16, "tensors": 1 << 17, "strings": 1 << 22, "dimensions": 4}
 _SCALARS = {
@@ -82,6 +84,12 @@ class GGUFFile:
     def array(self, tensor: PackedTensor) -> NDArray[np.uint8]:
         """The bytes of a tensor, uint8 ``[bytes]``; a view of the memory-mapped file."""
         return np.frombuffer(self._bytes, np.uint8, tensor.end - tensor.begin, tensor.begin)
+
+    def forget(self, tensors: Iterable[PackedTensor]) -> None:
+        """Give the system back the memory of these tensors' pages; they are read again when they are needed."""
+        for one in tensors:
+            begin = one.begin // mmap.PAGESIZE * mmap.PAGESIZE
+            self._bytes.madvise(mmap.MADV_DONTNEED, begin, one.end - begin)
 
     def _begin(self) -> int:
         """Check the magic number and the version, and read the number of tensors, which is returned."""

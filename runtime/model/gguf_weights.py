@@ -1,23 +1,26 @@
 """Weights in a GGUF file, presented as a safetensors checkpoint of the same model has them.
 
 Tensors have the checkpoint's names, and their rows its order. The offset that ggml adds to norms is taken away.
-Quantised tensors are dequantised to float32, one at a time.
+Quantised tensors stay packed, or are dequantised to float32, one at a time.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
 import torch
 from gguf import GGMLQuantizationType, get_tensor_name_map
 from gguf.constants import MODEL_ARCH_NAMES
 from gguf.quants import dequantize
 from torch import Tensor
 
+from ...kernels.packed import Packed, packed
+from ...kernels.packed_types import TYPES
 from ..errors import ModelUnreadable, TensorInvalid
 from .checkpoint import file_digest
 from .gguf_config import ROPE_FACTORS, architecture_of
@@ -85,6 +88,30 @@ class GGUFWeights:
             value = pairs.transpose(1, 2).reshape(value.shape)
         offset = self._architecture.norm_offset
         return value.float() - offset if offset and name.endswith("norm.weight") else value
+
+    def packed_type(self, name: str) -> str | None:
+        """The type of a tensor that can stay packed, by its name in a checkpoint; None: it cannot."""
+        stored = self._file.tensors[self._stored_name(name)]
+        return stored.kind if stored.kind in TYPES and len(stored.shape) == 2 else None
+
+    def packed(self, names: Sequence[str]) -> Packed:
+        """Tensors of one type and width, packed as one, by their names in a checkpoint. Raises
+        ``TensorInvalid``."""
+        some = [self._file.tensors[self._stored_name(name)] for name in names]
+        orders = []
+        for name, stored in zip(names, some, strict=True):
+            order, heads = np.arange(stored.shape[0]), self._heads(name)
+            if heads:
+                order = order.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+            orders.append(order)
+        raws = [self._file.array(stored) for stored in some]
+        try:
+            return packed(TYPES[some[0].kind], raws, some[0].shape[1], orders)
+        except ValueError as error:
+            names_of = ", ".join(stored.name for stored in some)
+            raise TensorInvalid(f"{self._file.path}: {names_of}: {error}") from None
+        finally:
+            self._file.forget(some)
 
     def start_digest(self) -> None:
         """Start to hash the file in another thread."""

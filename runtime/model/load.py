@@ -6,11 +6,14 @@ import logging
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from ...kernels.packed import Packed
 from ...kvstore.groups import KVGroup
 from ...kvstore.keys import namespace_digest
 from ..errors import SettingsInvalid
@@ -44,7 +47,8 @@ if TYPE_CHECKING:
 class LoadedModel:
     """A loaded model. ``name``: as it was asked for; ``folder``: where it lies (a folder or GGUF file).
     ``weights_digest``: a digest of the content of the weight files, 32 bytes. ``parameters``: how many
-    numbers the weights have. ``kv``: how K and V are stored."""
+    numbers the weights have. ``packed``: the types of weights that stay packed, sorted. ``kv``: how K and V are
+    stored."""
 
     name: str
     folder: Path
@@ -52,6 +56,7 @@ class LoadedModel:
     decoder: Decoder
     weights_digest: bytes
     parameters: int
+    packed: tuple[str, ...] = ()
     kv: KVFormat = AS_COMPUTED
 
     def kv_groups(self, block_tokens: int) -> tuple[KVGroup, ...]:
@@ -74,8 +79,9 @@ class LoadedModel:
 
     def namespace(self, groups: Sequence[KVGroup]) -> bytes:
         """The namespace of this model's block keys, 16 bytes: it differs for other weights, settings or KV
-        groups. A key names one block in each group's arena."""
-        return namespace_digest(weights=self.weights_digest, config=self.config.shaping_kv(), groups=groups)
+        groups, and where weights stay packed. A key names one block in each group's arena."""
+        config = {**self.config.shaping_kv(), **({"packed": self.packed} if self.packed else {})}
+        return namespace_digest(weights=self.weights_digest, config=config, groups=groups)
 
 
 def load_model(
@@ -85,13 +91,15 @@ def load_model(
     progress: Callable[[float, str], None] = lambda done, what: None,
     max_context: int | None = None,
     kv: KVFormat = AS_COMPUTED,
+    pack: bool = True,
 ) -> LoadedModel:
     """Load model ``name`` (``pocket``, ``smollm2``, a folder, a GGUF file or a hub id).
 
     ``device``: as torch names it; ``auto``: CUDA if there is one. ``dtype``: ``float32``, ``bfloat16``,
     ``float16``; ``auto``: as stored. ``max_context``: the longest sequence to serve; rotary settings may
-    depend on it. ``kv``: how K and V are stored. ``progress``: called with the fraction that is done, 0 to
-    1, and what is being done.
+    depend on it. ``kv``: how K and V are stored. ``pack``: whether quantised weights stay packed where the
+    device's kernels take them so; otherwise they are dequantised. ``progress``: called with the fraction that
+    is done, 0 to 1, and what is being done.
 
     Raises:
         ModelUnreadable: a subclass, naming file and cause. Nothing is allocated on the device in this case.
@@ -104,24 +112,52 @@ def load_model(
     with open_weights(folder, config) as checkpoint:
         config, pieces = as_stored(config, checkpoint, kind)
         checkpoint.start_digest()
-        tensors = allocate(pieces, target, kind)
-        for number, piece in enumerate(pieces):
-            stored = checkpoint.read(piece.name)
-            # The offset is added in fp32: in bf16, 1 + w would lose a small w.
-            value = stored.float() + piece.offset if piece.offset else stored
-            tensors[piece.into][piece.row : piece.row + piece.shape[0]].copy_(value)
-            progress((number + 1) / len(pieces), f"loading {piece.name}")
+        # Scales of KV are folded into weights, which changes them.
+        pack = pack and target.type == "cpu" and (kv.key_scale, kv.value_scale) == (1.0, 1.0)
+        stays = _staying(pieces, checkpoint) if pack else {}
+        numbers, done = [prod(piece.shape) for piece in pieces], 0
+        tensors = allocate((piece for piece in pieces if piece.name not in stays), target, kind)
+        parts: dict[str, list[Packed]] = {}
+        for piece, count in zip(pieces, numbers, strict=True):
+            if piece.name not in stays:
+                stored = checkpoint.read(piece.name)
+                # The offset is added in fp32: in bf16, 1 + w would lose a small w.
+                value = stored.float() + piece.offset if piece.offset else stored
+                tensors[piece.into][piece.row : piece.row + piece.shape[0]].copy_(value)
+            elif together := stays[piece.name]:
+                parts.setdefault(piece.into, []).append(checkpoint.packed(together))
+            done += count
+            progress(done / sum(numbers), f"loading {piece.name}")
         digest = checkpoint.digest()
     fold_kv_scales(kv, config, tensors)
     return LoadedModel(
         name=str(name),
         folder=folder,
         config=config,
-        decoder=Decoder(config, assemble(config, tensors), key_scale=kv.key_scale),
+        decoder=Decoder(config, assemble(config, tensors, parts), key_scale=kv.key_scale),
         weights_digest=digest,
-        parameters=sum(tensor.numel() for tensor in tensors.values()),
+        parameters=sum(numbers),
+        packed=tuple(sorted({part.kind.name for some in parts.values() for part in some})),
         kv=kv,
     )
+
+
+def _staying(pieces: Sequence[Piece], weights: Checkpoint | GGUFWeights) -> dict[str, tuple[str, ...]]:
+    """The matrices of ``weights`` that stay packed, by name. Those of one map that follow one another and
+    have one type are packed together: the first has the names of all, the others have none.
+
+    A map of which one piece is not packed is dequantised.
+    """
+    into: dict[str, list[tuple[str, str | None]]] = {}
+    for piece in pieces:
+        into.setdefault(piece.into, []).append((piece.name, weights.packed_type(piece.name)))
+    found: dict[str, tuple[str, ...]] = {}
+    for some in into.values():
+        if all(kind is not None for _, kind in some):
+            for _, together in groupby(some, lambda one: one[1]):
+                first, *others = (name for name, _ in together)
+                found |= {first: (first, *others), **dict.fromkeys(others, ())}
+    return found
 
 
 def open_weights(path: Path, config: ModelConfig) -> Checkpoint | GGUFWeights:

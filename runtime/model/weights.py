@@ -6,12 +6,14 @@ files.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...kernels.linear import Linear, Matrix
 from .config import ModelConfig
 from .kv_format import KVFormat
 
@@ -37,37 +39,32 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """The weights of one layer. Matrices are ``[out, in]``; biases and norms that the model does not have are
-    None.
+    """The weights of one layer. Norms that the model does not have are None.
 
     ``before_*``: the norm of a sublayer's input; ``after_*``: of its output. ``head_norm``: of queries and
     keys together, ``[q_heads + kv_heads, head_dim]``.
     """
 
     before_attention: Tensor | None
-    qkv: Tensor
-    qkv_bias: Tensor | None
+    qkv: Linear
     head_norm: Tensor | None
-    output: Tensor
-    output_bias: Tensor | None
+    output: Linear
     after_attention: Tensor | None
     before_mlp: Tensor | None
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
+    gate_up: Linear
+    down: Linear
     after_mlp: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """The weights of the whole decoder. ``embedding``, ``head``: ``[vocab, hidden]``, the same tensor if they
-    are tied. ``norm``: the final norm."""
+    """The weights of the whole decoder. ``embedding``: ``[vocab, hidden]``; ``head``: a map to the
+    vocabulary, of the same matrix if they are tied. ``norm``: the final norm."""
 
-    embedding: Tensor
+    embedding: Matrix
     layers: tuple[LayerWeights, ...]
     norm: Tensor
-    head: Tensor
+    head: Linear
 
 
 def pieces_of(config: ModelConfig) -> tuple[Piece, ...]:
@@ -102,26 +99,31 @@ def text_name(name: str, config: ModelConfig) -> str:
     return name
 
 
-def allocate(pieces: tuple[Piece, ...], device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+def allocate(pieces: Iterable[Piece], device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
     """Uninitialised tensors that the pieces will fill, by their names in the decoder (``Piece.into``)."""
     rows: dict[str, int] = {}
+    trailing: dict[str, tuple[int, ...]] = {}
     for piece in pieces:
         rows[piece.into] = max(rows.get(piece.into, 0), piece.row + piece.shape[0])
-    trailing = {piece.into: piece.shape[1:] for piece in pieces}
+        trailing[piece.into] = piece.shape[1:]
     return {
         name: torch.empty((count, *trailing[name]), device=device, dtype=dtype)
         for name, count in rows.items()
     }
 
 
-def assemble(config: ModelConfig, tensors: Mapping[str, Tensor]) -> DecoderWeights:
-    """The decoder's weights, from the filled tensors of `allocate`."""
-    embedding = tensors["embedding"]
+def assemble(
+    config: ModelConfig, tensors: Mapping[str, Tensor], packed: Mapping[str, Sequence[Matrix]] | None = None
+) -> DecoderWeights:
+    """The decoder's weights, from the filled tensors of `allocate`. ``packed``: by name, the parts of matrices
+    that are in no tensor."""
+    parts = {**{name: (tensor,) for name, tensor in tensors.items()}, **(packed or {})}
+    (embedding,) = parts["embedding"]
     return DecoderWeights(
         embedding=embedding,
-        layers=tuple(_layer(config, tensors, f"{layer}.") for layer in range(config.layers)),
+        layers=tuple(_layer(config, tensors, parts, f"{layer}.") for layer in range(config.layers)),
         norm=tensors["norm"],
-        head=tensors.get("head", embedding),
+        head=Linear(tuple(parts.get("head", (embedding,)))),
     )
 
 
@@ -194,13 +196,14 @@ def _mlp_pieces(config: ModelConfig, source: str, into: str) -> Iterator[Piece]:
         yield Piece(f"{source}down_proj.bias", (hidden,), f"{into}down_bias", fields=f"mlp_bias, {fields}")
 
 
-def _layer(config: ModelConfig, tensors: Mapping[str, Tensor], at: str) -> LayerWeights:
-    of_layer = {place: tensors.get(at + place) for place in LayerWeights.__dataclass_fields__}
+def _layer(
+    config: ModelConfig, tensors: Mapping[str, Tensor], parts: Mapping[str, Sequence[Matrix]], at: str
+) -> LayerWeights:
+    fields: dict[str, Any] = {name: tensors.get(at + name) for name in asdict(config.family.norms)}
+    for name in ("qkv", "output", "gate_up", "down"):
+        fields[name] = Linear(tuple(parts[at + name]), tensors.get(f"{at}{name}_bias"))
+    head_norm = None
     if config.family.qk_norm != "none":
-        of_layer["head_norm"] = torch.cat(
-            (
-                tensors[f"{at}q_norm"].view(-1, config.head_dim).expand(config.query_heads, -1),
-                tensors[f"{at}k_norm"].view(-1, config.head_dim).expand(config.kv_heads, -1),
-            )
-        )
-    return LayerWeights(**of_layer)  # type: ignore[arg-type]  # no matrix is missing: every piece was read
+        norms = ((tensors[f"{at}q_norm"], config.query_heads), (tensors[f"{at}k_norm"], config.kv_heads))
+        head_norm = torch.cat([norm.view(-1, config.head_dim).expand(heads, -1) for norm, heads in norms])
+    return LayerWeights(head_norm=head_norm, **fields)

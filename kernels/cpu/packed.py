@@ -1,0 +1,373 @@
+"""Products with packed weights (`kernels.packed`): activations in 8 bits, integer sums, fp32 between parts.
+
+Each run of 32 activations is rounded to whole numbers from -127 to 127 times a scale of its own. The products
+with a part's codes are summed exactly, in integers; the sums of the parts are added in fp32, one after the
+other. A lane is a row of the weights, and nothing is summed across lanes: so each number of the result depends
+on its own row of the activations and its own row of the weights alone, whatever else is computed with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, prange, types
+from numba.extending import intrinsic
+
+from ..packed import LEAST
+from ..packed_types import PANEL, RUN, TYPES, PackedType
+from .compiling import alone, exact
+from .elements import Pointer, bits_of, memory, narrow, offset, pointer, widen
+from .vectors import (
+    I8,
+    I32,
+    I64,
+    LANES,
+    WIDE,
+    WORDS,
+    byte_products,
+    constant,
+    fused,
+    lines,
+    looked_up,
+    loop,
+    raw,
+    spread,
+    store,
+)
+
+assert PANEL == LANES
+
+TAGS: dict[str, Any] = {name: (np.int8(0),) * kind.number for name, kind in TYPES.items()}
+"""For each type of packed weights a tuple whose length is the type's number. Passed as an argument, it selects
+the compiled version."""
+
+_BY_NUMBER = {kind.number: kind for kind in TYPES.values()}
+
+ROOM = 1 << 18
+"""Bytes of activations that a thread multiplies with all its weights before it goes on to others, so that they
+stay in its cache."""
+
+
+def _codes(builder: Any, kind: PackedType, at: Any) -> list[Any]:
+    """Write IR that unpacks the codes of 32 numbers of a panel at the pointer ``at``; returns a vector of words
+    for each of the 8 groups, an unsigned byte for each number."""
+    groups: list[Any] = [None] * 8
+    begin, low = 0, 0
+    for bits in kind.planes:
+        vectors = [raw(builder, WORDS, builder.gep(at, [I64(begin + 64 * each)])) for each in range(bits)]
+        mask = constant(((1 << bits) - 1 << low) * 0x01010101, WORDS)
+        for group in range(8):
+            vector, down = {
+                8: (group, 0),
+                4: (group % 4, 4 * (group // 4)),
+                2: (group // 4, 2 * (group % 4)),
+                1: (0, group),
+            }[bits]
+            found, move = vectors[vector], down - low
+            if move > 0:
+                found = builder.lshr(found, constant(move, WORDS))
+            elif move < 0:
+                found = builder.shl(found, constant(-move, WORDS))
+            if bits < 8:
+                found = builder.and_(found, mask)
+            groups[group] = found if groups[group] is None else builder.or_(groups[group], found)
+        begin, low = begin + 64 * bits, low + bits
+    if kind.table is not None:
+        entries = [one + kind.zero for one in kind.table]
+        groups = [looked_up(builder, entries, each) for each in groups]
+    return groups
+
+
+def _halves(builder: Any, at: Any) -> Any:
+    """Write IR that loads 16 float16 at the pointer ``at``; returns them in fp32."""
+    return builder.fpext(raw(builder, ir.VectorType(ir.HalfType(), LANES), at), WIDE)
+
+
+def _octets(builder: Any, at: Any) -> Any:
+    """Write IR that loads 16 unsigned bytes at the pointer ``at``; returns them as words."""
+    return builder.zext(raw(builder, ir.VectorType(I8, LANES), at), WORDS)
+
+
+def _exponents(builder: Any, at: Any) -> Any:
+    """Write IR that loads 16 exponents at the pointer ``at``; returns half of 2 to the power of each less
+    127."""
+    found = _octets(builder, at)
+    usual = builder.shl(builder.sub(found, constant(1, WORDS)), constant(23, WORDS))
+    small = builder.shl(constant(0x00200000, WORDS), found)
+    bits = builder.select(builder.icmp_unsigned("<", found, constant(2, WORDS)), small, usual)
+    return builder.bitcast(bits, WIDE)
+
+
+def _of_block(builder: Any, kind: PackedType, head: Any) -> tuple[Any, Any]:
+    """Write IR that loads the factors and offsets of a block at the pointer ``head``; returns both, vectors of
+    fp32."""
+    factor = _exponents(builder, head) if kind.exponent else _halves(builder, head)
+    if not kind.offset:
+        return factor, ir.Constant(WIDE, None)
+    return factor, _halves(builder, builder.gep(head, [I64(2 * PANEL)]))
+
+
+def _factors(
+    builder: Any, kind: PackedType, head: Any, factor: Any, added: Any, part: Any
+) -> tuple[Any, Any]:
+    """Write IR that loads the factors and offsets of the part number ``part`` (a value) of a block at the
+    pointer ``head``; returns both, vectors of fp32. ``factor``, ``added``: those of the block."""
+    if not kind.parts:
+        return factor, added
+    first = builder.gep(head, [I64(PANEL * (4 if kind.offset else 2))])
+    at = builder.gep(first, [builder.mul(part, I64(PANEL))])
+    if kind.signed:
+        words = builder.sext(raw(builder, ir.VectorType(I8, LANES), at), WORDS)
+        return builder.fmul(factor, builder.sitofp(words, WIDE)), added
+    words = _octets(builder, at)
+    if kind.joined:
+        offsets, words = builder.lshr(words, constant(4, WORDS)), builder.and_(words, constant(15, WORDS))
+    elif kind.offset:
+        offsets = _octets(builder, builder.gep(at, [I64(PANEL * kind.parts)]))
+    factor = builder.fmul(factor, builder.sitofp(words, WIDE))
+    return factor, builder.fmul(added, builder.sitofp(offsets, WIDE)) if kind.offset else added
+
+
+def _tile(rows: int) -> Any:
+    """Make an intrinsic that multiplies a panel with ``rows`` rows of activations, and stores ``sums[r,
+    lane]``.
+
+    The intrinsic returns nothing. ``tag``: one of `TAGS`; ``panel``: a pointer to the panel's bytes; ``blocks``
+    of it, a value. Pointers to the first row of the rounded activations, each with the distance between its
+    rows: ``numbers`` (int8, ``width``), ``scales`` (fp32, ``runs``), ``sums_of`` (fp32, ``parts``: the sum of
+    each part, times its scale), ``starts`` (int32, ``parts``: its sum times minus the type's zero).
+    """
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def tile(
+        typing: Any, tag: Any, panel: Any, blocks: Any, numbers: Any, scales: Any, starts: Any, added: Any,
+        runs: Any, into: Any,
+    ) -> Any:  # fmt: skip
+        kind = _BY_NUMBER[tag.count]
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            _, weights, count, octets, factors, begins, sums, run_line, to = args
+            each = RUN // kind.part
+            most = max(kind.table) + kind.zero if kind.table else (1 << sum(kind.planes)) - 1
+            part_line = builder.mul(run_line, I64(each))
+            octet_lines = lines(builder, octets, builder.mul(run_line, I64(RUN)), rows)
+            factor_lines = lines(builder, factors, run_line, rows)
+            begin_lines, sum_lines = (lines(builder, each_of, part_line, rows) for each_of in (begins, sums))
+
+            def run(
+                head: Any, codes: Any, factor: Any, extra: Any, inside: Any, at: Any, totals: list[Any]
+            ) -> list[Any]:
+                """32 numbers: number ``inside`` of the block, ``at`` of the row."""
+                groups = _codes(builder, kind, codes)
+                for part in range(each):
+                    number = builder.add(builder.mul(inside, I64(each)), I64(part))
+                    place = builder.add(builder.mul(at, I64(each)), I64(part))
+                    scale, shift = _factors(builder, kind, head, factor, extra, number)
+                    mine = range(part * 8 // each, (part + 1) * 8 // each)
+                    for row in range(rows):
+                        if kind.zero:
+                            whole = spread(builder, builder.load(builder.gep(begin_lines[row], [place])))
+                        else:
+                            whole = ir.Constant(WORDS, None)
+                        for group in mine:
+                            where = builder.add(builder.mul(at, I64(RUN)), I64(4 * group))
+                            four = raw(builder, I32, builder.gep(octet_lines[row], [where]))
+                            whole = byte_products(builder, groups[group], spread(builder, four), whole, most)
+                        share = spread(builder, builder.load(builder.gep(factor_lines[row], [at])))
+                        found = builder.fmul(builder.sitofp(whole, WIDE), share)
+                        totals[row] = fused(builder, found, scale, totals[row])
+                        if kind.offset:
+                            share = spread(builder, builder.load(builder.gep(sum_lines[row], [place])))
+                            totals[row] = fused(builder, share, shift, totals[row])
+                return totals
+
+            def block(step: Any, totals: list[Any]) -> list[Any]:
+                head = builder.gep(weights, [builder.mul(step, I64(kind.unit))])
+                factor, extra = _of_block(builder, kind, head)
+                codes = builder.gep(head, [I64(kind.head)])
+                if kind.block == RUN:
+                    return run(head, codes, factor, extra, I64(0), step, [*totals])
+
+                def inner(inside: Any, totals: list[Any]) -> list[Any]:
+                    at = builder.add(builder.mul(step, I64(kind.block // RUN)), inside)
+                    here = builder.gep(codes, [builder.mul(inside, I64(kind.run))])
+                    return run(head, here, factor, extra, inside, at, [*totals])
+
+                return loop(builder, I64(kind.block // RUN), totals, inner)
+
+            found = loop(builder, count, [ir.Constant(WIDE, None)] * rows, block)
+            for row, total in enumerate(found):
+                store(builder, total, builder.gep(to, [I64(row * PANEL)]))
+            return context.get_dummy_value()
+
+        return types.void(tag, panel, blocks, numbers, scales, starts, added, runs, into), codegen
+
+    return tile
+
+
+_tile1, _tile2, _tile4, _tile8 = (_tile(rows) for rows in (1, 2, 4, 8))
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _sizes(typing: Any, tag: Any) -> Any:
+    """Intrinsic, returns a tuple of values, of the type that ``tag`` selects: the numbers of a part, the code
+    of the number 0, the numbers of a block, and the bytes of a panel's block."""
+    kind = _BY_NUMBER[tag.count]
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        values = [I64(kind.part), I64(kind.zero), I64(kind.block), I64(kind.unit)]
+        return context.make_tuple(builder, signature.return_type, values)
+
+    return types.UniTuple(types.int64, 4)(tag), codegen
+
+
+_strict = njit(nogil=True, error_model="numpy", fastmath=False)
+"""Compile a function that others here call, each operation rounded as it is written."""
+_SHIFT = np.float32(12582912.0)  # 1.5 * 2^23: added to a small number, its low bits are the nearest integer
+_SHIFT_BITS = np.int32(0x4B400000)
+_LEAST = np.float32(LEAST)
+
+
+@_strict  # type: ignore[untyped-decorator]
+def _round(low: int, high: int, x: Pointer, width: int, part: int, zero: int, numbers: Any, scales: Any,
+           starts: Any, sums: Any) -> None:  # fmt: skip
+    """Round the rows ``[low, high)`` of the activations ``x`` ``[rows, width]`` to 8 bits: see `_tile`. A run
+    with a number that is not finite gets a scale of NaN."""
+    line = np.empty(RUN, np.float32)
+    for run in range(low * width // RUN, high * width // RUN):
+        most, wrong = np.float32(0), np.float32(0)
+        for i in range(RUN):
+            line[i] = widen(x[run * RUN + i])
+        for i in range(RUN):
+            size = abs(line[i])
+            most = size if size > most else most
+            wrong += line[i] * np.float32(0)  # NaN if one is not finite
+        factor = np.float32(127) / most if most > _LEAST and wrong == 0 else np.float32(0)
+        scale = most / np.float32(127) + wrong
+        scales[run] = scale
+        for at in range(0, RUN, part):
+            total = np.int32(0)
+            for i in range(at, at + part):
+                whole = bits_of(line[i] * factor + _SHIFT) - _SHIFT_BITS if factor > 0 else np.int32(0)
+                numbers[run * RUN + i] = np.int8(whole)
+                total += whole
+            place = (run * RUN + at) // part
+            starts[place] = -zero * total
+            sums[place] = np.float32(total) * scale
+
+
+@_strict  # type: ignore[untyped-decorator]
+def _panels(low: int, high: int, panels: Pointer, size: int, blocks: int, first: int, end: int, width: int,
+            part: int, numbers: Any, scales: Any, starts: Any, sums: Any, bias: Pointer, biased: bool,
+            out: Pointer, n: int, kind: Any, tag: Any) -> None:  # fmt: skip
+    """Multiply the panels ``[low, high)`` with the rows ``[first, end)`` of the rounded activations."""
+    runs, cut = width // RUN, width // part
+    room = np.empty((8, PANEL), np.float32)
+    to = memory(room)
+    for panel in range(low, high):
+        weights = offset(panels, panel * size)
+        row, count = first, min(PANEL, n - panel * PANEL)
+        while row < end:
+            done = 8 if end - row >= 8 else 4 if end - row >= 4 else 2 if end - row >= 2 else 1
+            q, d = offset(memory(numbers), row * width), offset(memory(scales), row * runs)
+            s, o = offset(memory(starts), row * cut), offset(memory(sums), row * cut)
+            if done == 8:
+                _tile8(kind, weights, blocks, q, d, s, o, runs, to)
+            elif done == 4:
+                _tile4(kind, weights, blocks, q, d, s, o, runs, to)
+            elif done == 2:
+                _tile2(kind, weights, blocks, q, d, s, o, runs, to)
+            else:
+                _tile1(kind, weights, blocks, q, d, s, o, runs, to)
+            for each in range(done):
+                place = offset(out, (row + each) * n + panel * PANEL)
+                if biased:
+                    for i in range(count):
+                        room[each, i] += widen(bias[panel * PANEL + i])
+                for i in range(count):
+                    place[i] = narrow(room[each, i], tag)
+            row += done
+
+
+@exact
+def product(
+    parts: int, x_at: int, weight_at: int, bias_at: int, out_at: int, rows: int, n: int, width: int,
+    kind: Any, tag: Any,
+) -> None:  # fmt: skip
+    """``out = x @ weight.T + bias`` on ``parts`` threads: ``[rows, width]``, the packed ``[n, width]``, ``[n]``
+    (address 0: no bias) to ``[rows, n]``. Compiled numba code; names with ``_at`` are addresses, ``kind`` is
+    one of `TAGS`, ``tag`` a number of the element type (`elements.TAGS`)."""
+    x, bias, out = pointer(x_at, tag), pointer(bias_at, tag), pointer(out_at, tag)
+    panels = pointer(weight_at, np.uint8(0))
+    part, zero, block, unit = _sizes(kind)
+    blocks = width // block
+    numbers, scales = np.empty(rows * width, np.int8), np.empty(rows * width // RUN, np.float32)
+    starts, sums = np.empty(rows * width // part, np.int32), np.empty(rows * width // part, np.float32)
+    biased, count = bias_at != 0, (n + PANEL - 1) // PANEL
+    some = max(8, ROOM // width // 8 * 8)
+    if parts == 1:
+        _round(0, rows, x, width, part, zero, numbers, scales, starts, sums)
+        for first in range(0, rows, some):
+            _panels(0, count, panels, blocks * unit, blocks, first, min(first + some, rows), width, part,
+                    numbers, scales, starts, sums, bias, biased, out, n, kind, tag)  # fmt: skip
+    else:
+        for each in prange(parts):
+            low, high = rows * each // parts, rows * (each + 1) // parts
+            _round(low, high, x, width, part, zero, numbers, scales, starts, sums)
+        for each in prange(parts):
+            low, high = count * each // parts, count * (each + 1) // parts
+            for first in range(0, rows, some):
+                _panels(low, high, panels, blocks * unit, blocks, first, min(first + some, rows), width, part,
+                        numbers, scales, starts, sums, bias, biased, out, n, kind, tag)  # fmt: skip
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _unpack(typing: Any, tag: Any, block: Any, codes: Any, factors: Any, added: Any) -> Any:
+    """Intrinsic, returns nothing: unpack a panel's block at the pointer ``block``. Stored at pointers:
+    ``codes``, uint8 ``[numbers / 4, 16, 4]``, looked up in the type's table; ``factors``, ``added``: fp32
+    ``[numbers / part, 16]``."""
+    kind = _BY_NUMBER[tag.count]
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _, head, octets, scales, shifts = args
+        factor, extra = _of_block(builder, kind, head)
+        each = RUN // kind.part
+
+        def run(at: Any, nothing: list[Any]) -> list[Any]:
+            here = builder.gep(head, [builder.add(I64(kind.head), builder.mul(at, I64(kind.run)))])
+            for number, group in enumerate(_codes(builder, kind, here)):
+                place = builder.add(builder.mul(at, I64(PANEL * RUN)), I64(PANEL * 4 * number))
+                store(builder, group, builder.gep(octets, [place]))
+            for part in range(each):
+                number = builder.add(builder.mul(at, I64(each)), I64(part))
+                place = builder.mul(number, I64(PANEL))
+                scale, shift = _factors(builder, kind, head, factor, extra, number)
+                store(builder, scale, builder.gep(scales, [place]))
+                store(builder, shift, builder.gep(shifts, [place]))
+            return nothing
+
+        loop(builder, I64(kind.block // RUN), [], run)
+        return context.get_dummy_value()
+
+    return types.void(tag, block, codes, factors, added), codegen
+
+
+@alone
+def rows(ids_at: int, count: int, weight_at: int, out_at: int, width: int, kind: Any, tag: Any) -> None:
+    """Write ``count`` rows of a packed matrix ``[n, width]`` to ``[count, width]``, by their ``ids``, int64.
+    Compiled numba code; arguments as those of `product`."""
+    ids, panels, out = pointer(ids_at, np.int64(0)), pointer(weight_at, np.uint8(0)), pointer(out_at, tag)
+    part, zero, block, unit = _sizes(kind)
+    codes, factors = np.empty(block * PANEL, np.uint8), np.empty((block // part, PANEL), np.float32)
+    added, blocks = np.empty((block // part, PANEL), np.float32), width // block
+    for row in range(count):
+        panel, lane = ids[row] // PANEL, ids[row] % PANEL
+        for at in range(blocks):
+            place = offset(panels, (panel * blocks + at) * unit)
+            _unpack(kind, place, memory(codes), memory(factors), memory(added))
+            for i in range(block):
+                whole = np.float32(np.int32(codes[(i // 4 * PANEL + lane) * 4 + i % 4]) - np.int32(zero))
+                number = whole * factors[i // part, lane] + added[i // part, lane]
+                out[row * width + at * block + i] = narrow(number, tag)

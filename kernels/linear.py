@@ -1,0 +1,58 @@
+"""Weights of a model in the forms in which they are kept: products with them, and their rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .interface import Kernels
+from .packed import Packed
+
+Matrix: TypeAlias = Tensor | Packed
+"""The numbers of a matrix ``[out, in]``: as a tensor, or packed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A linear map, ``x @ weight.T + bias``. ``parts``: the weight's rows, in parts that may be of different
+    forms, one behind the other. ``bias``: ``[out]``; None: no bias."""
+
+    parts: tuple[Matrix, ...]
+    bias: Tensor | None = None
+
+    @property
+    def weight(self) -> Matrix:
+        """The weight of a map with one part."""
+        (part,) = self.parts
+        return part
+
+    def __call__(self, x: Tensor, kernels: Kernels) -> Tensor:
+        """``[tokens, in]`` to ``[tokens, out]``, computed by ``kernels``."""
+        if len(self.parts) == 1:
+            return _product(x, self.parts[0], self.bias, kernels)
+        sizes = [part.shape[0] for part in self.parts]
+        biases = [None] * len(sizes) if self.bias is None else torch.split(self.bias, sizes)
+        pairs = zip(self.parts, biases, strict=True)
+        return torch.cat([_product(x, part, bias, kernels) for part, bias in pairs], dim=1)
+
+
+def _product(x: Tensor, part: Matrix, bias: Tensor | None, kernels: Kernels) -> Tensor:
+    if isinstance(part, Packed):
+        return kernels.packed_linear(x, part, bias)
+    return kernels.linear(x, part, bias)
+
+
+def rows_of(table: Matrix, ids: Tensor, dtype: torch.dtype, kernels: Kernels) -> Tensor:
+    """The rows ``ids`` (int64 ``[n]``) of ``table``: ``[n, in]`` in ``dtype``."""
+    if isinstance(table, Packed):
+        return kernels.packed_rows(table, ids, dtype)
+    return F.embedding(ids, table)
+
+
+def numbers_of(table: Matrix) -> Tensor:
+    """All numbers of ``table``: as they are in a tensor, float32 of a packed matrix."""
+    return table.numbers() if isinstance(table, Packed) else table

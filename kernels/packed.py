@@ -1,0 +1,310 @@
+"""Quantised weights as ggml's files have them, in panels that a processor multiplies without unpacking first.
+
+A matrix ``[rows, width]`` is cut into **panels** of 16 rows, a panel into the blocks of its type (32 or 256
+numbers of each row), a block into **groups** of 4 numbers. Each number is a **code** (an unsigned integer of 2
+to 8 bits) or an entry of a table that the code chooses, times a scale, plus an offset. A block of a panel lies
+together in memory: scales first, codes behind them, each with the 16 rows side by side::
+
+    scale           float16 [16]
+    offset          float16 [16]           types with offsets
+    scales          uint8 or int8 [256 / part, 16]    types whose blocks have parts: factors of ``scale``
+    offsets         uint8 [256 / part, 16]            the same of ``offset``
+    for each 32 numbers:
+        nibbles     [4, 16, 4]             low half: groups 0 to 3, high half: 4 to 7
+        pairs       [2, 16, 4]             two bits each of groups 4 h to 4 h + 3
+        bits        [16, 4]                one bit of each of the 8 groups
+        bytes       [8, 16, 4]
+
+The types are in `packed_types`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .packed_types import PANEL, RUN, PackedType
+
+LEAST = 1e-36
+"""A run of activations that are all smaller counts as 0: 127 divided by them would be infinite."""
+ROWS = 512
+"""Rows that are repacked at a time."""
+
+Numbers: TypeAlias = NDArray[Any]
+"""numpy's types of small integers are lost in every operation, as its stubs see them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The numbers of some rows of a type's blocks, not packed. ``codes``: ``[rows, width]``. ``scale``,
+    ``offset``: as stored, ``[rows, blocks]``: float16, or the exponent. ``scales``, ``offsets``: ``[rows,
+    blocks, parts]``. None: the type has none."""
+
+    codes: Numbers
+    scale: Numbers
+    offset: Numbers | None = None
+    scales: Numbers | None = None
+    offsets: Numbers | None = None
+
+
+def _float16(raw: Numbers) -> Numbers:
+    return np.ascontiguousarray(raw).view(np.float16)[..., 0]
+
+
+def _halves(raw: Numbers) -> Numbers:
+    """The nibbles of ``[..., n]`` bytes: the low halves, then the high ones, ``[..., 2 n]``."""
+    return np.concatenate((raw & 15, raw >> 4), axis=-1)
+
+
+def _bits(raw: Numbers) -> Numbers:
+    """The bits of ``[..., n]`` bytes, the lowest first, ``[..., 8 n]``."""
+    return np.unpackbits(raw, axis=-1, bitorder="little")
+
+
+def _six_bits(raw: Numbers) -> tuple[Numbers, Numbers]:
+    """The 8 scales and 8 offsets of 6 bits in the 12 bytes of a Q4_K or Q5_K block."""
+    low, middle, high = raw[..., :4], raw[..., 4:8], raw[..., 8:]
+    scales = np.concatenate((low & 63, (high & 15) | (low >> 6 << 4)), axis=-1)
+    return scales, np.concatenate((middle & 63, (high >> 4) | (middle >> 6 << 4)), axis=-1)
+
+
+def _in_shifts(raw: Numbers, bits: int) -> Numbers:
+    """Numbers of ``bits`` bits in ``[..., n]`` bytes: all lowest ones of 32 bytes, then the next, ``[..., n *
+    8 / bits]``."""
+    runs = raw.reshape(*raw.shape[:-1], -1, 1, RUN)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    return (runs >> shifts & ((1 << bits) - 1)).reshape(*raw.shape[:-1], -1)
+
+
+def fields_of(kind: PackedType, raw: Numbers) -> Fields:
+    """The numbers in ``raw``, uint8 ``[rows, bytes of a row]`` as a file has them."""
+    rows = len(raw)
+    blocks = raw.reshape(rows, -1, kind.bytes)
+    offset = scales = offsets = None
+    match kind.name:
+        case "Q4_0" | "IQ4_NL":
+            scale, codes = _float16(blocks[..., :2]), _halves(blocks[..., 2:])
+        case "Q4_1":
+            scale, offset = _float16(blocks[..., :2]), _float16(blocks[..., 2:4])
+            codes = _halves(blocks[..., 4:])
+        case "Q5_0":
+            scale, codes = _float16(blocks[..., :2]), _halves(blocks[..., 6:]) | _bits(blocks[..., 2:6]) << 4
+        case "Q5_1":
+            scale, offset = _float16(blocks[..., :2]), _float16(blocks[..., 2:4])
+            codes = _halves(blocks[..., 8:]) | _bits(blocks[..., 4:8]) << 4
+        case "Q8_0":
+            scale, codes = _float16(blocks[..., :2]), blocks[..., 2:] ^ 128
+        case "MXFP4":
+            scale, codes = blocks[..., 0], _halves(blocks[..., 1:])
+        case "Q2_K":
+            scale, offset = _float16(blocks[..., 80:82]), -_float16(blocks[..., 82:])
+            scales, codes = blocks[..., :16], _in_shifts(blocks[..., 16:80], 2)
+        case "Q3_K":
+            scale, packed = _float16(blocks[..., 108:]), blocks[..., 96:108]
+            low, high = _halves(packed[..., :8]), packed[..., 8:]
+            top = np.concatenate([high >> shift & 3 for shift in (0, 2, 4, 6)], axis=-1)
+            scales = (low | top << 4).astype(np.int8) - np.int8(32)
+            codes = _in_shifts(blocks[..., 32:96], 2) | _in_shifts(blocks[..., :32], 1) << 2
+        case "Q4_K" | "Q5_K":
+            scale, offset = _float16(blocks[..., :2]), -_float16(blocks[..., 2:4])
+            scales, offsets = _six_bits(blocks[..., 4:16])
+            codes = _in_shifts(blocks[..., -128:], 4)
+            if kind.name == "Q5_K":
+                codes |= _in_shifts(blocks[..., 16:48], 1) << 4
+        case "Q6_K":
+            scale, scales = _float16(blocks[..., 208:]), blocks[..., 192:208].view(np.int8)
+            low = blocks[..., :128].reshape(rows, -1, 2, 1, 64) >> np.array([[0], [4]], np.uint8) & 15
+            codes = low.reshape(*blocks.shape[:2], 256) | _in_shifts(blocks[..., 128:192], 2) << 4
+        case "IQ4_XS":
+            scale, high = _float16(blocks[..., :2]), blocks[..., 2:4]
+            low = np.stack((blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4), axis=-1).reshape(rows, -1, 8)
+            top = np.concatenate(
+                [high[..., at, None] >> shift & 3 for at in (0, 1) for shift in (0, 2, 4, 6)], -1
+            )
+            scales = (low | top << 4).astype(np.int8) - np.int8(32)
+            codes = _halves(blocks[..., 8:].reshape(rows, -1, 8, 16))
+        case _:
+            raise AssertionError(kind.name)
+    return Fields(codes.reshape(rows, -1), scale, offset, scales, offsets)
+
+
+def _side_by_side(numbers: Numbers) -> Numbers:
+    """The bytes of ``[panels * 16, blocks, n]`` numbers as panels have them, uint8 ``[panels, blocks, bytes]``:
+    for each of the n numbers those of the 16 rows."""
+    turned = numbers.reshape(-1, PANEL, *numbers.shape[1:]).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(turned).view(np.uint8).reshape(*turned.shape[:2], -1)
+
+
+def _plane(groups: Numbers, bits: int) -> Numbers:
+    """One plane of codes, uint8 ``[..., 8 groups, 16 rows, 4]`` of values below ``1 << bits``."""
+    if bits == 8:
+        return groups
+    per = 8 // bits
+    # Nibbles: groups 0 to 3 are low halves. Pairs and bits: a byte has the neighbouring groups.
+    cut = groups.reshape(*groups.shape[:-3], per, -1, PANEL, 4)
+    if bits != 4:
+        cut = groups.reshape(*groups.shape[:-3], -1, per, PANEL, 4).swapaxes(-4, -3)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8).reshape(per, 1, 1, 1)
+    found: Numbers = np.bitwise_or.reduce(cut << shifts, axis=-4)
+    return found
+
+
+def _unplaned(plane: Numbers, bits: int) -> Numbers:
+    """The values, uint8 ``[..., 8, 16, 4]``, of which `_plane` made ``plane``."""
+    if bits == 8:
+        return plane
+    shifts = np.arange(0, 8, bits, dtype=np.uint8).reshape(-1, 1, 1, 1)
+    cut = plane[..., None, :, :, :] >> shifts & ((1 << bits) - 1)
+    if bits != 4:
+        cut = cut.swapaxes(-4, -3)
+    return cut.reshape(*plane.shape[:-3], 8, PANEL, 4)
+
+
+def _in_panels(kind: PackedType, fields: Fields) -> Numbers:
+    """``fields`` of ``panels * 16`` rows, packed: uint8 ``[panels, blocks, unit]``."""
+    rows, width = fields.codes.shape
+    head = [_side_by_side(fields.scale[..., None])]
+    if fields.offset is not None:
+        head.append(_side_by_side(fields.offset[..., None]))
+    head += [_side_by_side(numbers) for numbers in (fields.scales, fields.offsets) if numbers is not None]
+    runs = fields.codes.reshape(rows // PANEL, PANEL, width // RUN, 8, 4).transpose(0, 2, 3, 1, 4)
+    planes, at = [], 0
+    for bits in kind.planes:
+        plane = _plane(runs >> at & ((1 << bits) - 1), bits)
+        planes.append(plane.reshape(*plane.shape[:2], -1))
+        at += bits
+    codes = np.concatenate(planes, axis=-1).reshape(rows // PANEL, width // kind.block, -1)
+    return np.concatenate((*head, codes), axis=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Rows of a weight matrix, packed. ``data``: uint8 ``[panels, blocks, unit]`` on the CPU; the rows behind
+    ``rows`` in the last panel are zero. ``width``: numbers of a row."""
+
+    kind: PackedType
+    rows: int
+    width: int
+    data: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(rows, width)``, as a tensor has it."""
+        return self.rows, self.width
+
+    def take(self, rows: Tensor) -> Tensor:
+        """Rows of the matrix by their indices, int64 ``[n]``: float32 ``[n, width]``."""
+        panels, inverse = torch.unique_consecutive(rows, return_inverse=True)
+        whole = self._numbers(self.data[panels // PANEL].numpy())
+        return whole[torch.arange(len(panels)), panels % PANEL][inverse]
+
+    def numbers(self) -> Tensor:
+        """The matrix, float32 ``[rows, width]``."""
+        return self._numbers(self.data.numpy()).flatten(0, 1)[: self.rows]
+
+    def values(self, data: Numbers | None = None) -> tuple[Numbers, Numbers, Numbers | None]:
+        """What the numbers are made of, for each row of each panel in ``data`` (None: all of them): integers
+        ``[panels, 16, width]``; the factor of each part, float32 ``[panels, 16, width / part]``; and what is
+        added to each number of a part, float32 of the same shape, or None."""
+        kind = self.kind
+        data = self.data.numpy() if data is None else data
+        panels, blocks, _ = data.shape
+        at = 0
+
+        def next_of(count: int, of: type[np.generic]) -> Numbers:
+            nonlocal at
+            size = count * PANEL * np.dtype(of).itemsize
+            found = np.ascontiguousarray(data[..., at : at + size]).view(of)
+            at += size
+            return found.reshape(panels, blocks, count, PANEL).transpose(0, 3, 1, 2)
+
+        scale = next_of(1, np.uint8 if kind.exponent else np.float16)
+        factor = _power(scale) if kind.exponent else scale.astype(np.float32)
+        added = next_of(1, np.float16).astype(np.float32) if kind.offset else None
+        if kind.parts:
+            scales = next_of(kind.parts, np.int8 if kind.signed else np.uint8)
+            if kind.joined:
+                offsets, scales = scales >> 4, scales & 15
+            elif kind.offset:
+                offsets = next_of(kind.parts, np.uint8)
+            factor = factor * scales.astype(np.float32)
+            if added is not None:
+                added = added * offsets.astype(np.float32)
+        runs = data[..., at:].reshape(panels, self.width // RUN, -1)
+        codes, at, low = np.zeros((panels, self.width // RUN, 8, PANEL, 4), np.uint8), 0, 0
+        for bits in kind.planes:
+            size = PANEL * RUN * bits // 8
+            plane = runs[..., at : at + size].reshape(panels, -1, bits, PANEL, 4)
+            codes |= _unplaned(plane, bits) << low
+            at, low = at + size, low + bits
+        whole = codes.transpose(0, 3, 1, 2, 4).reshape(panels, PANEL, self.width)
+        if kind.table is not None:
+            integers = np.array(kind.table, np.int32)[whole]
+        else:
+            integers = whole.astype(np.int32) - kind.zero
+        shape = (panels, PANEL, -1)
+        return integers, factor.reshape(shape), None if added is None else added.reshape(shape)
+
+    def _numbers(self, data: Numbers) -> Tensor:
+        integers, factor, added = self.values(data)
+        parts = integers.reshape(*factor.shape, -1).astype(np.float32) * factor[..., None]
+        if added is not None:
+            parts += added[..., None]
+        return torch.from_numpy(parts.reshape(integers.shape))
+
+
+def _power(exponent: Numbers) -> Numbers:
+    """Half of 2 to the power of (``exponent`` - 127)."""
+    return np.ldexp(np.float32(1), exponent.astype(np.int32) - 128).astype(np.float32)
+
+
+def rounded(x: Tensor) -> Tensor:
+    """The numbers that products with packed weights take for ``x`` ``[rows, width]``, float32: in each run of
+    32, whole numbers from -127 to 127 times a scale. A run with a number that is not finite is all NaN."""
+    runs = x.float().view(len(x), -1, RUN)
+    most = runs.abs().amax(-1, keepdim=True)
+    factor = torch.where((most > LEAST) & most.isfinite(), 127 / most, 0.0)
+    whole = torch.where(factor > 0, torch.round(runs * factor), 0.0)
+    scale = torch.where(most.isfinite(), most / 127, torch.nan)
+    return (whole * scale).flatten(-2)
+
+
+def packed(
+    kind: PackedType, raws: Sequence[Numbers], width: int, orders: Sequence[NDArray[np.int64]]
+) -> Packed:
+    """Pack the rows of several matrices of ``width`` numbers a row, one behind the other. ``raws``: of each,
+    uint8 ``[bytes]`` as a file has them. ``orders``: of each, the numbers of its rows in their new order.
+
+    Raises ``ValueError``: a scale is not finite.
+    """
+    lines = [raw.reshape(-1, width // kind.block * kind.bytes) for raw in raws]
+    rows, blocks = sum(map(len, lines)), width // kind.block
+    panels = -(-rows // PANEL)
+    data = torch.empty((panels, blocks, kind.unit), dtype=torch.uint8)
+    places = np.concatenate(
+        [np.stack((np.full(len(each), at), each)) for at, each in enumerate(orders)], axis=1
+    )
+
+    def pack(begin: int) -> None:
+        end = min(begin + ROWS, panels * PANEL)
+        some = np.zeros((end - begin, lines[0].shape[1]), np.uint8)
+        source, row = places[:, begin:end]
+        for at in np.unique(source):
+            some[: len(row)][source == at] = lines[at][row[source == at]]
+        fields = fields_of(kind, some)
+        if not (
+            np.isfinite(fields.scale).all() and (fields.offset is None or np.isfinite(fields.offset).all())
+        ):
+            raise ValueError("a scale is not finite")
+        data[begin // PANEL : end // PANEL] = torch.from_numpy(_in_panels(kind, fields))
+
+    with ThreadPoolExecutor(max(1, torch.get_num_threads())) as pool:
+        list(pool.map(pack, range(0, panels * PANEL, ROWS)))
+    return Packed(kind, rows, width, data)
