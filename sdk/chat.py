@@ -260,9 +260,12 @@ class Chat:
             await self._connection.ended(take)
             place = place_in(progress.texts, 0)
         if place is not None:
-            await self._connection.truncate(*place, take)
+            item_id, end = place
+            cut = client.ItemTruncate(item_id=item_id, text_end=end)
+            matches = lambda event: event.item_id == item_id
+            await self._connection.request(cut, server.ItemTruncated, matches, take)
             if reply is None:
-                progress.shorten(*place)
+                progress.shorten(item_id, end)
         return text
 
     async def rewind(self, to: AnyItem | str | int) -> server.SessionRewound:

@@ -81,12 +81,6 @@ class Reply(Reading[ServerEvent, Finished]):
         self._output: dict[int, AnyItem] = {}
         self.finished: Finished | None = None
 
-    def replace_create(self, create: ResponseCreate) -> None:
-        """Ask for the response with the event `create` instead of the one given before. Only before the first
-        event is read."""
-        assert self._create_id is None, "the response has been asked for"
-        self._create = create
-
     @property
     def response_id(self) -> str | None:
         """The response's id; None until it has begun."""

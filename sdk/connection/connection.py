@@ -34,12 +34,11 @@ from ..errors import (
     SessionLost,
 )
 from ..frames import codec
-from ..frames.client import ClientEvent, ItemDelete, ItemTruncate, ResponseCancel, ResponseCreate, TextClear
+from ..frames.client import ClientEvent, ItemDelete, ResponseCancel, ResponseCreate, TextClear
 from ..frames.server import (
     ErrorDetails,
     ErrorEvent,
     ItemDeleted,
-    ItemTruncated,
     OutputFrame,
     ResponseCreated,
     ResponseDone,
@@ -277,16 +276,6 @@ class Connection:
         )
         assert isinstance(answer, TextCommitted)
         return answer
-
-    async def truncate(
-        self, item_id: str, end: int, meanwhile: Callable[[ServerEvent], object] | None = None
-    ) -> ItemTruncated:
-        """Cut the model's message `item_id` after its first `end` characters at the server, and return the
-        server's answer. `meanwhile` gets the events that were queued before the answer, unless another task
-        reads; None: they are dropped. Raises what `request` raises."""
-        event = ItemTruncate(item_id=item_id, text_end=end)
-        matches: Callable[[ItemTruncated], bool] = lambda event: event.item_id == item_id
-        return await self.request(event, ItemTruncated, matches, meanwhile or (lambda _: None))
 
     # --- reading --------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from holdfast.sdk import errors, sync
 GUIDE = Path(sdk.__file__).with_name("README.md").read_text()
 MADE = {"Chat", "Turn", "Run", "Reply", "TextInput", "SyncChat", "SyncClient", "SyncStream", "AsyncOpening"}
 """Classes that the SDK makes: their constructors are not for users."""
-INSIDE = {"resume", "replace_create", "witness"}
+INSIDE = {"resume", "witness"}
 """Methods of `Chat` and `Reply` that other modules of the SDK call. (`Client.resume` is looked at as well.)"""
 ELSEWHERE = {"BlockingPortal", "Path", "PathLike", "SSLContext", "deque", "Detached"}
 """Names of the standard library, and what `Tool` keeps for itself."""
