@@ -142,8 +142,8 @@ class Reply(Reading[ServerEvent, Finished]):
             self._first_ids.add(await self._connection.send(self._first.popleft()))
         self.rounds.latest = self.progress
         if self._beside and isinstance(create, ResponseCreate):
-            self._aside = self._connection.aside(create)
-            self._create_id = await self._aside.ask()
+            self._aside = await self._connection.aside(create)
+            self._create_id = self._aside.event_id
             return
         self._create_id = await self._connection.send(create)
         if isinstance(self._create, ResponseSteer):

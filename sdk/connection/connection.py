@@ -82,17 +82,16 @@ class _PendingRequest:
 
 
 class Aside:
-    """One response out of band (`conversation` is "none") and the queue of its events; `Connection.aside` makes
-    it. It is read beside turns and other such responses.
+    """One response out of band (`conversation` is "none") and the queue of its events; `Connection.aside` asks
+    for it. It is read beside turns and other such responses.
 
     Its queue has no bound but the reply's length: the other readers of the connection must not wait for it.
     """
 
-    def __init__(self, connection: Connection, create: ResponseCreate) -> None:
+    def __init__(self, connection: Connection) -> None:
         self.event_id = connection.new_id()
         self.response_id: str | None = None
         self._connection = connection
-        self._create = labelled(create, self.event_id)
         self._events: deque[ServerEvent] = deque()
         self._arrival: asyncio.Future[None] | None = None
         self._over = False
@@ -101,10 +100,6 @@ class Aside:
     def running(self) -> bool:
         """Whether there is more to read: events are queued, or the response has not ended."""
         return bool(self._events) or not self._over
-
-    async def ask(self) -> str:
-        """Send the `response.create`; returns its event id. Raises what `Connection.send` raises."""
-        return await self._connection.send(msgspec.structs.replace(self._create, event_id=self.event_id))
 
     async def receive(self) -> ServerEvent:
         """Wait for the next event of the response, or the error that refuses it. Raises `ConnectionLost`, and
@@ -307,11 +302,13 @@ class Connection:
         while self._reading:
             await self._read_on.wait()
 
-    def aside(self, create: ResponseCreate) -> Aside:
-        """A new `Aside` for the response out of band that `create` asks for, which `Aside.ask` sends. A label
-        in its metadata lets its events be told from those of others."""
-        aside = Aside(self, create)
+    async def aside(self, create: ResponseCreate) -> Aside:
+        """Ask for the response out of band of `create`. A label in its metadata lets its events be told from
+        those of others. Raises what `send` raises."""
+        aside = Aside(self)
         self._asides[aside.event_id] = aside
+        create = labelled(create, aside.event_id)
+        await self.send(msgspec.structs.replace(create, event_id=aside.event_id))
         return aside
 
     async def quiet(self) -> None:
