@@ -119,9 +119,10 @@ class Resumption:
         dial: Callable[[], Awaitable[Transport]],
         patience: Patience | None = None,
         address: str | None = None,
+        handle: str | None = None,
     ) -> None:
         self.address = address
-        self.handle: str | None = None
+        self.handle = handle
         self.last_event: str | None = None
         self.patience = patience or Patience()
         self._dial = dial
@@ -131,9 +132,7 @@ class Resumption:
     def another(self, handle: str) -> Resumption:
         """A new resumption for the session that `handle` opens, at the same server and with the same
         patience."""
-        resumption = Resumption(self._dial, self.patience, self.address)
-        resumption.handle = handle
-        return resumption
+        return Resumption(self._dial, self.patience, self.address, handle)
 
     def possible(self, lost: ConnectionLost) -> bool:
         """Whether to try to resume the session after this loss: there is a handle, and the close code is not a

@@ -76,9 +76,7 @@ def back_over(*wires: Wire) -> Resumption:
     async def dial() -> Transport:
         return waiting.pop(0)
 
-    back = Resumption(dial, Patience(first=0.0, longest=0.0, total=1000.0))
-    back.handle = "first"
-    return back
+    return Resumption(dial, Patience(first=0.0, longest=0.0, total=1000.0), handle="first")
 
 
 async def test_events_beyond_the_bound_are_left_on_the_transport(monkeypatch: pytest.MonkeyPatch) -> None:

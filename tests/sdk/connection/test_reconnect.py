@@ -60,9 +60,7 @@ def back_over(*lines: Line | Exception, patience: Patience = QUICK) -> Resumptio
             raise line
         return line
 
-    back = Resumption(dial, patience, ADDRESS)
-    back.handle = "first"
-    return back
+    return Resumption(dial, patience, ADDRESS, "first")
 
 
 def deleted(event_id: str, item: str) -> server.ItemDeleted:
