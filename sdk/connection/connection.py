@@ -152,7 +152,8 @@ class Connection:
         self.buffer = InputBuffer()
         self._transport = transport
         self._resumption = resumption
-        self._closed = False
+        self.closed = False
+        """Whether `aclose` was called."""
         self._prefix = f"client_{secrets.token_hex(4)}"
         self._numbers = itertools.count(1)
         self.refusals: deque[ErrorDetails] = deque(maxlen=64)
@@ -173,11 +174,6 @@ class Connection:
         self.responses = RunningResponses(running)
         self._asides: weakref.WeakValueDictionary[str, Aside] = weakref.WeakValueDictionary()
         self._out_of_band: set[str] = set()  # ids of responses that run beside the conversation
-
-    @property
-    def closed(self) -> bool:
-        """Whether `aclose` was called."""
-        return self._closed
 
     @property
     def handle(self) -> str | None:
@@ -377,7 +373,7 @@ class Connection:
     async def aclose(self, *, cut: bool = False) -> None:
         """Close the transport; whatever waits raises `ConnectionLost`. ``cut``: cancel the running responses
         first, which else go on at the server. Responses out of band are cancelled in any case."""
-        self._closed = True
+        self.closed = True
         try:
             with suppress(ConnectionLost):
                 if cut:
@@ -397,7 +393,7 @@ class Connection:
     def waiter(self) -> Iterator[asyncio.Future[Any]]:
         """A future for what waits for the receive task, which runs meanwhile even if the reader's queue is
         full. It fails with what ends that task. Raises `ConnectionLost` after `aclose`."""
-        if self._closed:
+        if self.closed:
             raise self.located(ConnectionLost("This connection was closed here"))
         waiter: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
@@ -547,7 +543,7 @@ class Connection:
         """Replace the lost transport by a new one, and let senders go on. Raises `ConnectionLost`, with why, if
         that is not possible, and `SessionLost` if the server does not have the session."""
         resumption = self._resumption
-        if resumption is None or self._closed or not resumption.possible(lost):
+        if resumption is None or self.closed or not resumption.possible(lost):
             raise lost
         patience = resumption.patience
         try:
@@ -646,7 +642,7 @@ class Connection:
         again. Raises ``lost``, the failure, if the session cannot be resumed."""
         if self._transport is not transport:
             return
-        if self._resumption is None or self._closed or not self._resumption.possible(lost):
+        if self._resumption is None or self.closed or not self._resumption.possible(lost):
             raise self.located(lost)
         with self.waiter() as sender:
             self._senders.append(sender)

@@ -6,7 +6,6 @@ server may not have.
 
 from __future__ import annotations
 
-import itertools
 import random
 import time
 from collections import OrderedDict
@@ -85,7 +84,9 @@ class Patience:
         wrong before; then there is a pause before the first try too. Raises `SessionLost` and `KeyRejected` at
         once, any other `ConnectionFailed` or `ConnectionLost` only when ``total`` is over."""
         give_up, pauses = time.monotonic() + self.total, self.pauses()
-        for number in itertools.count(1):
+        number = 0
+        while True:
+            number += 1
             if fault is not None:
                 pause = next(pauses)
                 self.tell(Retry(fault, number, pause, max(0.0, give_up - time.monotonic())))
@@ -102,7 +103,6 @@ class Patience:
                 if fault is not None:
                     self.tell(None)
                 return result
-        raise AssertionError("the tries have no end")
 
 
 class _AnyEvent(msgspec.Struct):

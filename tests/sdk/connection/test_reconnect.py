@@ -51,7 +51,7 @@ class Line:
         return [event.event_id for event in self.sent[1:]]
 
 
-def back_over(*lines: Line | Exception, patience: Patience = QUICK) -> Resumption:
+def back_over(*lines: Transport | Exception, patience: Patience = QUICK) -> Resumption:
     waiting = list(lines)
 
     async def dial() -> Transport:
