@@ -10,7 +10,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from types import TracebackType
 from typing import Any, Literal, TypeAlias, Unpack
 
 import anyio
@@ -559,9 +558,7 @@ class Chat:
     async def __aenter__(self) -> Chat:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.aclose()
 
     async def _attach(
