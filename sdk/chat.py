@@ -10,7 +10,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from types import TracebackType
 from typing import Any, Literal, TypeAlias, Unpack
 
 import anyio
@@ -88,27 +87,20 @@ class Chat:
         self.session = session
 
     @classmethod
-    async def resume(
+    def resumed(
         cls,
         resumption: Resumption,
-        handle: str,
-        *,
-        tools: Iterable[ToolLike] = (),
+        opened: tuple[Transport, server.SessionResumed],
+        tools: dict[str, Tool],
         max_tool_rounds: int = MAX_TOOL_ROUNDS,
-        opened: tuple[Transport, server.SessionResumed] | None = None,
     ) -> Chat:
-        """The chat of the session that `handle` opens. `resumption` makes the connection, now in one try unless
-        it is `opened`, and after each loss. `tools`: the callables to run from now on. Raises `SessionLost` if
-        the handle opens nothing, `ConnectionFailed`, `ConnectionLost`, `ToolInvalid`."""
-        table = tools_of(tools)
-        if opened is None:
-            resumption.handle = handle
-            opened = await resumption.connect()
+        """The chat of a session that was resumed. `opened`: its connection, and the server's answer;
+        `resumption` makes the connection after each loss. `tools`: those to run from now on, by name."""
         transport, resumed = opened
         connection = Connection(transport, resumption, running=resumed.running)
         connection.buffer.stale = True
         chat = cls(connection, resumed.session, max_tool_rounds=max_tool_rounds)
-        chat._tools = table
+        chat._tools = tools
         return chat
 
     def __repr__(self) -> str:
@@ -260,9 +252,12 @@ class Chat:
             await self._connection.ended(take)
             place = place_in(progress.texts, 0)
         if place is not None:
-            await self._connection.truncate(*place, take)
+            item_id, end = place
+            cut = client.ItemTruncate(item_id=item_id, text_end=end)
+            matches = lambda event: event.item_id == item_id
+            await self._connection.request(cut, server.ItemTruncated, matches, take)
             if reply is None:
-                progress.shorten(*place)
+                progress.shorten(item_id, end)
         return text
 
     async def rewind(self, to: AnyItem | str | int) -> server.SessionRewound:
@@ -356,10 +351,8 @@ class Chat:
         chats: list[Chat] = []
         for made in forked.sessions:
             own = resumption.another(made.handle)
-            attached = await self._attach(made, own) if shared else None
-            opened = attached or await own.patience.retry(own.connect)
-            tools, rounds = self._tools.values(), self._max_tool_rounds
-            chat = await Chat.resume(own, made.handle, tools=tools, max_tool_rounds=rounds, opened=opened)
+            opened = await (self._attach(made, own) if shared else own.patience.retry(own.connect))
+            chat = Chat.resumed(own, opened, self._tools, self._max_tool_rounds)
             self._children.append(chat)
             chats.append(chat)
         return chats
@@ -565,16 +558,14 @@ class Chat:
     async def __aenter__(self) -> Chat:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.aclose()
 
     async def _attach(
         self, fork: server.Fork, resumption: Resumption
-    ) -> tuple[Transport, server.SessionResumed] | None:
-        """Attach the session `fork` to this chat's connection; returns its transport and the server's answer.
-        None if the connection is lost meanwhile: then the fork needs one of its own. Raises `SessionLost`."""
+    ) -> tuple[Transport, server.SessionResumed]:
+        """Attach the session `fork` to this chat's connection, or, if that is lost meanwhile, to one of its
+        own; returns its transport and the server's answer. Raises what `Patience.retry` raises."""
         try:
             shared = await self._connection.share(self.session.id or "")
             transport = await shared.attach(fork.id, fork.handle)
@@ -582,7 +573,7 @@ class Chat:
         except SessionLost:
             raise
         except ConnectionLost:
-            return None
+            return await resumption.patience.retry(resumption.connect)
 
     # --- one turn at a time ---
 

@@ -27,7 +27,7 @@ from .frames.exported import SESSIONS, ImportedSession, read_export
 from .frames.server import SessionCreated
 from .opening import opens_async
 from .params import SessionOptions
-from .tools.tool import ToolLike
+from .tools.tool import ToolLike, tools_of
 
 Dial: TypeAlias = Callable[[str | None], Awaitable[Transport]]
 Importing: TypeAlias = Callable[[bytes], Awaitable[bytes]]
@@ -108,10 +108,10 @@ class Client:
         that still runs is cancelled when the next turn begins. It is tried once. Raises `SessionLost` if the
         handle opens nothing, `ConnectionFailed`, `ConnectionLost`, `ToolInvalid`.
         """
-        resumption = self._resumption()
+        resumption, table = self._resumption(handle), tools_of(tools)
         if resumption is None:
             raise ConnectionFailed("This client cannot resume a session")
-        chat = await Chat.resume(resumption, handle, tools=tools, max_tool_rounds=max_tool_rounds)
+        chat = Chat.resumed(resumption, await resumption.connect(), table, max_tool_rounds)
         try:
             yield chat
         finally:
@@ -143,11 +143,11 @@ class Client:
         async with self.resume(made.handle, tools=tools, max_tool_rounds=max_tool_rounds) as chat:
             yield chat
 
-    def _resumption(self) -> Resumption | None:
+    def _resumption(self, handle: str | None = None) -> Resumption | None:
         redial = self._redial
         if redial is None:
             return None
-        return Resumption(lambda: redial(self._model), self._patience, self._address or None)
+        return Resumption(lambda: redial(self._model), self._patience, self._address or None, handle)
 
 
 @opens_async("async with connect(...) as client:")

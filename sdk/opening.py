@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from functools import wraps
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar
 
 from .errors import NotEntered
@@ -57,10 +56,8 @@ class AsyncOpening(_NotOpened, AbstractAsyncContextManager[_Opened], Generic[_Op
     async def __aenter__(self) -> _Opened:
         return await self._manager.__aenter__()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return await self._manager.__aexit__(kind, error, trace)
+    async def __aexit__(self, *error: Any) -> bool | None:
+        return await self._manager.__aexit__(*error)
 
 
 class SyncOpening(_NotOpened, AbstractContextManager[_Opened], Generic[_Opened]):
@@ -74,10 +71,8 @@ class SyncOpening(_NotOpened, AbstractContextManager[_Opened], Generic[_Opened])
     def __enter__(self) -> _Opened:
         return self._manager.__enter__()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return self._manager.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._manager.__exit__(*error)
 
 
 def opens_async(

@@ -81,12 +81,6 @@ class Reply(Reading[ServerEvent, Finished]):
         self._output: dict[int, AnyItem] = {}
         self.finished: Finished | None = None
 
-    def replace_create(self, create: ResponseCreate) -> None:
-        """Ask for the response with the event `create` instead of the one given before. Only before the first
-        event is read."""
-        assert self._create_id is None, "the response has been asked for"
-        self._create = create
-
     @property
     def response_id(self) -> str | None:
         """The response's id; None until it has begun."""
@@ -148,8 +142,8 @@ class Reply(Reading[ServerEvent, Finished]):
             self._first_ids.add(await self._connection.send(self._first.popleft()))
         self.rounds.latest = self.progress
         if self._beside and isinstance(create, ResponseCreate):
-            self._aside = self._connection.aside(create)
-            self._create_id = await self._aside.ask()
+            self._aside = await self._connection.aside(create)
+            self._create_id = self._aside.event_id
             return
         self._create_id = await self._connection.send(create)
         if isinstance(self._create, ResponseSteer):

@@ -125,7 +125,7 @@ class Turn(Reading[str, Finished]):
             tool = self._tools.get(call.name)
             if tool is None:
                 outputs[index] = failure(no_such_tool(call.name, self._tools))
-            elif tool.run is not None:
+            else:
                 outputs[index] = (await tool.call(call.arguments, detached=self._detached)).output
 
         async with anyio.create_task_group() as group:

@@ -232,7 +232,7 @@ class TerminalChat:
             self._count_down("")
             self._failed = True
             self._lost = isinstance(error, ConnectionFault)
-            self._refuse(error)
+            self._note(f"{error.code}: {told(error)}", "red")
             return self._reader.interactive or not isinstance(error, ConnectionFault)
         finally:
             self._work, self._retrying = None, False
@@ -425,9 +425,6 @@ class TerminalChat:
 
     def _tell(self, text: str) -> None:
         self._note(text, "dim")
-
-    def _refuse(self, error: SDKError) -> None:
-        self._note(f"{error.code}: {told(error)}", "red")
 
     def _note(self, text: str, style: str) -> None:
         """Print a text that is no reply. On a terminal its lines break between words."""

@@ -269,7 +269,9 @@ def sessions(
     folder = None if store is None else store.expanduser()
 
     def where() -> command.SessionSource:
-        return command.ServerSessions(url, api_key) if folder is None else command.open_store(folder, keys)
+        if folder is None:
+            return command.ServerSessions(url, api_key)
+        return command.StoredSessions(folder, keys)
 
     def work(found: command.SessionSource) -> Iterator[str]:
         one = session or ""

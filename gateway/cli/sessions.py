@@ -91,14 +91,14 @@ def _path(session_id: str) -> str:
 
 class StoredSessions:
     """The sessions of the store in ``folder``, of all its models, while no server runs on it: it is locked
-    until `end`. Its methods are those of `ServerSessions`. ``tenants``: those with names to show. Raises
-    ``SettingsInvalid``, ``StoreUnusable``."""
+    until `end`. Its methods are those of `ServerSessions`. ``keys``: a keys file with the tenants' names; None:
+    there are none. Raises ``SettingsInvalid``, ``KeysUnusable``, ``StoreUnusable``."""
 
-    def __init__(self, folder: Path, tenants: Tenants) -> None:
+    def __init__(self, folder: Path, keys: Path | None) -> None:
         if not admin.places(folder):
             raise SettingsInvalid(f"{folder}: " + ("no store" if folder.is_dir() else "no such folder"))
         self._folder = folder
-        self._names = tenants.names()
+        self._names = {} if keys is None else Tenants.of(GatewaySettings(keys=keys)).names()
         self._opened = ExitStack()
         try:
             self._stores = self._opened.enter_context(admin.locked(folder))
@@ -212,12 +212,6 @@ def _replayed(store: JournalStore, number: int) -> Replayed:
 SessionSource: TypeAlias = ServerSessions | StoredSessions
 
 # --- the command --------------------------------------------------------------------------------------------
-
-
-def open_store(folder: Path, keys: Path | None) -> SessionSource:
-    """The sessions of the store in ``folder``. ``keys``: a keys file with the tenants' names; None: there
-    are none. Raises ``SettingsInvalid``, ``KeysUnusable``."""
-    return StoredSessions(folder, Tenants() if keys is None else Tenants.of(GatewaySettings(keys=keys)))
 
 
 def run(where: Callable[[], SessionSource], work: Callable[[SessionSource], Iterator[str]]) -> int:

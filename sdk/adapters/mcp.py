@@ -91,18 +91,14 @@ def _output(result: Any) -> str:
 
 
 def _text(block: Any) -> str:
-    """The text of a content block, or of the file in it; for another block, a description."""
-    for holder in (block, getattr(block, "resource", None)):
+    """The text of a content block, or of the file in it; for another block a description, as JSON: the model
+    reads no pictures."""
+    file = getattr(block, "resource", None)
+    for holder in (block, file):
         text = getattr(holder, "text", None)
         if isinstance(text, str):
             return text
-    return _named(block)
-
-
-def _named(block: Any) -> str:
-    """A description of a block that has no text, as JSON: the model reads no pictures."""
-    block_or_file = getattr(block, "resource", None) or block
-    about = getattr(block_or_file, "uri", None) or _either(block_or_file, "mime_type", "mimeType")
+    about = getattr(file or block, "uri", None) or _either(file or block, "mime_type", "mimeType")
     return output_text({"type": block.type, **({"about": str(about)} if about else {})})
 
 

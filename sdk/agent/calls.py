@@ -81,9 +81,6 @@ class RunningCalls:
     def __contains__(self, call_id: str) -> bool:
         return call_id in self._calls
 
-    def __len__(self) -> int:
-        return len(self._calls)
-
     @property
     def running(self) -> bool:
         """Whether any call has not ended."""

@@ -61,13 +61,16 @@ class RunLimits:
 
 
 class RunBudget:
-    """What one run has used of its limits: ``steps``, ``calls``, ``tokens``, and the seconds since this object
-    was made."""
+    """What one run has used of its limits: ``steps``, ``calls``, ``tokens``, and the seconds since `begin`."""
 
     def __init__(self, limits: RunLimits) -> None:
         self._limits = limits
-        self._began = time.monotonic()
         self.steps = self.calls = self.tokens = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Count the seconds from now on."""
+        self._began = time.monotonic()
 
     @property
     def seconds(self) -> float:
@@ -131,7 +134,6 @@ class Run(Reading[RunEvent, RunDone]):
         self._create = in_brief(create)
         self._tools = tools
         self._budget = RunBudget(limits)
-        self._limits = limits
         self._claim = claim
         self._tracers = tracers
         self._hint_seconds = hint_seconds
@@ -144,7 +146,7 @@ class Run(Reading[RunEvent, RunDone]):
         self._done: RunDone | None = None
         self.calls = RunningCalls(tools, detached)
         self.outputs = CallOutputs(connection, self.calls)
-        self.reply = Reply(connection, self._create, first, rounds=self.rounds)
+        self.reply = Reply(connection, self._next_create(), first, rounds=self.rounds)
         """The response of the run that was asked for last, or that is asked for first."""
 
     # --- as the chat sees a turn ---
@@ -164,7 +166,9 @@ class Run(Reading[RunEvent, RunDone]):
     async def _next(self) -> RunEvent:
         try:
             if not self._begun:
-                await self._begin()
+                self._begun = True  # from here on no other turn may begin
+                await self._claim(self)
+                self._budget.begin()
             while not self._events and not self._over:
                 await self._advance()
         except Exception:
@@ -196,16 +200,17 @@ class Run(Reading[RunEvent, RunDone]):
 
     # --- inside ---
 
-    async def _begin(self) -> None:
-        self._begun = True  # from here on no other turn may begin
-        await self._claim(self)
-        self._budget = RunBudget(self._limits)
-        self.reply.replace_create(self._next_create())
-
     def _next_create(self) -> ResponseCreate:
-        """The event that asks for the next response, within the tokens that are left. Counts a step."""
+        """The event that asks for the next response, within the tokens that are left; a lower
+        `max_output_tokens` in it stays. Counts a step."""
         self._budget.steps += 1
-        return _within(self._create, self._budget.tokens_left)
+        left = self._budget.tokens_left
+        if left is None:
+            return self._create
+        params = self._create.response or ResponseParams()
+        given = params.max_output_tokens
+        most = min(given, left) if isinstance(given, int) else left
+        return ResponseCreate(response=msgspec.structs.replace(params, max_output_tokens=most))
 
     async def _advance(self) -> None:
         if self._waiting is not None:
@@ -356,14 +361,3 @@ def _ended(finished: Finished) -> StopReason | None:
         return "cancelled"
     reason = response.status_details.reason if response.status_details else None
     return None if finished.calls and reason == "max_output_tokens" else "incomplete"
-
-
-def _within(create: ResponseCreate, tokens: int | None) -> ResponseCreate:
-    """The same event with at most `tokens` output tokens (None: unchanged); a lower `max_output_tokens` in it
-    stays."""
-    if tokens is None:
-        return create
-    params = create.response or ResponseParams()
-    given = params.max_output_tokens
-    most = min(given, tokens) if isinstance(given, int) else tokens
-    return ResponseCreate(response=msgspec.structs.replace(params, max_output_tokens=most))

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -34,12 +34,11 @@ from ..errors import (
     SessionLost,
 )
 from ..frames import codec
-from ..frames.client import ClientEvent, ItemDelete, ItemTruncate, ResponseCancel, ResponseCreate, TextClear
+from ..frames.client import ClientEvent, ItemDelete, ResponseCancel, ResponseCreate, TextClear
 from ..frames.server import (
     ErrorDetails,
     ErrorEvent,
     ItemDeleted,
-    ItemTruncated,
     OutputFrame,
     ResponseCreated,
     ResponseDone,
@@ -83,17 +82,16 @@ class _PendingRequest:
 
 
 class Aside:
-    """One response out of band (`conversation` is "none") and the queue of its events; `Connection.aside` makes
-    it. It is read beside turns and other such responses.
+    """One response out of band (`conversation` is "none") and the queue of its events; `Connection.aside` asks
+    for it. It is read beside turns and other such responses.
 
     Its queue has no bound but the reply's length: the other readers of the connection must not wait for it.
     """
 
-    def __init__(self, connection: Connection, create: ResponseCreate) -> None:
+    def __init__(self, connection: Connection) -> None:
         self.event_id = connection.new_id()
         self.response_id: str | None = None
         self._connection = connection
-        self._create = labelled(create, self.event_id)
         self._events: deque[ServerEvent] = deque()
         self._arrival: asyncio.Future[None] | None = None
         self._over = False
@@ -103,28 +101,17 @@ class Aside:
         """Whether there is more to read: events are queued, or the response has not ended."""
         return bool(self._events) or not self._over
 
-    @property
-    def waiting(self) -> bool:
-        """Whether a task waits in `receive`."""
-        return self._arrival is not None and not self._events
-
-    async def ask(self) -> str:
-        """Send the `response.create`; returns its event id. Raises what `Connection.send` raises."""
-        return await self._connection.send(msgspec.structs.replace(self._create, event_id=self.event_id))
-
     async def receive(self) -> ServerEvent:
         """Wait for the next event of the response, or the error that refuses it. Raises `ConnectionLost`, and
         `ChatBusy` if another task waits here."""
         if self._arrival is not None:
             raise ChatBusy("Another task reads this reply")
-        while not self._events:
-            self._arrival = asyncio.get_running_loop().create_future()
-            self._connection.begin_receiving()
-            try:
-                await self._arrival
-            finally:
-                _forget(self._arrival)
-                self._arrival = None
+        try:
+            while not self._events:
+                with self._connection.waiter() as self._arrival:
+                    await self._arrival
+        finally:
+            self._arrival = None
         return self._events.popleft()
 
     def takes(self, event: ServerEvent) -> bool:
@@ -150,11 +137,6 @@ class Aside:
                 self._arrival.set_result(None)
         return ours
 
-    def fail(self, error: Exception) -> None:
-        """Raise `error` in the task that waits in `receive`, if there is one: nothing more comes."""
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_exception(error)
-
 
 class Connection:
     """Sends client events, gives answers to the requests that wait for them, and queues all other server events
@@ -170,7 +152,8 @@ class Connection:
         self.buffer = InputBuffer()
         self._transport = transport
         self._resumption = resumption
-        self._closed = False
+        self.closed = False
+        """Whether `aclose` was called."""
         self._prefix = f"client_{secrets.token_hex(4)}"
         self._numbers = itertools.count(1)
         self.refusals: deque[ErrorDetails] = deque(maxlen=64)
@@ -182,6 +165,7 @@ class Connection:
         self._queue: deque[ServerEvent | ConnectionFault] = deque()
         self._taken = 0  # events that have left the queue
         self._requests: list[_PendingRequest] = []
+        self._waiters: list[asyncio.Future[Any]] = []  # of requests, senders and readers
         self._senders: list[asyncio.Future[None]] = []  # their frames wait for a new connection
         self._arrival: asyncio.Future[None] | None = None  # the reader waits for an event
         self._room = asyncio.Event()  # the receive task waits for room in the queue
@@ -190,11 +174,6 @@ class Connection:
         self.responses = RunningResponses(running)
         self._asides: weakref.WeakValueDictionary[str, Aside] = weakref.WeakValueDictionary()
         self._out_of_band: set[str] = set()  # ids of responses that run beside the conversation
-
-    @property
-    def closed(self) -> bool:
-        """Whether `aclose` was called."""
-        return self._closed
 
     @property
     def handle(self) -> str | None:
@@ -289,16 +268,6 @@ class Connection:
         assert isinstance(answer, TextCommitted)
         return answer
 
-    async def truncate(
-        self, item_id: str, end: int, meanwhile: Callable[[ServerEvent], object] | None = None
-    ) -> ItemTruncated:
-        """Cut the model's message `item_id` after its first `end` characters at the server, and return the
-        server's answer. `meanwhile` gets the events that were queued before the answer, unless another task
-        reads; None: they are dropped. Raises what `request` raises."""
-        event = ItemTruncate(item_id=item_id, text_end=end)
-        matches: Callable[[ItemTruncated], bool] = lambda event: event.item_id == item_id
-        return await self.request(event, ItemTruncated, matches, meanwhile or (lambda _: None))
-
     # --- reading --------------------------------------------------------------------------------------------
 
     async def receive(self) -> ServerEvent:
@@ -314,7 +283,8 @@ class Connection:
         try:
             while True:
                 while not self._queue:
-                    await self._next_arrival()
+                    with self.waiter() as self._arrival:
+                        await self._arrival
                 event = self._taken_next()
                 if self._take_in(event):
                     return event
@@ -328,11 +298,13 @@ class Connection:
         while self._reading:
             await self._read_on.wait()
 
-    def aside(self, create: ResponseCreate) -> Aside:
-        """A new `Aside` for the response out of band that `create` asks for, which `Aside.ask` sends. A label
-        in its metadata lets its events be told from those of others."""
-        aside = Aside(self, create)
+    async def aside(self, create: ResponseCreate) -> Aside:
+        """Ask for the response out of band of `create`. A label in its metadata lets its events be told from
+        those of others. Raises what `send` raises."""
+        aside = Aside(self)
         self._asides[aside.event_id] = aside
+        create = labelled(create, aside.event_id)
+        await self.send(msgspec.structs.replace(create, event_id=aside.event_id))
         return aside
 
     async def quiet(self) -> None:
@@ -401,7 +373,7 @@ class Connection:
     async def aclose(self, *, cut: bool = False) -> None:
         """Close the transport; whatever waits raises `ConnectionLost`. ``cut``: cancel the running responses
         first, which else go on at the server. Responses out of band are cancelled in any case."""
-        self._closed = True
+        self.closed = True
         try:
             with suppress(ConnectionLost):
                 if cut:
@@ -417,12 +389,22 @@ class Connection:
 
     # --- the receive task -----------------------------------------------------------------------------------
 
-    def begin_receiving(self) -> None:
-        """Let the receive task run, even if the reader's queue is full. Raises `ConnectionLost` after
-        `aclose`."""
-        self._check_open()
+    @contextmanager
+    def waiter(self) -> Iterator[asyncio.Future[Any]]:
+        """A future for what waits for the receive task, which runs meanwhile even if the reader's queue is
+        full. It fails with what ends that task. Raises `ConnectionLost` after `aclose`."""
+        if self.closed:
+            raise self.located(ConnectionLost("This connection was closed here"))
+        waiter: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
         self._room.set()
         self._start()
+        try:
+            yield waiter
+        finally:
+            self._waiters.remove(waiter)
+            if waiter.done() and not waiter.cancelled():
+                waiter.exception()  # marks it as read, so that it is not logged
 
     def _start(self) -> None:
         """Start the receive task if it does not run: at first, and after a loss that ended it."""
@@ -530,18 +512,13 @@ class Connection:
             self._arrival.set_result(None)
 
     def _is_full(self) -> bool:
-        """Whether the receive task has to pause, because the queue is full. It must not while a request waits,
-        as the answer may come later, nor while a sender or the reader of a response out of band waits."""
-        needed = self._requests or self._senders or any(one.waiting for one in self._asides.values())
-        return len(self._queue) >= MAX_QUEUED and not needed
+        """Whether the receive task has to pause, because the queue is full. It must not while something waits,
+        such as a request, as the answer may come later."""
+        return len(self._queue) >= MAX_QUEUED and not self._is_needed()
 
     def _is_needed(self) -> bool:
-        """Whether something waits for the connection: a request, a sender, a reader with an empty queue, or the
-        reader of a response out of band."""
-        aside = any(one.waiting for one in self._asides.values())
-        return bool(
-            self._requests or self._senders or aside or (self._arrival is not None and not self._queue)
-        )
+        """Whether something waits for the connection."""
+        return any(not waiter.done() for waiter in self._waiters)
 
     def located(self, error: _Fault) -> _Fault:
         """The same error; one about the connection names the server and the session's handle."""
@@ -558,18 +535,15 @@ class Connection:
 
     def _fail(self, error: Exception) -> None:
         error = self.located(error)
-        waiting = [request.answer for request in self._requests]
-        for future in (*waiting, *self._senders, self._arrival):
-            if future is not None and not future.done():
-                future.set_exception(error)
-        for aside in self._asides.values():
-            aside.fail(error)
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(error)
 
     async def _come_back(self, lost: ConnectionLost) -> None:
         """Replace the lost transport by a new one, and let senders go on. Raises `ConnectionLost`, with why, if
         that is not possible, and `SessionLost` if the server does not have the session."""
         resumption = self._resumption
-        if resumption is None or self._closed or not resumption.possible(lost):
+        if resumption is None or self.closed or not resumption.possible(lost):
             raise lost
         patience = resumption.patience
         try:
@@ -584,6 +558,7 @@ class Connection:
         for sender in self._senders:
             if not sender.done():
                 sender.set_result(None)
+        self._senders.clear()
 
     async def _resumed(self, resumption: Resumption) -> Transport:
         """Open a new transport, in one try, and send all again that the server may lack. After an error it is
@@ -619,20 +594,17 @@ class Connection:
     def _pending(self, event_id: str, matches: Callable[[ServerEvent], bool]) -> Iterator[_PendingRequest]:
         """A request that the receive task answers while the block runs. Raises `ConnectionLost` after
         `aclose`."""
-        self._check_open()
-        request = _PendingRequest(event_id, matches, asyncio.get_running_loop().create_future())
-        self._requests.append(request)
-        self._room.set()
-        try:
-            yield request
-        finally:
-            self._requests.remove(request)
-            _forget(request.answer)
+        with self.waiter() as answer:
+            request = _PendingRequest(event_id, matches, answer)
+            self._requests.append(request)
+            try:
+                yield request
+            finally:
+                self._requests.remove(request)
 
     async def _answer(
         self, request: _PendingRequest, meanwhile: Callable[[ServerEvent], object] | None
     ) -> ServerEvent:
-        self._start()
         event = await request.answer
         while self._taken < request.position and self._queue and not self._reading:
             if meanwhile is not None:
@@ -653,17 +625,6 @@ class Connection:
         if self._resumption is not None and not isinstance(event, ErrorEvent):
             self._resumption.arrived(request.event_id)
 
-    async def _next_arrival(self) -> None:
-        """Wait until there is an event in the queue. Raises what ended the receive task."""
-        self._check_open()
-        self._arrival = asyncio.get_running_loop().create_future()
-        self._start()
-        try:
-            await self._arrival
-        finally:
-            _forget(self._arrival)
-            self._arrival = None
-
     def _taken_next(self) -> ServerEvent:
         """Remove the first event from the queue and return it; the receive task goes on if it waited for room.
         Raises `ProtocolBroken` if the frame could not be read, `SessionLost` if it told that the session was
@@ -681,17 +642,11 @@ class Connection:
         again. Raises ``lost``, the failure, if the session cannot be resumed."""
         if self._transport is not transport:
             return
-        if self._resumption is None or self._closed or not self._resumption.possible(lost):
+        if self._resumption is None or self.closed or not self._resumption.possible(lost):
             raise self.located(lost)
-        sender: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._senders.append(sender)
-        self._room.set()
-        self._start()
-        try:
+        with self.waiter() as sender:
+            self._senders.append(sender)
             await sender
-        finally:
-            self._senders.remove(sender)
-            _forget(sender)
 
     def _take_in(self, event: ServerEvent) -> bool:
         """Update which responses run, and which client events the server has, by an event that is read now.
@@ -699,10 +654,6 @@ class Connection:
         if self._resumption is not None and (event_id := self.responses.acknowledged(event)):
             self._resumption.arrived(event_id)
         return self.responses.read(event)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise self.located(ConnectionLost("This connection was closed here"))
 
     def new_id(self) -> str:
         """A new id for a client event."""
@@ -718,12 +669,6 @@ def server_error(details: ErrorDetails) -> ServerError:
         event_id=details.event_id,
         retry_after=details.retry_after or None,
     )
-
-
-def _forget(future: asyncio.Future[_Event]) -> None:
-    """Mark the future's error as read. Nothing awaits the future any more, and asyncio would log the error."""
-    if future.done() and not future.cancelled():
-        future.exception()
 
 
 class InputBuffer:

@@ -6,7 +6,6 @@ server may not have.
 
 from __future__ import annotations
 
-import itertools
 import random
 import time
 from collections import OrderedDict
@@ -85,7 +84,9 @@ class Patience:
         wrong before; then there is a pause before the first try too. Raises `SessionLost` and `KeyRejected` at
         once, any other `ConnectionFailed` or `ConnectionLost` only when ``total`` is over."""
         give_up, pauses = time.monotonic() + self.total, self.pauses()
-        for number in itertools.count(1):
+        number = 0
+        while True:
+            number += 1
             if fault is not None:
                 pause = next(pauses)
                 self.tell(Retry(fault, number, pause, max(0.0, give_up - time.monotonic())))
@@ -102,7 +103,6 @@ class Patience:
                 if fault is not None:
                     self.tell(None)
                 return result
-        raise AssertionError("the tries have no end")
 
 
 class _AnyEvent(msgspec.Struct):
@@ -119,9 +119,10 @@ class Resumption:
         dial: Callable[[], Awaitable[Transport]],
         patience: Patience | None = None,
         address: str | None = None,
+        handle: str | None = None,
     ) -> None:
         self.address = address
-        self.handle: str | None = None
+        self.handle = handle
         self.last_event: str | None = None
         self.patience = patience or Patience()
         self._dial = dial
@@ -131,9 +132,7 @@ class Resumption:
     def another(self, handle: str) -> Resumption:
         """A new resumption for the session that `handle` opens, at the same server and with the same
         patience."""
-        resumption = Resumption(self._dial, self.patience, self.address)
-        resumption.handle = handle
-        return resumption
+        return Resumption(self._dial, self.patience, self.address, handle)
 
     def possible(self, lost: ConnectionLost) -> bool:
         """Whether to try to resume the session after this loss: there is a handle, and the close code is not a

@@ -35,6 +35,7 @@ PART = 1 << 17
 
 _CLIENT: msgspec.json.Decoder[ClientEvent] = msgspec.json.Decoder(ClientEvent)
 _SERVER: msgspec.json.Decoder[ServerEvent] = msgspec.json.Decoder(ServerEvent)
+_ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -75,13 +76,13 @@ def decode_body(
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
-        return _without_nulls(_lenient(data), str(error), decoder.decode, unserved)
+        return _without_nulls(_lenient(data), str(error), decoder, unserved)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise FrameMalformed(_quoted(f"The {named} is not valid JSON: {_cause(error, data)}")) from None
 
 
 def decode_prepared(
-    data: bytes | str,
+    data: bytes,
     form: type[T],
     prepare: Callable[[Any], None],
     unserved: Callable[[str, Any], bool] = lambda path, value: False,
@@ -90,17 +91,12 @@ def decode_prepared(
     changed the decoded JSON in place, for example added the tags that clients may leave out. ``unserved``:
     called with the path of a field that was refused and its value; returns whether the body's standard has it
     and this server does not serve it. Raises a `FrameError` that names the field."""
-    try:
-        encoded = data.encode() if isinstance(data, str) else data
-        whole = msgspec.json.decode(encoded)
-        prepare(whole)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise FrameMalformed(_quoted(f"The body is not valid JSON: {_cause(error, data)}")) from None
+    whole = decode_body(data, _ANY)
+    prepare(whole)
     try:
         return msgspec.convert(whole, form, str_keys=True)
     except msgspec.ValidationError as error:
-        decode: msgspec.json.Decoder[T] = msgspec.json.Decoder(form)
-        return _without_nulls(whole, str(error), decode.decode, unserved)
+        return _without_nulls(whole, str(error), msgspec.json.Decoder(form), unserved)
 
 
 def decode_server(frame: bytes | str) -> ServerEvent | None:
@@ -164,11 +160,11 @@ def _marks_in(data: bytes) -> int:
     return data.count(b",") + data.count(b"[") + data.count(b"{")
 
 
-def _cause(error: Exception, data: bytes | str) -> str:
+def _cause(error: Exception, data: bytes) -> str:
     """Why JSON text could not be decoded. msgspec says that the text was cut off also if the escape of one half
     of a surrogate pair, such as `\\ud83d`, stands near its end."""
     text = str(error)
-    end = data[-_NEAR_END:] if isinstance(data, bytes) and text == _CUT_OFF else b""
+    end = data[-_NEAR_END:] if text == _CUT_OFF else b""
     half = isinstance(error, msgspec.DecodeError) and "surrogate" in text
     return _HALF_PAIR if half or _HALF.search(_PAIR.sub(b" ", end)) else text
 
@@ -199,7 +195,7 @@ def _event_id_alone(data: bytes) -> str | None:
 
 
 def _without_nulls(
-    whole: Any, text: str, decode: Callable[[bytes], T], unserved: Callable[[str, Any], bool]
+    whole: Any, text: str, decoder: msgspec.json.Decoder[T], unserved: Callable[[str, Any], bool]
 ) -> T:
     """Decode a frame or body again if a field is at fault that the standard has, this server does not serve,
     and the client set to null: all such fields are left out, as if they were absent. `whole`: the frame or
@@ -211,7 +207,7 @@ def _without_nulls(
     if isinstance(holder, dict) and holder.get(name, "") is None and unserved(path, None):
         _drop_nulls(whole, unserved)
         try:
-            return decode(msgspec.json.encode(whole))
+            return decoder.decode(msgspec.json.encode(whole))
         except msgspec.ValidationError as error:
             text = str(error)
     raise _refusal(whole, text, unserved)

@@ -10,6 +10,8 @@ import pytest
 from holdfast.gateway.server import Serving
 from holdfast.sdk import Client, ServerError, connect
 from holdfast.sdk.chat import Chat
+from holdfast.sdk.frames.client import ItemTruncate
+from holdfast.sdk.frames.server import ItemTruncated
 
 from .wires import LONG
 
@@ -53,8 +55,9 @@ async def test_a_reply_that_is_over_is_cut_too(wired: Client) -> None:
         assert await chat.interrupt(heard=said[:30]) == said[:30]
         assert "Marisol" in await chat.say("What is my name?").text()
         assert chat.last.kv.prefilled <= chat.last.kv.new
+        cut = ItemTruncate(item_id=(await items_of(chat))[0], text_end=10_000)
         with pytest.raises(ServerError, match="characters"):
-            await chat._connection.truncate((await items_of(chat))[0], 10_000)
+            await chat._connection.request(cut, ItemTruncated)
 
 
 async def test_a_reply_that_was_left_is_cut_and_not_the_one_before(wired: Client) -> None:

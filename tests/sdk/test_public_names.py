@@ -18,8 +18,8 @@ from holdfast.sdk import errors, sync
 GUIDE = Path(sdk.__file__).with_name("README.md").read_text()
 MADE = {"Chat", "Turn", "Run", "Reply", "TextInput", "SyncChat", "SyncClient", "SyncStream", "AsyncOpening"}
 """Classes that the SDK makes: their constructors are not for users."""
-INSIDE = {"resume", "replace_create", "witness"}
-"""Methods of `Chat` and `Reply` that other modules of the SDK call. (`Client.resume` is looked at as well.)"""
+INSIDE = {"resumed", "witness"}
+"""Methods of `Chat` and `Reply` that other modules of the SDK call."""
 ELSEWHERE = {"BlockingPortal", "Path", "PathLike", "SSLContext", "deque", "Detached"}
 """Names of the standard library, and what `Tool` keeps for itself."""
 
@@ -43,7 +43,7 @@ def public() -> Iterator[tuple[str, object]]:
             function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
             made_inside = name.removeprefix("sync.") in MADE and method in {"__init__", *INSIDE}
             shown = not method.startswith("_") or method == "__init__"
-            if inspect.isfunction(function) and shown and not (made_inside and name != "Client"):
+            if inspect.isfunction(function) and shown and not made_inside:
                 yield f"{name}.{method}", inspect.unwrap(function)
 
 

@@ -101,11 +101,10 @@ async def test_a_turn_beyond_the_limit_leaves_no_item_and_is_not_counted(tmp_pat
         assert await chat.say("begin", max_output_tokens=9).text()
         before = chat._connection.resumption()
     async with scripted(tmp_path) as client:
-        back = client._resumption()
+        back = client._resumption(before.handle)
         assert back is not None
         back.last_event = before.last_event
-        resumed = await Chat.resume(back, before.handle or "")
-        async with resumed:
+        async with Chat.resumed(back, await back.connect(), {}) as resumed:
             said = await resumed.say("go on", max_output_tokens=9).text()
         (item,) = resumed.last.response.output
         assert isinstance(item, MessageItem)

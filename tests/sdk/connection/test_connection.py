@@ -13,11 +13,10 @@ from holdfast.sdk.connection import connection as connections
 from holdfast.sdk.connection import multiplex
 from holdfast.sdk.connection.connection import Connection
 from holdfast.sdk.connection.multiplex import SharedTransport
-from holdfast.sdk.connection.reconnect import Patience, Resumption
-from holdfast.sdk.connection.transport import Transport
 from holdfast.sdk.errors import ChatBusy, ConnectionLost, ProtocolBroken
 from holdfast.sdk.frames import client, codec, server
-from holdfast.sdk.frames.session import SessionResource
+
+from .test_reconnect import back_over, resumed
 
 pytestmark = pytest.mark.anyio
 
@@ -63,22 +62,6 @@ class Wire:
 
 def deleted(item: str, **fields: str) -> server.ItemDeleted:
     return server.ItemDeleted(event_id=f"e_{item}", item_id=item, **fields)
-
-
-def resumed(**fields: str) -> server.SessionResumed:
-    session = SessionResource(id="sess", model="pocket")
-    return server.SessionResumed(event_id="back", session=session, handle="second", **fields)
-
-
-def back_over(*wires: Wire) -> Resumption:
-    waiting = list(wires)
-
-    async def dial() -> Transport:
-        return waiting.pop(0)
-
-    back = Resumption(dial, Patience(first=0.0, longest=0.0, total=1000.0))
-    back.handle = "first"
-    return back
 
 
 async def test_events_beyond_the_bound_are_left_on_the_transport(monkeypatch: pytest.MonkeyPatch) -> None:

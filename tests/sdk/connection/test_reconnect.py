@@ -51,7 +51,7 @@ class Line:
         return [event.event_id for event in self.sent[1:]]
 
 
-def back_over(*lines: Line | Exception, patience: Patience = QUICK) -> Resumption:
+def back_over(*lines: Transport | Exception, patience: Patience = QUICK) -> Resumption:
     waiting = list(lines)
 
     async def dial() -> Transport:
@@ -60,9 +60,7 @@ def back_over(*lines: Line | Exception, patience: Patience = QUICK) -> Resumptio
             raise line
         return line
 
-    back = Resumption(dial, patience, ADDRESS)
-    back.handle = "first"
-    return back
+    return Resumption(dial, patience, ADDRESS, "first")
 
 
 def deleted(event_id: str, item: str) -> server.ItemDeleted:
