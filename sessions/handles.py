@@ -13,7 +13,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from .journal.records import Keyring, SessionLog
+from .journal.records import Keyring
+from .journal.session_log import SessionLog
 
 HANDLE_BYTES = 24  # 192 random bits
 MAX_FRESH = 4  # issued and not used: their answers may have been lost

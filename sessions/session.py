@@ -21,8 +21,9 @@ from .conversation.tree import TurnNode
 from .engine_copy import EngineCopy
 from .errors import SessionClosed
 from .handles import SessionHandles
-from .journal.records import AnyOperation, Begun, Branched, SessionLog
+from .journal.records import AnyOperation, Begun, Branched
 from .journal.replay import Past, refused, request_form, retold
+from .journal.session_log import SessionLog
 from .placement import Placement, ReturnHints, Waits
 from .settings import SessionSettings, TenantLimits
 from .tenants import Tenant

@@ -6,7 +6,7 @@ costs the sessions that have records in the damaged place. Knows nothing of sock
 
 | file | cares about |
 |---|---|
-| `journal.py` | the thread that commits groups; each session's log on it |
+| `journal.py`, `session_log.py` | the thread that commits groups; each session's log on it |
 | `records.py` | what is written: operations, records, changes |
 | `replay.py` | operations to a history, and to one snapshot |
 | `store.py` | changes to records, room, reading |
