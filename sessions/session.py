@@ -33,7 +33,7 @@ from .text.renderer import Renderer
 from .turn.branch import Branch
 from .turn.events import ReplyEvent
 from .turn.fitting import older_turns
-from .turn.request import RequestBounds, TurnRequest
+from .turn.request import TurnRequest
 from .turn.response import TurnResponse
 from .turn.turn_grammar import TurnGrammar
 
@@ -251,18 +251,6 @@ class Session:
             self._find_by(digest)
             if lasting:
                 self.handles.named(digest)
-
-    @property
-    def bounds(self) -> RequestBounds:
-        """What the model and the settings of this server allow in a request."""
-        branch = self._branch
-        cycle = branch.settings.cycle_tokens
-        return RequestBounds(branch.link.hello.vocab_size, branch.language.shows_tools, cycle)
-
-    @property
-    def most_characters(self) -> int | None:
-        """The most characters of a text that can fit into the model's context; None if that is not known."""
-        return self._branch.language.tokenizer.most_characters(self._branch.link.hello.max_context)
 
     def expect(self, item: Growing | None) -> None:
         """Prefill the next item while its text is streamed in: the tokens that later text cannot change.

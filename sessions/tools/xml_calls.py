@@ -104,14 +104,8 @@ class XmlCallParser(CallParser):
         self._state, self._before = _Part.BEHIND, ""
 
     def _in_text(self) -> Iterator[Piece]:
-        at, tag = first_tag(self._held, self._form.openings)
-        words = self._held[:at].rstrip()
-        if tag:
-            self._state, self._before = _Part.HEAD, self._held[len(words) : at]
-            self._held = self._held[at:]
-        else:
-            self._held = self._held[len(words) :]
-        yield from self._text(words)
+        if (yield from self._text_before(self._form.openings)):
+            self._state = _Part.HEAD
 
     def _in_head(self) -> Iterator[Piece]:
         head = self._form.head.match(self._held, partial=True)

@@ -319,14 +319,13 @@ class TurnResponse:
             self._new_tokens = min(self._new_tokens, len(prompt) - prefilled)
         self._restarted = branch.sequence.lost
         end_ids = self._end_ids = branch.language.end_ids(hello.eos_ids)
-        whole = self._whole_calls
         request, room = self._request, hello.max_context - len(prompt)
         most = min(room, request.max_output_tokens or room)
         stop_ids = tuple(sorted(end_ids.union(request.stop_ids)))
-        gather = GATHERED if whole and request.one_call else 1
+        gather = GATHERED if self._whole_calls and request.one_call else 1
         run = ReplyRun(
             self._sequence,
-            self._reader(whole_calls=whole),
+            self._reader(),
             prompt,
             request.sampling,
             TokenLimits(most, stop_ids, min(request.min_output_tokens, most), gather),
@@ -339,9 +338,10 @@ class TurnResponse:
             await run.cancel(self._cancelled)
         return run
 
-    def _reader(self, *, whole_calls: bool = False) -> ReplyReader:
+    def _reader(self) -> ReplyReader:
         language, tools = self._branch.language, self._placed.script.preamble.tools
-        return ReplyReader(language, self._request, self._end_ids, self.id, tools, whole_calls=whole_calls)
+        whole = self._whole_calls
+        return ReplyReader(language, self._request, self._end_ids, self.id, tools, whole_calls=whole)
 
     async def _fitted(self, max_context: int) -> FittedPrompt:
         """The prompt, without older turns if it is too long and the request allows that. A reply that continues
