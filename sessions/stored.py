@@ -146,10 +146,8 @@ class StoredObjects:
                 log.append(Noted(note=note))
             else:
                 grown = self._write(self._journal, grown, b"")
-            self._journal.put(log.taken())
-            self._journal.sync().add_done_callback(
-                lambda _: log.close()
-            )  # until then retention must not forget it
+            self._journal.put(log.taken())  # until it is on disk, the log keeps retention from forgetting it
+            self._journal.sync().add_done_callback(lambda _: log.close())
         self._keep(grown)
         return grown
 
