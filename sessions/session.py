@@ -141,7 +141,8 @@ class Session:
             response = TurnResponse(
                 self._branch, bound, placed, response_id, ended=self._ended, whole_calls=whole_calls
             )
-            undo.callback(self._withdraw, response)
+            undo.callback(self._tenant.left, [response])
+            undo.callback(response.withdraw)
             if response.writes:
                 self._waits.returns(self.id)
                 self._return_hints.cancel()
@@ -288,10 +289,6 @@ class Session:
         self._responses = []  # nothing refers back to a closed session: it is freed without the collector
         await self._sequence.close(keep_kv=keep_kv)
         self.log.close()
-
-    def _withdraw(self, response: TurnResponse) -> None:
-        response.withdraw()
-        self._tenant.left([response])
 
     def _ended(self, response: TurnResponse) -> None:
         self._tenant.left([response])

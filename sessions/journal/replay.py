@@ -97,7 +97,7 @@ def replay(operations: Iterable[AnyOperation], *, max_items: int, max_events: in
 
 
 def condensed(
-    operations: Sequence[AnyOperation], *, max_items: int = MANY_ITEMS, max_events: int = 1024
+    operations: Sequence[AnyOperation], *, max_events: int = 1024
 ) -> tuple[int, SessionSnapshot] | None:
     """Make a snapshot that replaces as many of the first operations as possible: those up to the last point
     where no response runs. Returns how many these are, and the snapshot; None if they are fewer than two, or
@@ -107,7 +107,7 @@ def condensed(
     until = quiet(operations)
     if until < 2:
         return None
-    return until, snapshot_of(replay(operations[:until], max_items=max_items, max_events=max_events))
+    return until, snapshot_of(replay(operations[:until], max_items=MANY_ITEMS, max_events=max_events))
 
 
 def _step(replayed: Replayed, operation: AnyOperation) -> None:

@@ -79,7 +79,8 @@ class XmlCallParser(CallParser):
     def _read_on(self) -> Iterator[Piece]:
         match self._state:
             case _Part.TEXT:
-                yield from self._in_text()
+                if (yield from self._text_before(self._form.openings)):
+                    self._state = _Part.HEAD
             case _Part.HEAD:
                 yield from self._in_head()
             case _Part.BETWEEN:
@@ -102,10 +103,6 @@ class XmlCallParser(CallParser):
         elif self._state is _Part.TEXT or (self._state is _Part.HEAD and not cut):
             yield from self._text(self._before + held)
         self._state, self._before = _Part.BEHIND, ""
-
-    def _in_text(self) -> Iterator[Piece]:
-        if (yield from self._text_before(self._form.openings)):
-            self._state = _Part.HEAD
 
     def _in_head(self) -> Iterator[Piece]:
         head = self._form.head.match(self._held, partial=True)
