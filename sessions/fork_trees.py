@@ -178,10 +178,6 @@ class ForkTrees:
         """The tree of an open session, as far as it is known."""
         return self._trees[root_of(record)]
 
-    def known(self, record: SessionRecord) -> ForkTree | None:
-        """The tree of a session, if one of the tree's sessions is open."""
-        return self._trees.get(root_of(record))
-
     def enter(self, number: int, record: SessionRecord) -> None:
         """Called when a session is open now: it enters its tree. ``number``: its number in the journal."""
         tree = self._trees.setdefault(root_of(record), ForkTree())
@@ -198,8 +194,8 @@ class ForkTrees:
         if not tree.open:
             del self._trees[root_of(record)]
 
-    def begin_pruning(self, tree: ForkTree | None, target: str) -> None:
-        """Take the session ``target`` out of its ``tree``; None: none of its sessions is open."""
+    def begin_pruning(self, record: SessionRecord, target: str) -> None:
+        """Take the session ``target`` out of its tree: that of the session with this ``record``."""
         self.pruned.add(target)
-        if tree is not None:
+        if (tree := self._trees.get(root_of(record))) is not None:
             tree.drop(target)

@@ -178,9 +178,8 @@ class Forks:
         """Begin to prune: take the session ``target`` out of the fork tree, so that no handle opens it.
         Returns its number in the journal, which `forget` takes; None without a journal. Raises
         ``MemberUnknown``, ``PruneInvalid``, and what `page` raises."""
-        tree = await self._whole_tree(session_id)
-        number = tree.check_pruned(target, session_id)
-        self._registry.trees.begin_pruning(tree, target)
+        number = (await self._whole_tree(session_id)).check_pruned(target, session_id)
+        self._registry.trees.begin_pruning(self._registry.record_of(session_id), target)
         return None if self._registry.journal is None else number
 
     async def forget(self, target: str, number: int | None) -> None:

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from .journal.records import Keyring, SessionLog
+from .journal.records import Keyring
+from .journal.session_log import SessionLog
 
 HANDLE_BYTES = 24  # 192 random bits
 MAX_FRESH = 4  # issued and not used: their answers may have been lost
@@ -44,7 +45,7 @@ class SessionHandles:
         self._log = log
         self._keyring = keyring or Keyring(fresh=())
         if keyring is None:
-            self._issue(Keyring(fresh=()))
+            self._issue()
 
     def digests(self) -> tuple[bytes, ...]:
         """Digests of the handles that are valid now: the last used one, and those that were issued since."""
@@ -60,10 +61,9 @@ class SessionHandles:
         """Called when a client has used the valid handle with this digest: issues the next handle and returns
         its text. If the used one had not been used before, all other handles that were issued before this call
         become invalid."""
-        ring = self._keyring
-        if digest in ring.fresh:
-            ring = msgspec.structs.replace(ring, fresh=(), used=digest)
-        self._issue(ring)
+        if digest in self._keyring.fresh:
+            self._keyring = msgspec.structs.replace(self._keyring, fresh=(), used=digest)
+        self._issue()
         return self.current
 
     def reached(self, conversation: bytes) -> None:
@@ -76,18 +76,18 @@ class SessionHandles:
         kept = (*known, conversation)
         if len(kept) > MAX_CONVERSATIONS:
             kept = (kept[0], *kept[2:])
-        self._keyring = msgspec.structs.replace(self._keyring, conversations=kept)
-        self._log.keep(self._keyring)
+        self._change(conversations=kept)
 
     def named(self, name: bytes) -> None:
         """A client knows the session by the name with this digest (`continuation`): keep it likewise."""
         known = self._keyring.names
         if name not in known:
-            self._keyring = msgspec.structs.replace(self._keyring, names=(*known, name)[-MAX_NAMES:])
-            self._log.keep(self._keyring)
+            self._change(names=(*known, name)[-MAX_NAMES:])
 
-    def _issue(self, ring: Keyring) -> None:
+    def _issue(self) -> None:
         self.current = f"hold_{secrets.token_urlsafe(HANDLE_BYTES)}"
-        fresh = (*ring.fresh, digest_of(self.current))[-MAX_FRESH:]
-        self._keyring = msgspec.structs.replace(ring, fresh=fresh)
+        self._change(fresh=(*self._keyring.fresh, digest_of(self.current))[-MAX_FRESH:])
+
+    def _change(self, **digests: tuple[bytes, ...]) -> None:
+        self._keyring = msgspec.structs.replace(self._keyring, **digests)
         self._log.keep(self._keyring)

@@ -34,9 +34,10 @@ from .errors import HandleUnknown, RecordDamaged, SessionUnknown, StorageUnavail
 from .exports import SessionStart
 from .fork_trees import ForkTrees
 from .handles import SessionHandles, digest_of
-from .journal.journal import Journal, JournaledLog
-from .journal.records import AnyOperation, Keyring, SessionLog, SessionRecord, put
+from .journal.journal import Journal
+from .journal.records import AnyOperation, Keyring, SessionRecord, put
 from .journal.replay import Replayed, replay
+from .journal.session_log import SessionLog
 from .placement import Waits
 from .session import Session
 from .settings import SessionSettings
@@ -144,7 +145,7 @@ class SessionRegistry:
         record's origin. ``sequence``: its copy in the engine; None makes one. ``kept``: as in `create`.
         """
         journal = self.journal if kept else None
-        log = SessionLog(next(self._numbers)) if journal is None else JournaledLog.begin(journal, record)
+        log = SessionLog(number=next(self._numbers)) if journal is None else SessionLog.begin(journal, record)
         try:
             for operation in operations:
                 log.append(operation)
@@ -515,7 +516,7 @@ class SessionRegistry:
                 replayed = await asyncio.to_thread(replay, stored.operations, **limits)
             finally:
                 self.tenants.leave(stored.record.salt)
-            log = JournaledLog(journal, number, stored.written, stored.record.salt)
+            log = SessionLog(journal, number, stored.written, stored.record.salt)
             try:
                 session = self._made(stored.record, log, replayed.history, keyring=stored.keyring)
                 session.history.drop_silent()

@@ -21,8 +21,9 @@ from .conversation.tree import TurnNode
 from .engine_copy import EngineCopy
 from .errors import SessionClosed
 from .handles import SessionHandles
-from .journal.records import AnyOperation, Begun, Branched, SessionLog
+from .journal.records import AnyOperation, Begun, Branched
 from .journal.replay import Past, refused, request_form, retold
+from .journal.session_log import SessionLog
 from .placement import Placement, ReturnHints, Waits
 from .settings import SessionSettings, TenantLimits
 from .tenants import Tenant
@@ -32,7 +33,7 @@ from .text.renderer import Renderer
 from .turn.branch import Branch
 from .turn.events import ReplyEvent
 from .turn.fitting import older_turns
-from .turn.request import RequestBounds, TurnRequest
+from .turn.request import TurnRequest
 from .turn.response import TurnResponse
 from .turn.turn_grammar import TurnGrammar
 
@@ -140,7 +141,8 @@ class Session:
             response = TurnResponse(
                 self._branch, bound, placed, response_id, ended=self._ended, whole_calls=whole_calls
             )
-            undo.callback(self._withdraw, response)
+            undo.callback(self._tenant.left, [response])
+            undo.callback(response.withdraw)
             if response.writes:
                 self._waits.returns(self.id)
                 self._return_hints.cancel()
@@ -251,18 +253,6 @@ class Session:
             if lasting:
                 self.handles.named(digest)
 
-    @property
-    def bounds(self) -> RequestBounds:
-        """What the model and the settings of this server allow in a request."""
-        branch = self._branch
-        cycle = branch.settings.cycle_tokens
-        return RequestBounds(branch.link.hello.vocab_size, branch.language.shows_tools, cycle)
-
-    @property
-    def most_characters(self) -> int | None:
-        """The most characters of a text that can fit into the model's context; None if that is not known."""
-        return self._branch.language.tokenizer.most_characters(self._branch.link.hello.max_context)
-
     def expect(self, item: Growing | None) -> None:
         """Prefill the next item while its text is streamed in: the tokens that later text cannot change.
         ``item``: it with its text so far; None: the client withdrew it. Does nothing after `aclose`."""
@@ -299,10 +289,6 @@ class Session:
         self._responses = []  # nothing refers back to a closed session: it is freed without the collector
         await self._sequence.close(keep_kv=keep_kv)
         self.log.close()
-
-    def _withdraw(self, response: TurnResponse) -> None:
-        response.withdraw()
-        self._tenant.left([response])
 
     def _ended(self, response: TurnResponse) -> None:
         self._tenant.left([response])

@@ -20,9 +20,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from .journal.journal import Journal, JournaledLog
+from .journal.journal import Journal
 from .journal.records import Keyring, Noted, Origin, SessionRecord, drop
 from .journal.segment import Fresh
+from .journal.session_log import SessionLog
 from .journal.store import JournalStore
 
 CACHE_BYTES = 64 << 20
@@ -110,7 +111,7 @@ class StoredObjects:
                 origin = Origin.of(parent.number, parent.own)
         clock = datetime.now().astimezone().isoformat()
         record = SessionRecord(id=made.name, owner=owner, salt=made.salt, clock=clock, origin=origin)
-        log = JournaledLog.begin(journal, record)
+        log = SessionLog.begin(journal, record)
         digest = digest_of(made.salt, made.name)
         # Twice, since retention takes a fork with one digest for a session that was never opened.
         log.keep(Keyring(fresh=(), conversations=(digest, digest)))
@@ -124,7 +125,7 @@ class StoredObjects:
             journal.leave(parent.number)
         return replace(made, number=log.number, own=len(own))
 
-    def _written(self, log: JournaledLog) -> None:
+    def _written(self, log: SessionLog) -> None:
         self._unwritten.discard(log.number)
         log.close()
 
@@ -140,12 +141,13 @@ class StoredObjects:
         retention has forgotten the object meanwhile."""
         grown = replace(stored, notes=(*stored.notes, note), own=stored.own + 1)
         if self._journal is not None:
-            log = JournaledLog(self._journal, stored.number, stored.own, stored.salt)
+            log = SessionLog(self._journal, stored.number, stored.own, stored.salt)
             if self._lives(self._journal, stored.number):
                 log.append(Noted(note=note))
             else:
                 grown = self._write(self._journal, grown, b"")
-            log.sync().add_done_callback(lambda _: log.close())  # until then retention must not forget it
+            self._journal.put(log.taken())  # until it is on disk, the log keeps retention from forgetting it
+            self._journal.sync().add_done_callback(lambda _: log.close())
         self._keep(grown)
         return grown
 

@@ -166,11 +166,11 @@ async def _round(
     acknowledged: dict[int, list[str]],
     found: dict[str, Any],
 ) -> None:
-    from ...sessions.journal.journal import JournaledLog
     from ...sessions.journal.records import EventReceived, Keyring, SessionRecord, drop
+    from ...sessions.journal.session_log import SessionLog
 
     record = SessionRecord(id=f"s{round_}", owner=b"", salt=b"", clock="2025-03-01T00:00:00+00:00")
-    log = JournaledLog.begin(book, record)
+    log = SessionLog.begin(book, record)
     log.keep(Keyring(fresh=(bytes([round_]) * 32,)))
     events = asked[log.number] = []
     for group in range(3):
@@ -179,7 +179,8 @@ async def _round(
             log.append(EventReceived(event=events[-1]))
         began = time.monotonic()
         async with asyncio.timeout(STUCK_SECONDS):
-            await log.sync()
+            book.put(log.taken())
+            await book.sync()
         found["gap"] = max(found["gap"], time.monotonic() - began)
         acknowledged[log.number] = list(events)
     if round_ == 3:

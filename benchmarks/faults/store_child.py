@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.sessions.errors import RecordDamaged, StorageUnavailable, StoreUnusable
-from holdfast.sessions.journal.journal import Journal, JournaledLog
+from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.journal.records import EventReceived, Keyring, SessionRecord
+from holdfast.sessions.journal.session_log import SessionLog
 from holdfast.sessions.settings import JournalSettings
 
 AT_ONCE = 6  # sessions that are written to at the same time
@@ -68,12 +69,12 @@ class StoreWriter:
         number = await self._another() if rng.random() < 0.5 else 0
         if not number:
             record = SessionRecord(id=f"{self._name}-{self._texts}", owner=b"", salt=b"", clock="2025-03-01")
-            log = JournaledLog.begin(journal, record)
+            log = SessionLog.begin(journal, record)
             log.keep(Keyring(fresh=(log.number.to_bytes(32, "big"),)))
         else:
             try:
                 stored = await journal.read(lambda store: store.session(number))
-                log = JournaledLog(journal, number, stored.written)
+                log = SessionLog(journal, number, stored.written)
             finally:
                 journal.leave(number)  # the log holds it
         try:
@@ -81,7 +82,8 @@ class StoreWriter:
                 self._texts += 1
                 text = f"{log.number:x} {self._name} {self._texts} " + "x" * (BIG * (rng.random() < 0.125))
                 log.append(EventReceived(event=text))
-                await log.sync()
+                journal.put(log.taken())
+                await journal.sync()
                 tell("said", log.number, text)
         finally:
             log.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import msgspec
@@ -18,8 +18,8 @@ from ...runtime.verbs import TokenLimits
 from ...sessions.conversation.items import Tool, new_id
 from ...sessions.engine_copy import EngineCopy
 from ...sessions.errors import EngineUnavailable, TurnFailed
-from ...sessions.journal.replay import reader_of
 from ...sessions.text.language import Language
+from ...sessions.tools.formats import HERMES
 from ...sessions.turn.events import ReplyEvent
 from ...sessions.turn.generation import ReplyRun
 from ...sessions.turn.reply_reader import ReplyReader
@@ -232,10 +232,10 @@ class CompletionBatch:
 
     def _reader(self, request: TurnRequest, ends: frozenset[int]) -> ReplyReader:
         language = self._completer.language
-        if self._tools is not None:
-            return reader_of(new_id("resp"), request, language, ends, self._tools)
-        text = msgspec.structs.replace(request, parse_calls=False)
-        return ReplyReader(language.tokenizer, text, end_ids=ends, leads=False)
+        if self._tools is None:  # all of the reply is text, which goes on behind the prompt's
+            language = replace(language, forms=HERMES)
+            request = msgspec.structs.replace(request, parse_calls=False, prompt=())
+        return ReplyReader(language, request, ends, new_id("resp"), self._tools or ())
 
 
 async def _advanced(run: ReplyRun, task: PromptTask) -> list[ReplyEvent]:

@@ -435,8 +435,7 @@ class LiveSessions:
     async def erase(self, record: SessionRecord, number: int | None) -> None:
         """Close the session of this ``record``, also on a connection, and delete it: its records and its KV on
         all tiers. What its forks share with it stays. ``number``: in the journal; None: it does not keep it."""
-        trees = self.registry.trees
-        trees.begin_pruning(trees.known(record), record.id)
+        self.registry.trees.begin_pruning(record, record.id)
         await self._whole(self._prune(record.id, number))
 
     async def _whole(self, work: Coroutine[None, None, _T]) -> _T:

@@ -192,7 +192,7 @@ class RealtimeSession:
     def __init__(
         self, face: RealtimeFace, session: Session, config: RealtimeConfig, replies: int = 0
     ) -> None:
-        limits = face.limits
+        limits, registry = face.limits, face.sessions.registry
         self.live = LiveSession(session, self, face.sessions.turns)
         self.session = session
         self._face = face
@@ -203,11 +203,11 @@ class RealtimeSession:
             session.history,
             ids=self._ids,
             parallel_responses=limits.parallel_responses,
-            bounds=session.bounds,
+            bounds=registry.bounds,
             names=face.names,
             conversation_id=config.conversation,
             admit=self.live.admit,
-            most_characters=session.most_characters,
+            most_characters=registry.most_characters,
         )
         self.event_log = EventLog(limits, replies, lambda: session.handles.current)
         self._verbs = SessionVerbs(self.live, face.sessions, self.conversation, self.event_log, limits.moves)

@@ -114,21 +114,20 @@ def _before(node: TurnNode) -> str:
 # --- replies -----------------------------------------------------------------------------------------------
 
 
-def checked_end(item: Item, end: int, param: str = "text_end") -> None:
-    """Check that ``item`` is a message of the model, and that it may be cut after ``end`` characters.
-    ``param``: the field that an error names. Raises ``CutInvalid``."""
+def checked_end(item: Item, end: int) -> None:
+    """Check that ``item`` is a message of the model, and that it may be cut after ``end`` characters. Raises
+    ``CutInvalid``."""
     if not isinstance(item, Message) or item.role != "assistant":
         raise CutInvalid(f"The item {item.id!r} is no message of the assistant", param="item_id")
-    check_place(item.text, end, param)
+    check_place(item.text, end)
 
 
-def check_place(text: str, end: int, param: str = "text_end") -> None:
-    """Check that ``text`` may be cut after ``end`` characters. ``param``: the field that an error names. Raises
-    ``CutInvalid``."""
+def check_place(text: str, end: int) -> None:
+    """Check that ``text`` may be cut after ``end`` characters. Raises ``CutInvalid``."""
     if end > len(text):
-        raise CutInvalid(f"The text has {len(text)} characters, none at {end}", param=param)
+        raise CutInvalid(f"The text has {len(text)} characters, none at {end}", param="text_end")
     if inside_character(text, end):
-        raise CutInvalid(f"A cut at {end} would take a character apart", param=param)
+        raise CutInvalid(f"A cut at {end} would take a character apart", param="text_end")
 
 
 def cut_message(message: Message, end: int) -> Message:

@@ -6,7 +6,7 @@ costs the sessions that have records in the damaged place. Knows nothing of sock
 
 | file | cares about |
 |---|---|
-| `journal.py` | the thread that commits groups; each session's log on it |
+| `journal.py`, `session_log.py` | the thread that commits groups; each session's log on it |
 | `records.py` | what is written: operations, records, changes |
 | `replay.py` | operations to a history, and to one snapshot |
 | `store.py` | changes to records, room, reading |
@@ -35,7 +35,7 @@ Format 4, in which two servers on one store can neither mix nor lose what was ac
   nowhere.
 
 Logs of format 3 are read by the same code (all keys are 0, numbers have 64 bits, times count as 0), and each is
-rewritten by the next compactions. Formats 1 and 2 are moved at the first start.
+rewritten by the next compactions. Formats 1 and 2, in LMDB, are refused.
 
 What a client deletes leaves the logs: the mark says that it was deleted (`ERASED`), the logs that have records
 of the session are stained, and ``erase_seconds`` later the log that is being written is sealed and all of them

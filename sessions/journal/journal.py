@@ -4,8 +4,8 @@ A group is everything that is queued when the thread begins a commit: at the end
 in which something first waits for it (`Journal.sync`), or `GATHER_SECONDS` after the first change if nothing
 waits. What may wait, such as the token ids of replies, waits in the sessions' logs for at most
 ``cursor_seconds``; then it is queued for all sessions together. A failed commit is tried again until it
-succeeds, and nothing that waits for it is acknowledged meanwhile. `JournaledLog` is one session's log. Knows
-nothing of what a change means.
+succeeds, and nothing that waits for it is acknowledged meanwhile. Knows nothing of what
+a change means.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import RecordDamaged, ShareFull, StorageFull, StorageUnavailable, StoreLost
 from ..settings import JournalSettings
@@ -28,10 +28,12 @@ from . import records
 from .clock import ServedClock
 from .lock import StoreLock
 from .model_store import open_for
-from .records import AnyOperation, Emitted, EventReceived, Keyring, Origin, SessionLog, SessionRecord, Typed
 from .replay import condensed
 from .segment import HIGH, Fresh
 from .store import Condense, JournalStore
+
+if TYPE_CHECKING:
+    from .session_log import SessionLog
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +79,7 @@ class Journal:
         self._queued = 0
         self._taken = 0  # so many of the queued changes are with the thread, or written
         self._urgent = False
-        self._later: dict[JournaledLog, None] = {}  # logs with operations that may wait
+        self._later: dict[SessionLog, None] = {}  # logs with operations that may wait
         self._batch: asyncio.TimerHandle | None = None
         self._due: asyncio.Handle | None = None  # the next call of `_wake`
         self._awaited = False  # it comes at the end of this pass, because something waits for the commit
@@ -159,7 +161,7 @@ class Journal:
             self._urgent = True
             self._changed.notify()
 
-    def flush_later(self, log: JournaledLog) -> None:
+    def flush_later(self, log: SessionLog) -> None:
         """Queue what this session's log holds within ``cursor_seconds``, in one group with the other logs that
         wait."""
         self._later[log] = None
@@ -514,130 +516,3 @@ def _fail(ticket: asyncio.Future[None], fault: StorageUnavailable) -> None:
     _finish(ticket, None, fault)
     if not ticket.cancelled():
         ticket.exception()
-
-
-LAZY = Emitted | EventReceived | Typed
-"""Operations that are not acknowledged to a client: they may wait to be committed with others."""
-
-
-class JournaledLog(SessionLog):
-    """One session's log in the journal: collects the session's operations and hands them to the journal.
-
-    ``number``: the session's in the journal. ``index``: the index of its next operation. ``salt``: its
-    tenant's. Operations appended in one run of the event loop are committed together: after a crash an event
-    and its effects are both there, or neither.
-    """
-
-    durable = True
-
-    def __init__(self, journal: Journal, number: int, index: int = 0, salt: bytes = b"") -> None:
-        super().__init__(number)
-        self._salt = salt
-        self._journal = journal
-        self._index = index
-        self._operations: list[Fresh | Emitted] = []  # ids that may still grow, or what will be written
-        self._others: list[Fresh] = []
-        self._flushing: asyncio.Handle | None = None
-        self._closed = False
-        journal.hold(number)
-
-    @classmethod
-    def begin(cls, journal: Journal, record: SessionRecord) -> JournaledLog:
-        """A log for a new session, with the next free number; queues the session's record for the journal.
-        The session that a fork begins with is held until the fork is on disk."""
-        log = cls(journal, next(journal.numbers), salt=record.salt)
-        log.keep(record)
-        if record.origin is not None:
-            origin = record.origin.number
-            journal.hold(origin)
-            asyncio.get_running_loop().call_soon(  # after the record was handed to the journal
-                lambda: journal.sync().add_done_callback(lambda _: journal.leave(origin))
-            )
-        return log
-
-    @property
-    def fault(self) -> StorageUnavailable | None:
-        """Why no new turn of this session's tenant may begin; None if one may."""
-        return self._journal.fault_of(self._salt)
-
-    def append(self, operation: AnyOperation) -> None:
-        """Queue an operation for the journal. Raises what encoding it raises: in the journal's thread that
-        would block all sessions."""
-        if self._closed:
-            return
-        super().append(operation)
-        if isinstance(operation, LAZY):
-            self._journal.flush_later(self)
-        else:
-            self._flush_soon()
-
-    def grow(self, operation: Callable[[], AnyOperation]) -> None:
-        """Take an operation that may wait and that grows meanwhile, such as the token ids of a reply.
-        ``operation`` makes it when it is taken: before the next operation is appended, or after
-        ``cursor_seconds``."""
-        if not self._closed:
-            super().grow(operation)
-            self._journal.flush_later(self)
-
-    def _take(self, operation: AnyOperation) -> None:
-        last = self._operations[-1] if self._operations else None
-        if isinstance(last, Emitted) and (joined := last.followed_by(operation)) is not None:
-            self._operations[-1] = joined
-        elif isinstance(operation, Emitted):
-            self._operations.append(operation)
-        else:
-            index = self._index + len(self._operations)
-            self._operations.append(records.append(self.number, index, operation))
-
-    def keep(self, record: SessionRecord | Keyring) -> None:
-        """Queue the record or keyring for the journal; it replaces the session's there."""
-        if not self._closed:
-            self._others.append(records.put(self.number, record))
-            self._flush_soon()
-
-    def sync(self) -> asyncio.Future[None]:
-        """A future that is done when everything appended so far is durable. If the journal is closed before
-        that, the future raises ``StorageUnavailable``."""
-        self._flush()
-        return self._journal.sync()
-
-    def position(self) -> Origin:
-        """Where a session that is forked now begins: this session's number, and how many operations were
-        appended to it so far. What waits here is handed to the journal first."""
-        self._flush()
-        return Origin.of(self.number, self._index)
-
-    def close(self) -> None:
-        """Hand what was appended to the journal, ignore what comes later, and let retention forget the
-        session."""
-        self._flush()
-        self._closed = True
-        self._journal.leave(self.number, self._salt)
-
-    def forget(self) -> None:
-        """Queue the mark that the session is forgotten; its records leave the logs soon, since no client could
-        delete it. Call it last."""
-        self._journal.put([records.drop(self.number, deleted=True)])
-
-    def _flush_soon(self) -> None:
-        """Flush at the end of this run of the event loop."""
-        if self._flushing is None:
-            self._flushing = asyncio.get_running_loop().call_soon(self._flush)
-
-    def _flush(self) -> None:
-        if self._flushing is not None:
-            self._flushing.cancel()
-            self._flushing = None
-        if changes := self.taken():
-            self._journal.put(changes)
-
-    def taken(self) -> list[Fresh]:
-        """Remove the changes that wait here and return them, for the journal to queue. Consecutive token ids of
-        one reply are joined."""
-        self.gather()
-        changes = self._others
-        for index, one in enumerate(self._operations, self._index):
-            changes.append(records.append(self.number, index, one) if isinstance(one, Emitted) else one)
-        self._index += len(self._operations)
-        self._operations, self._others = [], []
-        return changes

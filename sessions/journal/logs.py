@@ -81,7 +81,7 @@ class Log:
     index_fd: int | None = None
     live: int = 0
     marks: int = 0
-    sessions: Any = None
+    sessions: Any = field(default_factory=lambda: np.empty(0, np.uint64))
     fresh: set[int] = field(default_factory=set)
     dirty: bool = False
     stained: float | None = None
@@ -107,8 +107,6 @@ class Log:
         mark = segment.mark_of(session)
         if mark in self.fresh:
             return True
-        if self.sessions is None:
-            return False
         at = int(np.searchsorted(self.sessions, np.uint64(mark)))
         return at < len(self.sessions) and int(self.sessions[at]) == mark
 

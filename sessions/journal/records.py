@@ -1,4 +1,4 @@
-"""What the journal holds: operations on a session and records about it; and the log that takes them.
+"""What the journal holds: operations on a session and records about it.
 
 Each record is one MessagePack map, so that a version with more fields, which have defaults, reads older
 records. Knows nothing of files.
@@ -6,15 +6,12 @@ records. Knows nothing of files.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import msgspec
 
 from ...runtime.verbs import TokenLogprob
 from ..conversation.items import Item, Message, Preamble, Role
-from ..errors import StorageUnavailable
 from ..turn.events import EndReason, LeftOut, ReplyStatus, TurnUsage
 from .segment import ERASED, HIGH, Fresh, Kind
 
@@ -420,58 +417,3 @@ def drop(number: int, *, deleted: bool = False) -> Fresh:
     forgotten. ``deleted``: a client asked for it, so the session's bytes leave the logs soon. Writes nothing
     itself: hand it to the journal."""
     return Fresh(number, 0, Kind.DROP, b"", flags=ERASED if deleted else 0)
-
-
-class SessionLog:
-    """A session's log: it takes the session's operations. This class is for a session without a journal and
-    keeps nothing; `JournaledLog` overrides it. ``durable``: whether what it takes outlives the process.
-    ``number``: the session's in the journal."""
-
-    durable = False
-
-    def __init__(self, number: int = 0) -> None:
-        self.number = number
-        self._growing: list[Callable[[], AnyOperation]] = []
-
-    def append(self, operation: AnyOperation) -> None:
-        """Add an operation to the log, behind those that `grow` was given."""
-        self.gather()
-        self._take(operation)
-
-    def grow(self, operation: Callable[[], AnyOperation]) -> None:
-        """Add an operation later, as it may wait and grows meanwhile, such as the token ids of a reply.
-        ``operation`` makes it when it is added: before the next operation is appended, or when the journal
-        collects what is to be written."""
-        self._growing.append(operation)
-
-    def gather(self) -> None:
-        """Add now the operations that `grow` was given."""
-        growing, self._growing = self._growing, []
-        for operation in growing:
-            self._take(operation())
-
-    def _take(self, operation: AnyOperation) -> None:
-        """Keep an operation for the journal. Without a journal, as here, it is dropped."""
-
-    def keep(self, record: SessionRecord | Keyring) -> None:
-        """Take the session's new record or keyring, which replaces the one before; here it is dropped."""
-
-    def sync(self) -> asyncio.Future[None] | None:
-        """A future that is done when everything appended so far is durable; None without a journal."""
-        return None
-
-    @property
-    def fault(self) -> StorageUnavailable | None:
-        """Why no new turn may begin, such as a full disk; None if one may, as always without a journal."""
-        return None
-
-    def position(self) -> Origin | None:
-        """Where a session that is forked now begins in this one's operations; None without a journal."""
-        return None
-
-    def close(self) -> None:
-        """Call this when the session leaves memory: the log takes nothing more, and what was appended is still
-        written. Without a journal, as here, it does nothing."""
-
-    def forget(self) -> None:
-        """Remove the session from the journal; call it last. Here it does nothing."""

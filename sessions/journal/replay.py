@@ -19,7 +19,7 @@ from ...runtime.verbs import Sampling, TokenLogprob
 from .. import errors
 from ..conversation.history import ContextGap, History, Placed, RunningTurn
 from ..conversation.input_text_buffer import InputTextBuffer
-from ..conversation.items import Item, Tool, derived_id
+from ..conversation.items import Item
 from ..conversation.tree import Draft, Script, Segment, TurnNode, TurnReply, matched, turns_of
 from ..errors import RecordDamaged, SessionError
 from ..text.language import Language
@@ -97,7 +97,7 @@ def replay(operations: Iterable[AnyOperation], *, max_items: int, max_events: in
 
 
 def condensed(
-    operations: Sequence[AnyOperation], *, max_items: int = MANY_ITEMS, max_events: int = 1024
+    operations: Sequence[AnyOperation], *, max_events: int = 1024
 ) -> tuple[int, SessionSnapshot] | None:
     """Make a snapshot that replaces as many of the first operations as possible: those up to the last point
     where no response runs. Returns how many these are, and the snapshot; None if they are fewer than two, or
@@ -107,7 +107,7 @@ def condensed(
     until = quiet(operations)
     if until < 2:
         return None
-    return until, snapshot_of(replay(operations[:until], max_items=max_items, max_events=max_events))
+    return until, snapshot_of(replay(operations[:until], max_items=MANY_ITEMS, max_events=max_events))
 
 
 def _step(replayed: Replayed, operation: AnyOperation) -> None:
@@ -288,44 +288,6 @@ def error_of(fault: records.Fault | None) -> SessionError:
     return kind(fault.message, param=fault.param)
 
 
-def reader_of(
-    response: str,
-    request: TurnRequest,
-    language: Language,
-    end_ids: frozenset[int],
-    tools: Sequence[Tool] = (),
-    *,
-    whole_calls: bool = False,
-) -> ReplyReader:
-    """A reader that makes text, tool calls and reasoning of a response's tokens. It gives the items the same
-    ids each time, because they are made from the response's id.
-
-    ``end_ids``: the model's end tokens. ``tools``: those of the prompt. ``whole_calls``: each tool call's
-    arguments come in one event.
-    """
-    begun = 0
-
-    def next_id(prefix: str) -> str:
-        nonlocal begun
-        begun += 1
-        return derived_id(prefix, response, str(begun))
-
-    return ReplyReader(
-        language.tokenizer,
-        request,
-        end_ids=end_ids,
-        new_id=next_id,
-        forms=language.forms.without_reasoning() if request.plain else language.forms,
-        tools=tools,
-        whole_calls=whole_calls,
-        together=whole_calls
-        and request.tool_choice == "required"
-        and not request.stop
-        and request.parallel_calls,
-        leads=request.prompt is None and request.format is None,
-    )
-
-
 def retold(past: Past, language: Language, end_ids: frozenset[int]) -> list[ReplyEvent]:
     """The events of a response that has ended, as they were first sent; empty if it was refused before it
     began. ``end_ids``: the model's end tokens."""
@@ -333,7 +295,7 @@ def retold(past: Past, language: Language, end_ids: frozenset[int]) -> list[Repl
     assert ended is not None, "an interrupted response goes on; its events are not repeated"
     if not ended.began:
         return []
-    reader = reader_of(past.id, past.request, language, end_ids, past.placed.script.preamble.tools)
+    reader = ReplyReader(language, past.request, end_ids, past.id, past.placed.script.preamble.tools)
     events = [ReplyStarted(ended.usage.input_tokens), *reader.feed(past.ids.tolist(), past.logprobs)]
     events += reader.finish(cut=ended.status is not ReplyStatus.COMPLETED)
     error = error_of(ended.error) if ended.status is ReplyStatus.FAILED else None

@@ -225,13 +225,11 @@ class _Talk:
     def _last_counted(self) -> int:
         """The index of the last message that the template looks at when it checks the order of roles; -1 if
         there is none."""
-        at = len(self._messages) - 1
-        while self._rules.frame and at >= 0 and self._is_of_calls(self._messages[at]):
-            at -= 1
-        return at
-
-    def _is_of_calls(self, message: dict[str, Any]) -> bool:
-        return message["role"] == "tool" or "tool_calls" in message
+        for at in range(len(self._messages) - 1, -1, -1):
+            message = self._messages[at]
+            if not (self._rules.frame and (message["role"] == "tool" or "tool_calls" in message)):
+                return at
+        return -1
 
     def add_call(self, call: dict[str, Any]) -> None:
         """Append a call that a client inserted. It joins the client's assistant message before it, if there is
@@ -331,7 +329,10 @@ class ChatTemplate:
             raise TemplateFailed(NO_TEMPLATE)
         try:
             said = self._messages(preamble, tuple(segments), growing)
-            text = self._render(said, open_reply)
+            talk = _Talk(self._rules, said.messages, said.called)
+            if open_reply:
+                talk.open_reply()
+            text = self._written(said.tools, talk.messages, open_reply)
         except Exception as fault:  # a template is code from outside and may raise anything
             raise TemplateFailed(f"The chat template refused the conversation: {fault}") from fault
         # [text, number, text, number, ..., text]
@@ -395,12 +396,6 @@ class ChatTemplate:
             pieces += [text[at : span[0]], sentinel]
             at = span[1]
         return "".join([*pieces, text[at:]])
-
-    def _render(self, said: _Messages, open_reply: bool) -> str:
-        talk = _Talk(self._rules, said.messages, said.called)
-        if open_reply:
-            talk.open_reply()
-        return self._written(said.tools, talk.messages, open_reply)
 
     def _written(self, tools: Any, messages: list[dict[str, Any]], open_reply: bool) -> str:
         """What the template writes for the messages. If there is a second template, for tools, it is also used

@@ -16,7 +16,7 @@ from ...runtime.grammar.json_schema import UNFOLLOWED, exact
 from ...runtime.grammar.limits import excess
 from ..conversation.items import Tool
 from ..errors import GrammarInvalid
-from .parameter_types import constants, found_at, may_be_text, types_of
+from .parameter_types import constants, found_at, may_be_text, types_of, values_in
 
 STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """Separators of JSON, as templates write them."""
@@ -142,9 +142,8 @@ class _Values:
             return self._references[reference]
         if not isinstance(schema, dict):
             return "thing"
-        values, kind = schema.get("enum"), schema.get("type")
-        values = [schema["const"]] if "const" in schema else values
-        if isinstance(values, list) and values:
+        kind = schema.get("type")
+        if values := values_in(schema):
             return self._rule(" | ".join(map(self._literal, values)))
         for key in ("anyOf", "oneOf", "allOf"):
             options = schema.get(key)

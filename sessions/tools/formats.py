@@ -181,70 +181,70 @@ PYTHON_TAGS: dict[CallForm, tuple[str, ...]] = {CallForm.PYTHONIC: (), CallForm.
 """The tags around a list of calls in Python, for each form in which calls are written so."""
 
 _CALL, _ACTED = '{"name": STRING, "arguments": ARGUMENTS}', '{"tool_name": STRING, "parameters": ARGUMENTS}'
-_NAMED = CallSyntax.of(f"{TOOL_CALLS}«NAME[ARGS]ARGUMENTS»")
+_NAMED = CallSyntax(f"{TOOL_CALLS}«NAME[ARGS]ARGUMENTS»")
 _GEMMA_ARGUMENT = ArgumentSyntax("", ":", "", ",", GEMMA_QUOTE)
 SYNTAXES = {
-    CallForm.HERMES: CallSyntax.of(f"{OPEN}«\n{_CALL}\n»{CLOSE}", "\n"),
-    CallForm.LLAMA3_JSON: CallSyntax.of('{"name": «STRING, "parameters": ARGUMENTS}»', "; "),
-    CallForm.MISTRAL: CallSyntax.of(f"{TOOL_CALLS}[«{_CALL}»]", ", ", listed=True),
-    CallForm.GRANITE: CallSyntax.of(f"{GRANITE_OPEN}[«{_CALL}»]", ", ", listed=True),
-    CallForm.PHI4_MINI: CallSyntax.of(f"{GRANITE_OPEN}[«{_CALL}»]{GRANITE_CLOSE}", ", ", listed=True),
-    CallForm.FUNCTOOLS: CallSyntax.of(f"functools[«{_CALL}»]", ", ", listed=True),
-    CallForm.DEEPSEEK_V3: CallSyntax.of(
+    CallForm.HERMES: CallSyntax(f"{OPEN}«\n{_CALL}\n»{CLOSE}", "\n"),
+    CallForm.LLAMA3_JSON: CallSyntax('{"name": «STRING, "parameters": ARGUMENTS}»', "; "),
+    CallForm.MISTRAL: CallSyntax(f"{TOOL_CALLS}[«{_CALL}»]", ", ", listed=True),
+    CallForm.GRANITE: CallSyntax(f"{GRANITE_OPEN}[«{_CALL}»]", ", ", listed=True),
+    CallForm.PHI4_MINI: CallSyntax(f"{GRANITE_OPEN}[«{_CALL}»]{GRANITE_CLOSE}", ", ", listed=True),
+    CallForm.FUNCTOOLS: CallSyntax(f"functools[«{_CALL}»]", ", ", listed=True),
+    CallForm.DEEPSEEK_V3: CallSyntax(
         f"{DEEPSEEK_CALLS}«{DEEPSEEK_CALL}function{DEEPSEEK_SEP}NAME\n```json\nARGUMENTS\n```{DEEPSEEK_END}»"
         f"{DEEPSEEK_CLOSE}",
         "\n",
         listed=True,
     ),
-    CallForm.DEEPSEEK_V31: CallSyntax.of(
+    CallForm.DEEPSEEK_V31: CallSyntax(
         f"{DEEPSEEK_CALLS}«{DEEPSEEK_CALL}NAME{DEEPSEEK_SEP}ARGUMENTS{DEEPSEEK_END}»{DEEPSEEK_CLOSE}",
         listed=True,
     ),
-    CallForm.COMMAND_R: CallSyntax.of(f"Action: ```json\n[«{_ACTED}»]\n```", ", ", listed=True),
-    CallForm.COMMAND_R7B: CallSyntax.of(f"{ACTION}[«{_ACTED}»]{ACTION_END}", ", ", listed=True),
-    CallForm.QWEN3_CODER: CallSyntax.of(
+    CallForm.COMMAND_R: CallSyntax(f"Action: ```json\n[«{_ACTED}»]\n```", ", ", listed=True),
+    CallForm.COMMAND_R7B: CallSyntax(f"{ACTION}[«{_ACTED}»]{ACTION_END}", ", ", listed=True),
+    CallForm.QWEN3_CODER: CallSyntax(
         f"{OPEN}«\n<function=NAME>\nARGUMENTS</function>\n»{CLOSE}",
         "\n",
         parameter=ArgumentSyntax("<parameter=", ">\n", "\n</parameter>\n"),
     ),
-    CallForm.SEED_OSS: CallSyntax.of(
+    CallForm.SEED_OSS: CallSyntax(
         f"{SEED_OPEN}«\n<function=NAME>\nARGUMENTS</function>\n»{SEED_CLOSE}",
         "\n",
         parameter=ArgumentSyntax("<parameter=", ">", "</parameter>\n"),
     ),
-    CallForm.GLM45: CallSyntax.of(
+    CallForm.GLM45: CallSyntax(
         f"{OPEN}«NAME\nARGUMENTS»{CLOSE}",
         "\n",
         parameter=ArgumentSyntax("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
     ),
-    CallForm.GLM47: CallSyntax.of(
+    CallForm.GLM47: CallSyntax(
         f"{OPEN}«NAMEARGUMENTS»{CLOSE}",
         parameter=ArgumentSyntax("<arg_key>", "</arg_key><arg_value>", "</arg_value>"),
     ),
-    CallForm.KIMI_K2: CallSyntax.of(
+    CallForm.KIMI_K2: CallSyntax(
         f"{KIMI_CALLS}«{KIMI_CALL}functions.NAME:0{KIMI_SEP}ARGUMENTS{KIMI_END}»{KIMI_CLOSE}", listed=True
     ),
-    CallForm.MINIMAX: CallSyntax.of(f"{CALLS}\n«{_CALL}\n»{CALLS_CLOSE}", listed=True),
-    CallForm.MINIMAX_M2: CallSyntax.of(
+    CallForm.MINIMAX: CallSyntax(f"{CALLS}\n«{_CALL}\n»{CALLS_CLOSE}", listed=True),
+    CallForm.MINIMAX_M2: CallSyntax(
         f'{MINIMAX_OPEN}\n«<invoke name="NAME">\nARGUMENTS</invoke>\n»{MINIMAX_CLOSE}',
         listed=True,
         parameter=ArgumentSyntax('<parameter name="', '">', "</parameter>\n"),
     ),
-    CallForm.GEMMA4: CallSyntax.of(
+    CallForm.GEMMA4: CallSyntax(
         f"{GEMMA_OPEN}«call:NAME{{ARGUMENTS}}»{GEMMA_CLOSE}", parameter=_GEMMA_ARGUMENT
     ),
-    CallForm.FUNCTIONGEMMA: CallSyntax.of(
+    CallForm.FUNCTIONGEMMA: CallSyntax(
         f"{FUNCTION_OPEN}«call:NAME{{ARGUMENTS}}»{FUNCTION_CLOSE}",
         parameter=replace(_GEMMA_ARGUMENT, quote=FUNCTION_QUOTE),
     ),
-    CallForm.LFM2: CallSyntax.of(
+    CallForm.LFM2: CallSyntax(
         f"{LFM_OPEN}[«NAME(ARGUMENTS)»]{LFM_CLOSE}",
         ", ",
         listed=True,
         parameter=ArgumentSyntax("", "=", "", ", "),
     ),
-    CallForm.NEMOTRON_JSON: CallSyntax.of(f"{TOOLCALL}[«{_CALL}»]{TOOLCALL_CLOSE}", ", ", listed=True),
-    CallForm.HARMONY: CallSyntax.of(
+    CallForm.NEMOTRON_JSON: CallSyntax(f"{TOOLCALL}[«{_CALL}»]{TOOLCALL_CLOSE}", ", ", listed=True),
+    CallForm.HARMONY: CallSyntax(
         f"«{CHANNEL}commentary to=functions.NAME {CONSTRAIN}json{MESSAGE}ARGUMENTS»", channels=True
     ),
 }

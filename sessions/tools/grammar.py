@@ -29,45 +29,30 @@ MOST_ESCAPED = 12
 """Bytes of one character that is written as two escapes of JSON, as an emoji can be."""
 
 
-@dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """How a model writes a call: ``opening head NAME middle ARGUMENTS tail closing``.
+    """How a model writes a call: ``written`` as ``opening«head NAME middle ARGUMENTS tail»closing``, with
+    STRING for a name that is a JSON string, and ``NAME:0`` for one that a colon and a number follow.
 
     ``between``: the text between two calls. ``listed``: opening and closing are around all calls together, not
-    around each one. ``bare``: NAME is written as it is, not as a JSON string. ``numbered``: a colon and a
-    number follow NAME. ``parameter``: how each argument is written; None if the arguments are a JSON object.
+    around each one. ``parameter``: how each argument is written; None if the arguments are a JSON object.
     ``channels``: calls and texts are messages in channels; then a call ends the reply.
     """
 
-    opening: str
-    head: str
-    middle: str
-    tail: str
-    closing: str
-    between: str
-    listed: bool = False
-    bare: bool = False
-    numbered: bool = False
-    parameter: ArgumentSyntax | None = None
-    channels: bool = False
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         written: str,
         between: str = "",
         *,
         listed: bool = False,
         parameter: ArgumentSyntax | None = None,
         channels: bool = False,
-    ) -> CallSyntax:
-        """The syntax of a call that is ``written`` as ``opening«head NAME middle ARGUMENTS tail»closing``, with
-        STRING for a name that is a JSON string, and ``NAME:0`` for one with a number. The others are fields."""
+    ) -> None:
         found = _WRITTEN.fullmatch(written)
         assert found is not None, "a call has a name and arguments"
-        opening, head, name, number, middle, tail, closing = found.groups()
-        bare, numbered = name == "NAME", number is not None
-        return cls(opening, head, middle, tail, closing, between, listed, bare, numbered, parameter, channels)
+        self.opening, self.head, name, number, self.middle, self.tail, self.closing = found.groups("")
+        self.bare, self.numbered = name == "NAME", bool(number)
+        self.between, self.listed = between, listed
+        self.parameter, self.channels = parameter, channels
 
 
 _WRITTEN = re.compile("(.*)«(.*)(NAME|STRING)(:0)?(.*)ARGUMENTS(.*)»(.*)", re.DOTALL)
@@ -80,7 +65,8 @@ def json_format(schema: dict[str, Any], *, strict: bool, param: str) -> Grammar:
     """A grammar of JSON that fits ``schema``. ``strict``: what cannot be enforced is refused; else it is left
     out. ``param``: the field that an error names. Raises ``GrammarInvalid``."""
     guided = {**followed(schema, strict=strict, param=param), "x-guidance": {"lenient": not strict}}
-    return checked_grammar(Grammar(GrammarKind.JSON, _json(guided), string_bytes(schema)), param)
+    written = json.dumps(guided, ensure_ascii=False)
+    return checked_grammar(Grammar(GrammarKind.JSON, written, string_bytes(schema)), param)
 
 
 def string_bytes(*schemas: Any) -> int:
@@ -261,7 +247,3 @@ _TAG = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
 """What may be a single token inside the texts of a form."""
 _TOKEN_NAME = re.compile(r"</?[\w|]+>", re.ASCII)
 """A token that Lark can refer to by its name."""
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

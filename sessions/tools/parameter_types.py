@@ -46,7 +46,7 @@ def types_of(schema: Any, root: dict[str, Any]) -> list[str]:
         reference, kinds = one.get("$ref"), one.get("type")
         if isinstance(reference, str):
             left.append(found_at(reference, root))
-        kinds = kinds if isinstance(kinds, list) else [kinds] if kinds else map(_type_of, _values(one))
+        kinds = kinds if isinstance(kinds, list) else [kinds] if kinds else map(_type_of, values_in(one))
         types += [str(kind).strip().lower() for kind in kinds if kind]
         for union in (one.get("anyOf"), one.get("oneOf")):
             left += union if isinstance(union, list) else []
@@ -64,10 +64,10 @@ def constants(schema: Any, root: dict[str, Any], depth: int = 8) -> list[Any] | 
     if isinstance(options, list):
         found = [constants(one, root, depth - 1) for one in options]
         return None if None in found else [value for values in found for value in values or ()] or None
-    return [None] if schema.get("type") == NULL else _values(schema) or None
+    return [None] if schema.get("type") == NULL else values_in(schema) or None
 
 
-def _values(schema: dict[str, Any]) -> list[Any]:
+def values_in(schema: dict[str, Any]) -> list[Any]:
     """The values of ``const`` or ``enum`` in a schema; empty if it has neither."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     return values if isinstance(values, list) else []

@@ -147,20 +147,9 @@ class PythonCallParser(CallParser):
         self._state, self._open = _ListState.END, False
 
     def _in_text(self) -> Iterator[Piece]:
-        if not self._opening:
-            words, self._held = self._held, ""
-            yield from self._text(words)
-            return
-        at, tag = first_tag(self._held, (self._opening,))
-        words, behind = self._held[:at].rstrip(), at + len(tag)
-        if tag:
-            self._state, self._called, self._before = (
-                _ListState.BEGINNING,
-                False,
-                self._held[len(words) : behind],
-            )
-        self._held = self._held[behind if tag else len(words) :]
-        yield from self._text(words)
+        if tag := (yield from self._text_before((self._opening,) if self._opening else ())):
+            self._state, self._called = _ListState.BEGINNING, False
+            self._before, self._held = self._before + tag, self._held[len(tag) :]
 
     def _begin(self) -> Iterator[Piece]:
         if _OPENS.match(self._held):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeAlias
@@ -109,6 +109,17 @@ class CallParser(ABC):
             text = text.lstrip()
             self._trim = not text
         return text
+
+    def _text_before(self, openings: Sequence[str]) -> Generator[Piece, None, str]:
+        """Deliver the held text up to the first of these tags, but hold white space before it back. Returns the
+        tag, with which the held text begins then; "" if there is none."""
+        at, tag = first_tag(self._held, openings)
+        words = self._held[:at].rstrip() if openings else self._held
+        if tag:
+            self._before = self._held[len(words) : at]
+        self._held = self._held[at if tag else len(words) :]
+        yield from self._text(words)
+        return tag
 
     def _text(self, words: str) -> Iterator[Piece]:
         if words := self._trimmed(words):
@@ -276,15 +287,9 @@ class CallScanner(CallParser):
             self._state = _ScanState.TEXT
 
     def _in_text(self) -> Iterator[Piece]:
-        openings = self._form.openings
-        at, tag = first_tag(self._held, openings)
-        words = self._held[:at].rstrip() if openings else self._held
-        if tag:
+        if tag := (yield from self._text_before(self._form.openings)):
             self._called = False
-            self._expect(self._held[at + len(tag) :], self._held[len(words) : at] + tag)
-        else:
-            self._held = self._held[len(words) :]
-        yield from self._text(words)
+            self._expect(self._held[len(tag) :], self._before + tag)
 
     def _in_arguments(self) -> Iterator[Piece]:
         self._held = self._held[self._object.feed(self._held) :]

@@ -79,7 +79,8 @@ class XmlCallParser(CallParser):
     def _read_on(self) -> Iterator[Piece]:
         match self._state:
             case _Part.TEXT:
-                yield from self._in_text()
+                if (yield from self._text_before(self._form.openings)):
+                    self._state = _Part.HEAD
             case _Part.HEAD:
                 yield from self._in_head()
             case _Part.BETWEEN:
@@ -102,16 +103,6 @@ class XmlCallParser(CallParser):
         elif self._state is _Part.TEXT or (self._state is _Part.HEAD and not cut):
             yield from self._text(self._before + held)
         self._state, self._before = _Part.BEHIND, ""
-
-    def _in_text(self) -> Iterator[Piece]:
-        at, tag = first_tag(self._held, self._form.openings)
-        words = self._held[:at].rstrip()
-        if tag:
-            self._state, self._before = _Part.HEAD, self._held[len(words) : at]
-            self._held = self._held[at:]
-        else:
-            self._held = self._held[len(words) :]
-        yield from self._text(words)
 
     def _in_head(self) -> Iterator[Piece]:
         head = self._form.head.match(self._held, partial=True)

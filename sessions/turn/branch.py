@@ -11,7 +11,7 @@ from ...runtime.link.client import EngineLink
 from ..conversation.history import History
 from ..conversation.tree import Draft, Script
 from ..engine_copy import EngineCopy
-from ..journal.records import SessionLog
+from ..journal.session_log import SessionLog
 from ..settings import SessionSettings
 from ..text.language import Language
 from ..text.renderer import Renderer

@@ -235,13 +235,11 @@ class ReplyRun:
         if self.reader.cycles:
             return events + await self._cut(EndReason.REPETITION, row.work)
         if row.finish is not None:
-            events += self._finished(row, row.finish)
+            stopped = row.finish is Finish.STOP
+            self._sequence.finish(self._all(), 1 if row.work is None else row.work.pending)
+            self._end(EndReason.STOP if stopped else EndReason.MAX_OUTPUT_TOKENS, row.work)
+            events += self.reader.finish(cut=not stopped)
         return events
-
-    def _finished(self, row: Row, finish: Finish) -> list[ReplyEvent]:
-        self._sequence.finish(self._all(), 1 if row.work is None else row.work.pending)
-        self._end(EndReason.STOP if finish is Finish.STOP else EndReason.MAX_OUTPUT_TOKENS, row.work)
-        return self.reader.finish(cut=finish is not Finish.STOP)
 
     async def _cut(self, reason: EndReason, work: Work | None = None) -> list[ReplyEvent]:
         """Stop the generation: the engine keeps the ids that were read and drops later ones. Sets ``ending``

@@ -5,15 +5,14 @@ ids → text (whole characters) → stop strings → reasoning → words and too
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import zip_longest
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count, zip_longest
+from typing import TYPE_CHECKING
 
 from ...runtime.verbs import TokenLogprob
-from ..conversation.items import FunctionCall, Item, Message, Tool, new_id
+from ..conversation.items import FunctionCall, Item, Message, Tool, derived_id
 from ..text.detokenizer import Detokenizer
 from ..text.stop_strings import StopMatcher
-from ..text.tokenizer import ChatTokenizer
-from ..tools.formats import HERMES, Forms
 from ..tools.scanner import CallArguments, CallClosed, CallOpened, Piece, PlainText, ReasoningText
 from .cycles import CycleFinder
 from .events import (
@@ -28,18 +27,17 @@ from .events import (
 )
 from .request import TurnRequest
 
+if TYPE_CHECKING:
+    from ..text.language import Language
+
 
 class ReplyReader:
     """Reads one reply: makes events and items (text, tool calls) of its token ids as they come.
 
     ``request``: what was asked for; its stop strings and cycles count only after ``min_output_tokens``, and its
-    stop ids have no text. ``end_ids``: the model's end tokens.
-
-    ``new_id`` makes the ids of items and calls. ``forms``: how the model writes calls and reasoning. ``tools``:
-    the tools of the turn. ``whole_calls``: deliver a call's arguments only at its end. ``together``: decode all
-    ids of one `feed` at once, which is faster. It cannot find the id that completes a stop string, so it is
-    only for replies that consist of calls.
-    ``leads``: as `Detokenizer` has it: the reply does not go on in a text, and no grammar counts its spaces.
+    stop ids have no text. ``end_ids``: the model's end tokens. ``response``: the id of which those of items and
+    calls are made, so that they are the same each time. ``tools``: those of the prompt. ``whole_calls``:
+    deliver a call's arguments only at its end.
 
     ``ids``: the reply so far. If an end token ended it, that is the last id and ``ended`` is true; if a stop id
     did, ``halted`` is true. If a stop string ``matched``, the last id completes it. If its only call ended it,
@@ -49,24 +47,26 @@ class ReplyReader:
 
     def __init__(
         self,
-        tokenizer: ChatTokenizer,
+        language: Language,
         request: TurnRequest,
-        *,
         end_ids: frozenset[int],
-        new_id: Callable[[str], str] = new_id,
-        forms: Forms = HERMES,
+        response: str,
         tools: Sequence[Tool] = (),
+        *,
         whole_calls: bool = False,
-        together: bool = False,
-        leads: bool = True,
     ) -> None:
-        assert not (together and request.stop), "the id that completes a stop string must be known"
-        assert request.parallel_calls or not together, "and so must the id that closes the only call"
+        tokenizer = language.tokenizer
+        forms = language.forms.without_reasoning() if request.plain else language.forms
+        leads = request.prompt is None and request.format is None  # no grammar counts its spaces
+        only_calls = request.tool_choice == "required" and request.parallel_calls
         self.request = request
         self.called = False
-        self._new_id = new_id
+        self._response = response
+        self._begun = count(1)  # numbers the items and calls
         self._whole_calls = whole_calls
-        self._together = together
+        self._together = whole_calls and only_calls and not request.stop
+        """Whether all ids of a `feed` are decoded at once, which is faster. That cannot find the id that
+        completes a stop string, or the only call."""
         self.ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.ended = False
@@ -83,7 +83,7 @@ class ReplyReader:
         self._marks = forms.marks(tokenizer.special_ids, parse_calls=request.parse_calls)
         self._ruled = end_ids.union(self._stop_ids, self._marks)
         """Ids that are more than text: end tokens, stop ids, and special tokens of calls and reasoning."""
-        self._watched = together or bool(request.stop)
+        self._watched = self._together or bool(request.stop)
         """Whether text cannot be delivered as soon as its token comes: there are stop strings, or all ids of a
         `feed` are decoded at once."""
         self._items: list[Item] = []
@@ -242,6 +242,9 @@ class ReplyReader:
                     self._scores.clear()
                     self.called = piece.complete and not self.request.parallel_calls
                     yield self._end_call(piece.complete)
+
+    def _new_id(self, prefix: str) -> str:
+        return derived_id(prefix, self._response, str(next(self._begun)))
 
     def _end_message(self, *, complete: bool) -> None:
         if self._text is not None:

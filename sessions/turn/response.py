@@ -21,7 +21,7 @@ from ..conversation.items import new_id
 from ..conversation.tree import Draft, TurnNode, TurnReply, matched
 from ..errors import EngineUnavailable, ItemUnknown, PromptTooLong, TurnFailed
 from ..journal.records import ContextCut, Emitted, Ended, Interrupted
-from ..journal.replay import KeptTurn, ended, reader_of, refused
+from ..journal.replay import KeptTurn, ended, refused
 from ..token_ids import NONE, Ids, common_prefix, ids_of, packed
 from ..workers import Stopped
 from .branch import Branch
@@ -163,7 +163,7 @@ class TurnResponse:
         """A copy of the history in which the reply ends with the tokens that the journal has so far, and the
         operation that says so in the journal. The response itself goes on."""
         self._branch.log.gather()
-        history, turn, language = self._branch.history.branch(), self._turn, self._branch.language
+        history, turn = self._branch.history.branch(), self._turn
         assert turn is not None, "only a reply that joins the conversation"
         said = NONE if self._run is None else ids_of(self._run.reader.ids)
         if self._recorded > len(said):  # it continues after an interruption, and has not read these again
@@ -172,9 +172,7 @@ class TurnResponse:
         if self._draft is None or not len(said) or self._request.prefill_only:
             history.abort_turn(turn)
             return history, refused(self.id, None)
-        reader = reader_of(
-            self.id, self._request, language, self._end_ids, self._placed.script.preamble.tools
-        )
+        reader = self._reader()
         reader.feed(said.tolist())
         reader.finish(cut=not reader.ended)
         kept = self._kept(reader, cut=not reader.ended)
@@ -321,21 +319,13 @@ class TurnResponse:
             self._new_tokens = min(self._new_tokens, len(prompt) - prefilled)
         self._restarted = branch.sequence.lost
         end_ids = self._end_ids = branch.language.end_ids(hello.eos_ids)
-        whole = self._whole_calls
         request, room = self._request, hello.max_context - len(prompt)
         most = min(room, request.max_output_tokens or room)
         stop_ids = tuple(sorted(end_ids.union(request.stop_ids)))
-        gather = GATHERED if whole and request.one_call else 1
+        gather = GATHERED if self._whole_calls and request.one_call else 1
         run = ReplyRun(
             self._sequence,
-            reader_of(
-                self.id,
-                request,
-                branch.language,
-                end_ids,
-                self._placed.script.preamble.tools,
-                whole_calls=whole,
-            ),
+            self._reader(),
             prompt,
             request.sampling,
             TokenLimits(most, stop_ids, min(request.min_output_tokens, most), gather),
@@ -347,6 +337,11 @@ class TurnResponse:
         if self._cancelled:
             await run.cancel(self._cancelled)
         return run
+
+    def _reader(self) -> ReplyReader:
+        language, tools = self._branch.language, self._placed.script.preamble.tools
+        whole = self._whole_calls
+        return ReplyReader(language, self._request, self._end_ids, self.id, tools, whole_calls=whole)
 
     async def _fitted(self, max_context: int) -> FittedPrompt:
         """The prompt, without older turns if it is too long and the request allows that. A reply that continues

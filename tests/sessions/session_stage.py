@@ -9,7 +9,8 @@ from functools import wraps
 from typing import Any
 
 from holdfast.sessions.conversation.items import Message, Preamble, new_id
-from holdfast.sessions.journal.records import AnyOperation, SessionLog
+from holdfast.sessions.journal.records import AnyOperation
+from holdfast.sessions.journal.session_log import SessionLog
 from holdfast.sessions.session import Session
 from holdfast.sessions.settings import SessionSettings
 from holdfast.sessions.text.language import Language

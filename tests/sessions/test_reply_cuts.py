@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -16,7 +17,7 @@ from holdfast.sessions.tools.forms import ReasoningForm
 from holdfast.sessions.turn.reply_reader import ReplyReader
 from holdfast.sessions.turn.request import TurnRequest
 
-from .session_stage import END, NAME, toks
+from .session_stage import END, LANGUAGE, NAME, toks
 from .text.chat_languages import backend, ours
 
 TOKENIZER = ours(NAME)
@@ -30,16 +31,15 @@ TEXTS = [
 
 
 def said(text: str) -> TurnReply:
-    reader = ReplyReader(TOKENIZER, TurnRequest(), end_ids=frozenset({END}))
+    reader = ReplyReader(LANGUAGE, TurnRequest(), frozenset({END}), "response")
     reader.feed([*toks(text), END])
     reader.finish(cut=False)
     return TurnReply(reader.items(), ids_of(reader.ids), reader.ended)
 
 
 def test_a_cut_falls_into_what_was_said_though_it_was_thought_before() -> None:
-    reader = ReplyReader(
-        TOKENIZER, TurnRequest(), end_ids=frozenset({END}), forms=Forms(reasoning=ReasoningForm.THINK)
-    )
+    thinking = replace(LANGUAGE, forms=Forms(reasoning=ReasoningForm.THINK))
+    reader = ReplyReader(thinking, TurnRequest(), frozenset({END}), "response")
     reader.feed([*toks("<think>\nHello there?\n</think>\n\nHello there."), END])
     reader.finish(cut=False)
     reply = TurnReply(reader.items(), ids_of(reader.ids), reader.ended)
@@ -107,7 +107,7 @@ def test_a_cut_at_a_token_gives_the_items_so_far() -> None:
             refused += 1
             continue
         inside += 1
-        reader = ReplyReader(TOKENIZER, TurnRequest(), end_ids=frozenset({END}))
+        reader = ReplyReader(LANGUAGE, TurnRequest(), frozenset({END}), "response")
         reader.feed(reply.ids[:keep].tolist())
         reader.finish(cut=True)
         shown = [getattr(item, "text", "").strip() for item in reader.items()]

@@ -14,9 +14,10 @@ import pytest
 
 from holdfast.sessions.errors import RecordDamaged
 from holdfast.sessions.journal import admin
-from holdfast.sessions.journal.journal import Journal, JournaledLog
+from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.journal.records import EventReceived, Keyring, SessionRecord
 from holdfast.sessions.journal.segment import Fresh, Kind
+from holdfast.sessions.journal.session_log import SessionLog
 from holdfast.sessions.journal.store import JournalStore
 from holdfast.sessions.settings import JournalSettings, JournalShare
 from holdfast.sessions.stored import StoredObjects
@@ -174,16 +175,14 @@ async def test_a_session_stays_while_its_fork_is_only_queued(
 ) -> None:
     async with opened(tmp_path, FULL) as (stored, journal):
         record = SessionRecord(id="sess_1", owner=b"", salt=ONE, clock="2025-03-01T00:00:00+00:00")
-        log = JournaledLog.begin(journal, record)
+        log = SessionLog.begin(journal, record)
         log.keep(Keyring(fresh=(bytes(32),)))
         log.append(EventReceived(event="said"))
         await log.sync()
         slow = SlowWrites(monkeypatch, begins_one, after=True)
         stored.add("resp_1", ONE, b"b")
         await slow.arrived()
-        fork = JournaledLog.begin(
-            journal, msgspec.structs.replace(record, id="sess_2", origin=log.position())
-        )
+        fork = SessionLog.begin(journal, msgspec.structs.replace(record, id="sess_2", origin=log.position()))
         fork.keep(Keyring(fresh=(b"1" * 32,)))
         log.close()
         slow.go.set()

@@ -21,7 +21,8 @@ from holdfast.sdk.frames.response import ResponseParams
 from holdfast.sdk.frames.session import SessionPatch
 from holdfast.sessions.exports import exported
 from holdfast.sessions.journal import records
-from holdfast.sessions.journal.journal import Journal, JournaledLog
+from holdfast.sessions.journal.journal import Journal
+from holdfast.sessions.journal.session_log import SessionLog
 from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.settings import JournalSettings
 from holdfast.sessions.text.language import Language
@@ -183,14 +184,14 @@ class Client:
 
 def late_answers(monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> None:
     """The journal tells each that waits after a while of its own, not in the order of its groups."""
-    real = JournaledLog.sync
+    real = SessionLog.sync
 
     async def later(written: asyncio.Future[None]) -> None:
         await written
         for _ in range(rng.choice([0, 1, 3, 20])):
             await asyncio.sleep(0)
 
-    monkeypatch.setattr(JournaledLog, "sync", lambda log: asyncio.ensure_future(later(real(log))))
+    monkeypatch.setattr(SessionLog, "sync", lambda log: asyncio.ensure_future(later(real(log))))
 
 
 @pytest.mark.parametrize("slowness", [0, 12], ids=["fast reader", "slow reader"])

@@ -23,7 +23,7 @@ from holdfast.sessions.conversation.items import Message, Preamble, Tool
 from holdfast.sessions.errors import HandleUnknown, RecordDamaged, StorageFull, StorageUnavailable
 from holdfast.sessions.forks import Forks
 from holdfast.sessions.handles import digest_of
-from holdfast.sessions.journal.journal import Journal, JournaledLog
+from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.journal.logs import LogFolder
 from holdfast.sessions.journal.records import (
     Begun,
@@ -38,6 +38,7 @@ from holdfast.sessions.journal.records import (
 )
 from holdfast.sessions.journal.replay import request_form, request_from
 from holdfast.sessions.journal.segment import Fresh, Kind
+from holdfast.sessions.journal.session_log import SessionLog
 from holdfast.sessions.journal.state import Sessions
 from holdfast.sessions.journal.store import JournalStore, StoredSession
 from holdfast.sessions.registry import Reopened, SessionRegistry
@@ -318,7 +319,7 @@ async def test_a_mistake_of_ours_does_not_end_the_thread(caplog: pytest.LogCaptu
 async def test_a_journal_that_cannot_write_still_closes() -> None:
     with folder() as path, pytest.MonkeyPatch.context() as patch:
         journal = await Journal.open(path, MODEL, SMALL)
-        log = JournaledLog(journal, 1)
+        log = SessionLog(journal, 1)
         Failing(patch)
         log.append(EventReceived(event="e"))
         ticket = log.sync()
@@ -331,7 +332,7 @@ async def test_a_journal_that_cannot_write_still_closes() -> None:
 async def test_a_journal_that_closes_on_a_failing_disk_fails_what_waits_for_it() -> None:
     with folder() as path, pytest.MonkeyPatch.context() as patch:
         journal = await Journal.open(path, MODEL, SMALL)
-        log = JournaledLog.begin(journal, record_of(next(journal.numbers)))
+        log = SessionLog.begin(journal, record_of(next(journal.numbers)))
         await log.sync()
         alarm = asyncio.Event()
         journal.watchers.add(lambda fault: alarm.set())
@@ -354,7 +355,7 @@ async def test_a_journal_that_closes_on_a_failing_disk_fails_what_waits_for_it()
 async def test_what_was_durable_before_a_journal_closed_stays_so() -> None:
     with folder() as path:
         journal = await Journal.open(path, MODEL, SMALL)
-        log = JournaledLog.begin(journal, record_of(next(journal.numbers)))
+        log = SessionLog.begin(journal, record_of(next(journal.numbers)))
         log.append(EventReceived(event="first"))
         ticket = log.sync()
         await journal.aclose()
@@ -1079,7 +1080,7 @@ async def test_whatever_making_room_raises_the_thread_goes_on() -> None:
 
         patch.setattr(JournalStore, "make_room", fails)
         for number in range(1, 200):
-            log = JournaledLog.begin(journal, record_of(number))
+            log = SessionLog.begin(journal, record_of(number))
             log.append(EventReceived(event="x" * 3000))
             ticket = log.sync()
             log.close()

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -403,11 +402,11 @@ def test_a_condensed_session_is_checked_like_any_other(tmp_path: Path) -> None:
         store.write([*birth(1), *(append(1, at, one) for at, one in enumerate([*said, Deleted(item="i3")]))])
         before = replay(store.session(1).operations, max_items=9)
         count = store.session(1).written
-        assert store.condense(1, partial(condensed, max_items=9))
+        assert store.condense(1, condensed)
         stored = store.session(1)
         assert (len(stored.operations), stored.written) == (1, count)
         assert replay(stored.operations, max_items=9).history.items() == before.history.items()
-        assert not store.condense(1, partial(condensed, max_items=9)), "there is nothing to gain"
+        assert not store.condense(1, condensed), "there is nothing to gain"
         store.write([append(1, count, EventReceived(event="e"))])
         assert len(store.session(1).operations) == 2
         place = store.sessions.place(1, Kind.SNAPSHOT, count - 1)

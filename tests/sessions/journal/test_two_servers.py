@@ -16,9 +16,10 @@ import pytest
 
 from holdfast.kvstore import folder_lock
 from holdfast.sessions.errors import StorageUnavailable, StoreHeld, StoreUnusable
-from holdfast.sessions.journal.journal import Journal, JournaledLog
+from holdfast.sessions.journal.journal import Journal
 from holdfast.sessions.journal.lock import StoreLock
 from holdfast.sessions.journal.records import EventReceived, Keyring
+from holdfast.sessions.journal.session_log import SessionLog
 
 from ..session_stage import run
 from .journal_stage import MODEL, SMALL, folder, record_of
@@ -29,7 +30,7 @@ def unlocked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fcntl, "flock", lambda fd, how: None)
 
 
-async def begun(journal: Journal) -> JournaledLog:
+async def begun(journal: Journal) -> SessionLog:
     """A session with one event that was acknowledged."""
     log = born(journal)
     log.append(EventReceived(event="first"))
@@ -37,8 +38,8 @@ async def begun(journal: Journal) -> JournaledLog:
     return log
 
 
-def born(journal: Journal) -> JournaledLog:
-    log = JournaledLog.begin(journal, record_of(1))
+def born(journal: Journal) -> SessionLog:
+    log = SessionLog.begin(journal, record_of(1))
     log.keep(Keyring(fresh=(log.number.to_bytes(32, "big"),)))
     return log
 
@@ -182,7 +183,7 @@ async def test_without_locks_the_last_server_has_the_store_and_the_first_acknowl
         own = born(first)
         own.append(EventReceived(event="of the first alone"))
         tickets = [shared.sync(), own.sync()]
-        log = JournaledLog(second, shared.number, 1)
+        log = SessionLog(second, shared.number, 1)
         log.append(EventReceived(event="of the second"))
         other = born(second)
         other.append(EventReceived(event="of the second alone"))

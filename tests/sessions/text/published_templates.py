@@ -350,7 +350,7 @@ def _calls(name: str) -> str:
     if found.forms.opened and tags is not None and tags.end not in tokenizer_of(name).decode(reply):
         reply = [*encoded(name, tags.end), *reply]  # the model closes what the prompt has opened
     ends = frozenset(map(found.tokenizer.backend.token_to_id, PUBLISHED[name].ends))
-    reader = ReplyReader(found.tokenizer, TurnRequest(), end_ids=ends, forms=found.forms)
+    reader = ReplyReader(found, TurnRequest(), ends, "response")
     reader.feed(reply)
     reader.finish(cut=False)
     calls = [item for item in reader.items() if isinstance(item, FunctionCall)]

@@ -33,7 +33,7 @@ ADD = Tool(
     strict=True,
 )
 LOOK = Tool(name="look.up", parameters={"additionalProperties": True})
-PLAIN = CallSyntax("[TOOL_CALLS]", '{"name": ', ', "arguments": ', "}", "", "")
+PLAIN = CallSyntax('[TOOL_CALLS]«{"name": STRING, "arguments": ARGUMENTS}»')
 
 
 @pytest.fixture(scope="module")

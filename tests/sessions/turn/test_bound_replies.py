@@ -9,10 +9,10 @@ import pytest
 
 from holdfast.runtime.verbs import Grammar, GrammarKind
 from holdfast.sessions.conversation.items import FunctionCall, Message, Tool
-from holdfast.sessions.journal.replay import reader_of
 from holdfast.sessions.tools.formats import Forms
 from holdfast.sessions.tools.forms import ReasoningForm
 from holdfast.sessions.tools.grammar import json_format
+from holdfast.sessions.turn.reply_reader import ReplyReader
 from holdfast.sessions.turn.request import TurnRequest
 
 from ..session_stage import LANGUAGE
@@ -26,7 +26,7 @@ YES = Grammar(GrammarKind.CHOICE, '["yes"]')
 def read(text: str, reasoning: ReasoningForm, **asked: Any) -> list[Any]:
     language = replace(LANGUAGE, forms=Forms(reasoning=reasoning))
     request = TurnRequest.checked(offered=[ADD], **asked)
-    reader = reader_of("response", request, language, frozenset())
+    reader = ReplyReader(language, request, frozenset(), "response")
     reader.feed(LANGUAGE.tokenizer.encode(text, leads=False))
     reader.finish(cut=False)
     return list(reader.items())

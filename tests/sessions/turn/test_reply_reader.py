@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from holdfast.runtime.verbs import TokenLogprob
 from holdfast.sessions.conversation.items import FunctionCall, Message
-from holdfast.sessions.tools.formats import Forms
+from holdfast.sessions.tools.formats import HERMES, Forms
 from holdfast.sessions.tools.forms import CallForm, ReasoningForm
 from holdfast.sessions.turn.events import (
     ReplyArgumentsDelta,
@@ -25,18 +25,28 @@ from holdfast.sessions.turn.events import (
 from holdfast.sessions.turn.reply_reader import ReplyReader
 from holdfast.sessions.turn.request import TurnRequest
 
-from ..text.chat_languages import end_id, ids, ours
+from ..session_stage import END, LANGUAGE, NAME
+from ..text.chat_languages import ids, ours
 
-NAME = "chatml"
-END = end_id(NAME)
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "}🎉"}}\n</tool_call>'
 parts = st.sampled_from(
     ["one ", "two", "STOP", "ST", "🎉", "\n", " ", CALL, "<tool_call>", "</tool_call>", "{}", "é"]
 )
 
 
-def reader(stops: tuple[str, ...] = (), *, asked: dict[str, Any] | None = None, **more: Any) -> ReplyReader:
-    return ReplyReader(ours(NAME), TurnRequest(stop=stops, **(asked or {})), end_ids=frozenset([END]), **more)
+ONLY_CALLS = {"tool_choice": "required"}
+
+
+def reader(
+    stops: tuple[str, ...] = (),
+    *,
+    asked: dict[str, Any] | None = None,
+    forms: Forms = HERMES,
+    whole_calls: bool = False,
+) -> ReplyReader:
+    request = TurnRequest(stop=stops, **(asked or {}))
+    language = replace(LANGUAGE, forms=forms)
+    return ReplyReader(language, request, frozenset([END]), "response", whole_calls=whole_calls)
 
 
 def told(reading: ReplyReader, rows: list[list[int]], *, cut: bool = False) -> list[ReplyEvent]:
@@ -97,11 +107,7 @@ def test_whole_calls_are_told_without_their_pieces_and_all_else_as_ever(
     said: list[str], cuts: list[int]
 ) -> None:
     rows = rows_of([*ids(NAME, "".join(said)), END], cuts)
-    names = iter(range(100)), iter(range(100))
-    whole, pieces = (
-        reader(new_id=lambda kind, count=count: f"{kind}{next(count)}", whole_calls=at == 0)
-        for at, count in enumerate(names)
-    )
+    whole, pieces = reader(whole_calls=True), reader()
     expected = [event for event in told(pieces, rows) if not isinstance(event, ReplyArgumentsDelta)]
     assert told(whole, rows) == expected and whole.items() == pieces.items()
 
@@ -223,17 +229,7 @@ def test_calls_are_the_same_when_what_comes_at_once_is_read_at_once(
 ) -> None:
     tokens = ids(NAME, "\n".join([CALL] * calls))
     tokens = tokens[: max(1, len(tokens) - short)] if short else [*tokens, END]
-    readers = []
-    for together in (False, True):
-        count = itertools.count()
-        readers.append(
-            reader(
-                new_id=lambda kind, count=count: f"{kind}{next(count)}",
-                whole_calls=True,
-                forms=Forms(calls=form),
-                together=together,
-            )
-        )
+    readers = [reader(asked=asked, whole_calls=True, forms=Forms(calls=form)) for asked in ({}, ONLY_CALLS)]
     one, other = (
         [event for row in rows_of(tokens, cuts) for event in reading.feed(row)]
         + reading.finish(cut=bool(short))
@@ -246,8 +242,11 @@ def test_calls_are_the_same_when_what_comes_at_once_is_read_at_once(
 
 
 def test_a_stop_string_is_looked_for_piece_by_piece() -> None:
-    with pytest.raises(AssertionError):
-        reader(("}",), together=True)
+    tokens = ids(NAME, CALL)
+    one, whole = reader(("}",)), reader(("}",), asked=ONLY_CALLS, whole_calls=True)
+    told(one, [[token] for token in tokens], cut=True)
+    told(whole, [tokens], cut=True)
+    assert whole.matched and whole.ids == one.ids
 
 
 @given(st.lists(st.integers(0, 200), max_size=8), st.booleans())
@@ -256,7 +255,7 @@ def test_a_reply_cycles_at_the_same_token_however_its_rows_are_cut(cuts: list[in
     whole = reader(asked={"cycle_tokens": 40})
     for token in tokens:
         whole.feed([token])
-    cut = reader(asked={"cycle_tokens": 40}, together=together)
+    cut = reader(asked={"cycle_tokens": 40, **(ONLY_CALLS if together else {})}, whole_calls=together)
     told(cut, rows_of(tokens, cuts), cut=True)
     assert cut.cycles and cut.ids == whole.ids == tokens[: len(cut.ids)]
     assert len(cut.ids) == len(ids(NAME, "one two three four")) + len(ids(NAME, "five six")) + 40

@@ -14,13 +14,13 @@ from holdfast.sessions.conversation.edits import cut_after, cut_tokens
 from holdfast.sessions.conversation.items import FunctionCall, Message, Tool
 from holdfast.sessions.conversation.tree import TurnReply
 from holdfast.sessions.errors import CutInvalid
-from holdfast.sessions.journal.replay import reader_of
 from holdfast.sessions.text.language import Language
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 from holdfast.sessions.token_ids import ids_from, ids_of
 from holdfast.sessions.tools.formats import FORMATS, XML_FORMATS
 from holdfast.sessions.tools.forms import CallForm, ReasoningForm
 from holdfast.sessions.turn.events import ReplyReasoningDelta
+from holdfast.sessions.turn.reply_reader import ReplyReader
 from holdfast.sessions.turn.request import TurnRequest
 
 from ..text.chat_languages import FAMILIES, backend
@@ -96,7 +96,7 @@ def tokens(form: CallForm, text: str) -> list[int]:
 def replied(form: CallForm, rows: list[list[int]], *, parse_calls: bool = True) -> tuple[TurnReply, str]:
     """The reply and its reasoning."""
     request = TurnRequest.checked(offered=[ADD], tool_choice="auto" if parse_calls else "none")
-    reader = reader_of("response", request, language(form), language(form).end_ids(()), [ADD])
+    reader = ReplyReader(language(form), request, language(form).end_ids(()), "response", [ADD])
     events = [event for row in rows for event in reader.feed(row)]
     events += reader.finish(cut=False)
     thought = "".join(event.text for event in events if isinstance(event, ReplyReasoningDelta))
@@ -137,7 +137,7 @@ def test_reasoning_before_a_call_is_read(form: CallForm, special: bool) -> None:
     found = Language.of(ChatTokenizer(backend_, FAMILIES["chatml"].template), form, reasoning)
     ids = backend_.encode(thought + CALLS[form], add_special_tokens=False).ids
     for rows in ([ids], [[token] for token in ids]):
-        reader = reader_of("response", TurnRequest.checked(offered=[ADD]), found, frozenset(), [ADD])
+        reader = ReplyReader(found, TurnRequest.checked(offered=[ADD]), frozenset(), "response", [ADD])
         events = [event for row in rows for event in reader.feed(row)] + reader.finish(cut=False)
         assert "".join(one.text for one in events if isinstance(one, ReplyReasoningDelta)) == "Hm."
         said, call = reader.items()

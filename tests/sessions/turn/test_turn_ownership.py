@@ -128,7 +128,7 @@ async def test_what_raises_before_a_turn_is_owned_leaves_nothing_begun(where: st
 WHILE_IT_IS_READ = {
     "draft": lambda session: (Renderer, "draft"),
     "at rest": lambda session: (EngineCopy, "wait_stopped"),
-    "reader": lambda session: (response_module, "reader_of"),
+    "reader": lambda session: (response_module, "ReplyReader"),
     "run": lambda session: (response_module, "ReplyRun"),
     "begin": lambda session: (EngineCopy, "begin"),
     "feed": lambda session: (response_module.ReplyRun, "_read"),
