@@ -42,7 +42,7 @@ Numbers: TypeAlias = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Fields:
+class Unpacked:
     """The numbers of some rows of a type's blocks, not packed. ``codes``: ``[rows, width]``. ``scale``,
     ``offset``: as stored, ``[rows, blocks]``: float16, or the exponent. ``scales``, ``offsets``: ``[rows,
     blocks, parts]``. None: the type has none."""
@@ -83,7 +83,7 @@ def _in_shifts(raw: Numbers, bits: int) -> Numbers:
     return (runs >> shifts & ((1 << bits) - 1)).reshape(*raw.shape[:-1], -1)
 
 
-def fields_of(kind: PackedType, raw: Numbers) -> Fields:
+def fields_of(kind: PackedType, raw: Numbers) -> Unpacked:
     """The numbers in ``raw``, uint8 ``[rows, bytes of a row]`` as a file has them."""
     rows = len(raw)
     blocks = raw.reshape(rows, -1, kind.bytes)
@@ -132,7 +132,7 @@ def fields_of(kind: PackedType, raw: Numbers) -> Fields:
             codes = _halves(blocks[..., 8:].reshape(rows, -1, 8, 16))
         case _:
             raise AssertionError(kind.name)
-    return Fields(codes.reshape(rows, -1), scale, offset, scales, offsets)
+    return Unpacked(codes.reshape(rows, -1), scale, offset, scales, offsets)
 
 
 def _side_by_side(numbers: Numbers) -> Numbers:
@@ -167,8 +167,8 @@ def _unplaned(plane: Numbers, bits: int) -> Numbers:
     return cut.reshape(*plane.shape[:-3], 8, PANEL, 4)
 
 
-def _in_panels(kind: PackedType, fields: Fields) -> Numbers:
-    """``fields`` of ``panels * 16`` rows, packed: uint8 ``[panels, blocks, unit]``."""
+def _in_panels(kind: PackedType, fields: Unpacked) -> Numbers:
+    """``numbers`` of ``panels * 16`` rows, packed: uint8 ``[panels, blocks, unit]``."""
     rows, width = fields.codes.shape
     head = [_side_by_side(fields.scale[..., None])]
     if fields.offset is not None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import binding, ir
-from numba import types
+from numba import config, types
 from numba.core import cgutils
 
 LANES = 16
@@ -40,29 +40,37 @@ HALVES = ir.VectorType(_Bfloat16(), 2 * LANES)
 """LLVM vector type of ``2 * LANES`` numbers of bfloat16."""
 
 
+def features() -> dict[str, bool]:
+    """What the processor has, by LLVM's names, for which code is compiled: this machine's, or those that
+    numba is told by ``NUMBA_CPU_FEATURES``."""
+    if config.CPU_FEATURES is None:
+        return dict(binding.get_host_cpu_features())
+    return {name[1:]: name[0] == "+" for name in config.CPU_FEATURES.split(",") if name}
+
+
 def multiplies_bf16() -> bool:
     """Whether the processor multiplies bfloat16 numbers directly (AVX-512 BF16)."""
-    return bool(binding.get_host_cpu_features().get("avx512bf16"))
+    return bool(features().get("avx512bf16"))
 
 
 def multiplies_bytes() -> str:
     """The prefix of the processor's intrinsics that multiply bytes and sum four products at once (VNNI): for
     vectors of 512 bits, of 256 bits, or "" without them."""
-    features = binding.get_host_cpu_features()
-    if features.get("avx512vnni"):
+    has = features()
+    if has.get("avx512vnni"):
         return "llvm.x86.avx512.vpdpbusd.512"
-    return "llvm.x86.avx512.vpdpbusd.256" if features.get("avxvnni") else ""
+    return "llvm.x86.avx512.vpdpbusd.256" if has.get("avxvnni") else ""
 
 
 def has_avx2() -> bool:
     """Whether the processor has integer instructions for vectors of 256 bits (AVX2)."""
-    return bool(binding.get_host_cpu_features().get("avx2"))
+    return bool(features().get("avx2"))
 
 
 def has_wide_registers() -> bool:
     """Whether the processor has 32 registers that hold a whole vector of `LANES` fp32 numbers each
     (AVX-512)."""
-    return bool(binding.get_host_cpu_features().get("avx512f"))
+    return bool(features().get("avx512f"))
 
 
 def constant(number: float, kind: ir.VectorType = WIDE) -> Any:
@@ -113,9 +121,7 @@ def picked(builder: Any, vector: Any, lanes: range) -> Any:
 def fused(builder: Any, one: Any, other: Any, old: Any) -> Any:
     """Write IR that computes ``one * other + old`` of three vectors, rounded once if the processor can; returns
     the vector."""
-    can = binding.get_host_cpu_features().get(
-        "fma"
-    )  # `fmuladd` alone is rounded once in some tiles and not in others
+    can = features().get("fma")  # `fmuladd` alone is rounded once in some tiles and not in others
     return _call(builder, f"llvm.{'fma' if can else 'fmuladd'}.v16f32", WIDE, one, other, old)
 
 
@@ -179,8 +185,7 @@ def _plain_products(builder: Any, codes: Any, numbers: Any, old: Any) -> Any:
 def looked_up(builder: Any, table: Sequence[int], codes: Any) -> Any:
     """Write IR that replaces each byte of the words ``codes``, which are below 16, by that entry of ``table``,
     16 unsigned bytes; returns the vector of words."""
-    features = binding.get_host_cpu_features()
-    if not features.get("avx2"):
+    if not has_avx2():
         found = ir.Constant(WORDS, None)
         for byte in range(4):
             one = builder.and_(builder.lshr(codes, constant(8 * byte, WORDS)), constant(15, WORDS))
@@ -190,7 +195,7 @@ def looked_up(builder: Any, table: Sequence[int], codes: Any) -> Any:
                 entry = builder.select(same, constant(table[at], WORDS), entry)
             found = builder.or_(found, builder.shl(entry, constant(8 * byte, WORDS)))
         return found
-    wide = bool(features.get("avx512bw"))
+    wide = bool(features().get("avx512bw"))
     octets = ir.VectorType(I8, 64 if wide else 32)
     name = "llvm.x86.avx512.pshuf.b.512" if wide else "llvm.x86.avx2.pshuf.b"
     entries = ir.Constant(octets, [*table] * (octets.count // 16))
@@ -208,7 +213,7 @@ def _by_halves(builder: Any, act: Callable[..., Any], *vectors: Any) -> Any:
         act(*(picked(builder, each, range(at, at + LANES // 2)) for each in vectors))
         for at in (0, LANES // 2)
     )
-    return builder.shuffle_vector(low, high, ir.Constant(WORDS, range(LANES)))
+    return builder.shuffle_vector(low, high, ir.Constant(WORDS, [*range(LANES)]))
 
 
 def greater(builder: Any, new: Any, old: Any) -> Any:

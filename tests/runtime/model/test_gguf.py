@@ -14,6 +14,8 @@ import pytest
 import torch
 
 from holdfast.benchmarks.toys import make_toy
+from holdfast.kernels.linear import Linear, numbers_of
+from holdfast.kernels.packed_types import TYPES
 from holdfast.runtime.errors import ModelUnreadable
 from holdfast.runtime.link.messages import SamplingDefaults
 from holdfast.runtime.model.config import read_config, read_defaults
@@ -25,6 +27,7 @@ from holdfast.runtime.model.weights import LayerWeights, may_be_ignored, pieces_
 from holdfast.sessions.errors import TokenizerUnreadable
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 
+from ...kernels.packed_stage import dequantised
 from .feeding import Fed, prompts
 from .gguf_toys import KINDS, Draft, draft
 
@@ -49,9 +52,11 @@ def toy(folder: Path, family: str = "llama", **changes: Any) -> Path:
 def tensors_of(model: LoadedModel) -> list[torch.Tensor]:
     weights = model.decoder.weights
     layers = [getattr(layer, name) for layer in weights.layers for name in LayerWeights.__dataclass_fields__]
-    return [
-        tensor for tensor in (weights.embedding, weights.norm, weights.head, *layers) if tensor is not None
-    ]
+    found: list[torch.Tensor] = []
+    for one in (weights.embedding, weights.norm, weights.head, *layers):
+        some = (*one.parts, one.bias) if isinstance(one, Linear) else (one,)
+        found += [numbers_of(part) for part in some if part is not None]
+    return found
 
 
 @pytest.mark.parametrize(
@@ -79,9 +84,12 @@ def test_a_file_is_the_model_that_the_folder_is(family: str, changes: dict[str, 
 
 
 def reference(packed: np.ndarray, kind: str) -> torch.Tensor:
-    """Not the package's own: that of transformers in torch; Q5_0 and Q5_1 one number at a time."""
+    """Not the package's own: that of transformers in torch; Q5_0 and Q5_1 one number at a time; MXFP4, which it
+    lacks, by the package."""
     from transformers.integrations.gguf.dequant import dequantize
 
+    if kind == "MXFP4":
+        return torch.from_numpy(dequantised(kind, packed))
     if kind not in ("Q5_0", "Q5_1"):
         code = int(gguf.GGMLQuantizationType[kind])
         return dequantize(torch.from_numpy(packed), code, torch.float32).reshape(packed.shape[0], -1)
@@ -120,13 +128,16 @@ def packed_draft(wide: Path, kind: str) -> Draft:
     if kind in WRITABLE:
         return made
     items, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    at = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "MXFP4": ()}.get(kind, (0, 2))  # of scales
     rng = np.random.default_rng(1)
     for name, (numbers, _) in made.tensors.items():
         if numbers.ndim == 2:
             blocks = rng.integers(0, 256, (numbers.size // items, size), dtype=np.uint8)
-            scales = rng.uniform(1e-3, 2e-3, (len(blocks), 2)).astype("<f2").view(np.uint8)
-            at = slice(size - 2, size) if kind == "Q6_K" else slice(0, 4)
-            blocks[:, at] = scales[:, : 2 if kind == "Q6_K" else 4]
+            for begin in at[: 1 if kind in ("IQ4_NL", "IQ4_XS") else 2]:
+                scales = rng.uniform(1e-3, 2e-3, (len(blocks), 1)).astype("<f2").view(np.uint8)
+                blocks[:, begin : begin + 2] = scales
+            if kind == "MXFP4":
+                blocks[:, 0] = rng.integers(116, 120, len(blocks))
             made.tensors[name] = (blocks.reshape(numbers.shape[0], -1), kind)
     return made
 
@@ -140,9 +151,9 @@ def test_every_type_is_unpacked_to_the_numbers_that_it_stands_for(
     reader = gguf.GGUFReader(file)
     stored = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
     for name, ours in (
-        ("token_embd.weight", model.decoder.weights.embedding),
-        ("blk.0.attn_output.weight", model.decoder.weights.layers[0].output),
-        ("blk.0.ffn_down.weight", model.decoder.weights.layers[0].down),
+        ("token_embd.weight", numbers_of(model.decoder.weights.embedding)),
+        ("blk.0.attn_output.weight", numbers_of(model.decoder.weights.layers[0].output.weight)),
+        ("blk.0.ffn_down.weight", numbers_of(model.decoder.weights.layers[0].down.weight)),
     ):
         data = stored[name]
         if kind in ("F32", "F16"):
@@ -152,7 +163,10 @@ def test_every_type_is_unpacked_to_the_numbers_that_it_stands_for(
         else:
             expected = reference(data, kind)
         assert torch.equal(ours, expected.view(ours.shape)), name
-    queries = model.decoder.weights.layers[0].qkv[:256]
+    assert model.packed == ((kind,) if kind in TYPES else ())
+    dense = load_model(file, "cpu", "float32", pack=False)
+    assert all(map(torch.equal, tensors_of(model), tensors_of(dense)))
+    queries = numbers_of(model.decoder.weights.layers[0].qkv.weight)[:256]
     if kind in ("Q4_K", "Q6_K"):  # rows of q: of each head 0, 2, 4, ..., then 1, 3, 5, ...
         rows = reference(stored["blk.0.attn_q.weight"], kind).view(4, 32, 2, 256)
         assert torch.equal(queries, rows.transpose(1, 2).reshape(256, 256))
