@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -279,14 +280,19 @@ async def test_an_item_that_is_added_while_a_reply_runs_stays_where_it_was_annou
     way: str, ends: bool, tmp_path: Path
 ) -> None:
     """Also in the next server, where an interrupted reply goes on."""
-    rng, link = random.Random(0), engine(3001)
+    rng, written = random.Random(0), count()
+
+    def stopping(tokens: Sequence[int]) -> int:
+        link.flowing = next(written) < 40  # the reply stands still in its midst
+        return WORDS[len(tokens) % len(WORDS)]
+
+    link = Scripted(stopping, END)
     async with serving(tmp_path, link) as service, connected(service) as channel:
         talker = Client(channel, rng)
         await talker.reads(lambda event: isinstance(event, server.ConversationCreated))
         await talker.sends(client.ResponseCreate(items=[named("asked")]))
         begun = await talker.reads(lambda event: isinstance(event, server.TextDelta))
         assert isinstance(begun, server.TextDelta)
-        link.flowing = False
         asked = WAYS[way](begun.item_id)
         for event in asked:
             await talker.sends(event)
