@@ -18,32 +18,32 @@ Matrix: TypeAlias = Tensor | Packed
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A linear map, ``x @ weight.T + bias``. ``parts``: the weight's rows, in parts that may be of different
-    forms, one behind the other. ``bias``: ``[out]``; None: no bias."""
+    """A linear map, ``x @ weight.T + bias``. ``matrices``: the weight's rows, one matrix behind the other,
+    which may be of different forms. ``bias``: ``[out]``; None: no bias."""
 
-    parts: tuple[Matrix, ...]
+    matrices: tuple[Matrix, ...]
     bias: Tensor | None = None
 
     @property
     def weight(self) -> Matrix:
-        """The weight of a map with one part."""
-        (part,) = self.parts
-        return part
+        """The weight of a map with one matrix."""
+        (matrix,) = self.matrices
+        return matrix
 
     def __call__(self, x: Tensor, kernels: Kernels) -> Tensor:
         """``[tokens, in]`` to ``[tokens, out]``, computed by ``kernels``."""
-        if len(self.parts) == 1:
-            return _product(x, self.parts[0], self.bias, kernels)
-        sizes = [part.shape[0] for part in self.parts]
+        if len(self.matrices) == 1:
+            return _product(x, self.matrices[0], self.bias, kernels)
+        sizes = [matrix.shape[0] for matrix in self.matrices]
         biases = [None] * len(sizes) if self.bias is None else torch.split(self.bias, sizes)
-        pairs = zip(self.parts, biases, strict=True)
-        return torch.cat([_product(x, part, bias, kernels) for part, bias in pairs], dim=1)
+        pairs = zip(self.matrices, biases, strict=True)
+        return torch.cat([_product(x, matrix, bias, kernels) for matrix, bias in pairs], dim=1)
 
 
-def _product(x: Tensor, part: Matrix, bias: Tensor | None, kernels: Kernels) -> Tensor:
-    if isinstance(part, Packed):
-        return kernels.packed_linear(x, part, bias)
-    return kernels.linear(x, part, bias)
+def _product(x: Tensor, matrix: Matrix, bias: Tensor | None, kernels: Kernels) -> Tensor:
+    if isinstance(matrix, Packed):
+        return kernels.packed_linear(x, matrix, bias)
+    return kernels.linear(x, matrix, bias)
 
 
 def rows_of(table: Matrix, ids: Tensor, dtype: torch.dtype, kernels: Kernels) -> Tensor:

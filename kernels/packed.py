@@ -1,18 +1,18 @@
 """Quantised weights as ggml's files have them, in panels that a processor multiplies without unpacking first.
 
 A matrix ``[rows, width]`` is cut into **panels** of 16 rows, a panel into the blocks of its type (32 or 256
-numbers of each row), a block into **groups** of 4 numbers. Each number is a **code** (an unsigned integer of 2
+numbers of each row), a block into **words** of 4 numbers. Each number is a **code** (an unsigned integer of 2
 to 8 bits) or an entry of a table that the code chooses, times a scale, plus an offset. A block of a panel lies
 together in memory: scales first, codes behind them, each with the 16 rows side by side::
 
     scale           float16 [16]
     offset          float16 [16]           types with offsets
-    scales          uint8 or int8 [256 / part, 16]    types whose blocks have parts: factors of ``scale``
-    offsets         uint8 [256 / part, 16]            the same of ``offset``
+    scales          uint8 or int8 [256 / group, 16]    types whose blocks have groups: factors of ``scale``
+    offsets         uint8 [256 / group, 16]            the same of ``offset``
     for each 32 numbers:
-        nibbles     [4, 16, 4]             low half: groups 0 to 3, high half: 4 to 7
-        pairs       [2, 16, 4]             two bits each of groups 4 h to 4 h + 3
-        bits        [16, 4]                one bit of each of the 8 groups
+        nibbles     [4, 16, 4]             low half: words 0 to 3, high half: 4 to 7
+        pairs       [2, 16, 4]             two bits each of words 4 h to 4 h + 3
+        bits        [16, 4]                one bit of each of the 8 words
         bytes       [8, 16, 4]
 
 The types are in `packed_types`.
@@ -45,7 +45,7 @@ Numbers: TypeAlias = NDArray[Any]
 class Unpacked:
     """The numbers of some rows of a type's blocks, not packed. ``codes``: ``[rows, width]``. ``scale``,
     ``offset``: as stored, ``[rows, blocks]``: float16, or the exponent. ``scales``, ``offsets``: ``[rows,
-    blocks, parts]``. None: the type has none."""
+    blocks, groups]``. None: the type has none."""
 
     codes: Numbers
     scale: Numbers
@@ -142,15 +142,15 @@ def _side_by_side(numbers: Numbers) -> Numbers:
     return np.ascontiguousarray(turned).view(np.uint8).reshape(*turned.shape[:2], -1)
 
 
-def _plane(groups: Numbers, bits: int) -> Numbers:
-    """One plane of codes, uint8 ``[..., 8 groups, 16 rows, 4]`` of values below ``1 << bits``."""
+def _plane(words: Numbers, bits: int) -> Numbers:
+    """One plane of codes, uint8 ``[..., 8 words, 16 rows, 4]`` of values below ``1 << bits``."""
     if bits == 8:
-        return groups
+        return words
     per = 8 // bits
-    # Nibbles: groups 0 to 3 are low halves. Pairs and bits: a byte has the neighbouring groups.
-    cut = groups.reshape(*groups.shape[:-3], per, -1, PANEL, 4)
+    # Nibbles: words 0 to 3 are low halves. Pairs and bits: a byte has the neighbouring words.
+    cut = words.reshape(*words.shape[:-3], per, -1, PANEL, 4)
     if bits != 4:
-        cut = groups.reshape(*groups.shape[:-3], -1, per, PANEL, 4).swapaxes(-4, -3)
+        cut = words.reshape(*words.shape[:-3], -1, per, PANEL, 4).swapaxes(-4, -3)
     shifts = np.arange(0, 8, bits, dtype=np.uint8).reshape(per, 1, 1, 1)
     found: Numbers = np.bitwise_or.reduce(cut << shifts, axis=-4)
     return found
@@ -211,8 +211,8 @@ class Packed:
 
     def values(self, data: Numbers | None = None) -> tuple[Numbers, Numbers, Numbers | None]:
         """What the numbers are made of, for each row of each panel in ``data`` (None: all of them): integers
-        ``[panels, 16, width]``; the factor of each part, float32 ``[panels, 16, width / part]``; and what is
-        added to each number of a part, float32 of the same shape, or None."""
+        ``[panels, 16, width]``; the factor of each group, float32 ``[panels, 16, width / group]``; and what is
+        added to each number of a group, float32 of the same shape, or None."""
         kind = self.kind
         data = self.data.numpy() if data is None else data
         panels, blocks, _ = data.shape
@@ -228,12 +228,12 @@ class Packed:
         scale = next_of(1, np.uint8 if kind.exponent else np.float16)
         factor = _power(scale) if kind.exponent else scale.astype(np.float32)
         added = next_of(1, np.float16).astype(np.float32) if kind.offset else None
-        if kind.parts:
-            scales = next_of(kind.parts, np.int8 if kind.signed else np.uint8)
+        if kind.groups:
+            scales = next_of(kind.groups, np.int8 if kind.signed else np.uint8)
             if kind.joined:
                 offsets, scales = scales >> 4, scales & 15
             elif kind.offset:
-                offsets = next_of(kind.parts, np.uint8)
+                offsets = next_of(kind.groups, np.uint8)
             factor = factor * scales.astype(np.float32)
             if added is not None:
                 added = added * offsets.astype(np.float32)
@@ -254,10 +254,10 @@ class Packed:
 
     def _numbers(self, data: Numbers) -> Tensor:
         integers, factor, added = self.values(data)
-        parts = integers.reshape(*factor.shape, -1).astype(np.float32) * factor[..., None]
+        groups = integers.reshape(*factor.shape, -1).astype(np.float32) * factor[..., None]
         if added is not None:
-            parts += added[..., None]
-        return torch.from_numpy(parts.reshape(integers.shape))
+            groups += added[..., None]
+        return torch.from_numpy(groups.reshape(integers.shape))
 
 
 def _power(exponent: Numbers) -> Numbers:

@@ -21,7 +21,7 @@ class PackedType:
     """A type of quantised numbers.
 
     ``number``: distinguishes it in compiled code. ``bytes``: of one row's block in a file. ``block``: numbers
-    of a block. ``part``: numbers with one scale. ``planes``: the bits of a code in each plane, lowest first:
+    of a block. ``group``: numbers with one scale. ``planes``: the bits of a code in each plane, lowest first:
     4 (nibbles), 2 (pairs), 1 (bits), 8 (bytes). ``zero``: the code of the number 0, subtracted from each
     code. ``offset``: whether there are offsets. ``table``: what codes stand for, plus ``zero``; None: they
     stand for themselves. ``joined``: whether ``scales`` has a scale in the low half of each byte and an
@@ -33,7 +33,7 @@ class PackedType:
     number: int
     bytes: int
     block: int
-    part: int
+    group: int
     planes: tuple[int, ...]
     zero: int = 0
     offset: bool = False
@@ -43,15 +43,15 @@ class PackedType:
     exponent: bool = False
 
     @property
-    def parts(self) -> int:
+    def groups(self) -> int:
         """How many factors of its scale a block of one row has; 0: none."""
-        return self.block // self.part if self.block > RUN else 0
+        return self.block // self.group if self.block > RUN else 0
 
     @property
     def head(self) -> int:
         """The bytes of a panel's block before its codes."""
         scales = PANEL * (1 if self.exponent else 2) * (2 if self.offset else 1)
-        return scales + PANEL * self.parts * (2 if self.offset and not self.joined else 1)
+        return scales + PANEL * self.groups * (2 if self.offset and not self.joined else 1)
 
     @property
     def run(self) -> int:

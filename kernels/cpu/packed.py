@@ -1,7 +1,7 @@
-"""Products with packed weights (`kernels.packed`): activations in 8 bits, integer sums, fp32 between parts.
+"""Products with packed weights (`kernels.packed`): activations in 8 bits, integer sums, fp32 between groups.
 
 Each run of 32 activations is rounded to whole numbers from -127 to 127 times a scale of its own. The products
-with a part's codes are summed exactly, in integers; the sums of the parts are added in fp32, one after the
+with a group's codes are summed exactly, in integers; the sums of the groups are added in fp32, one after the
 other. A lane is a row of the weights, and nothing is summed across lanes: so each number of the result depends
 on its own row of the activations and its own row of the weights alone, whatever else is computed with it.
 """
@@ -52,18 +52,18 @@ stay in its cache."""
 
 def _codes(builder: Any, kind: PackedType, at: Any) -> list[Any]:
     """Write IR that unpacks the codes of 32 numbers of a panel at the pointer ``at``; returns a vector of words
-    for each of the 8 groups, an unsigned byte for each number."""
-    groups: list[Any] = [None] * 8
+    for each of the 8 words, an unsigned byte for each number."""
+    words: list[Any] = [None] * 8
     begin, low = 0, 0
     for bits in kind.planes:
         vectors = [raw(builder, WORDS, builder.gep(at, [I64(begin + 64 * each)])) for each in range(bits)]
         mask = constant(((1 << bits) - 1 << low) * 0x01010101, WORDS)
-        for group in range(8):
+        for word in range(8):
             vector, down = {
-                8: (group, 0),
-                4: (group % 4, 4 * (group // 4)),
-                2: (group // 4, 2 * (group % 4)),
-                1: (0, group),
+                8: (word, 0),
+                4: (word % 4, 4 * (word // 4)),
+                2: (word // 4, 2 * (word % 4)),
+                1: (0, word),
             }[bits]
             found, move = vectors[vector], down - low
             if move > 0:
@@ -72,12 +72,12 @@ def _codes(builder: Any, kind: PackedType, at: Any) -> list[Any]:
                 found = builder.shl(found, constant(-move, WORDS))
             if bits < 8:
                 found = builder.and_(found, mask)
-            groups[group] = found if groups[group] is None else builder.or_(groups[group], found)
+            words[word] = found if words[word] is None else builder.or_(words[word], found)
         begin, low = begin + 64 * bits, low + bits
     if kind.table is not None:
         entries = [one + kind.zero for one in kind.table]
-        groups = [looked_up(builder, entries, each) for each in groups]
-    return groups
+        words = [looked_up(builder, entries, each) for each in words]
+    return words
 
 
 def _halves(builder: Any, at: Any) -> Any:
@@ -110,14 +110,14 @@ def _of_block(builder: Any, kind: PackedType, head: Any) -> tuple[Any, Any]:
 
 
 def _factors(
-    builder: Any, kind: PackedType, head: Any, factor: Any, added: Any, part: Any
+    builder: Any, kind: PackedType, head: Any, factor: Any, added: Any, group: Any
 ) -> tuple[Any, Any]:
-    """Write IR that loads the factors and offsets of the part number ``part`` (a value) of a block at the
+    """Write IR that loads the factors and offsets of the group number ``group`` (a value) of a block at the
     pointer ``head``; returns both, vectors of fp32. ``factor``, ``added``: those of the block."""
-    if not kind.parts:
+    if not kind.groups:
         return factor, added
     first = builder.gep(head, [I64(PANEL * (4 if kind.offset else 2))])
-    at = builder.gep(first, [builder.mul(part, I64(PANEL))])
+    at = builder.gep(first, [builder.mul(group, I64(PANEL))])
     if kind.signed:
         words = builder.sext(raw(builder, ir.VectorType(I8, LANES), at), WORDS)
         return builder.fmul(factor, builder.sitofp(words, WIDE)), added
@@ -125,7 +125,7 @@ def _factors(
     if kind.joined:
         offsets, words = builder.lshr(words, constant(4, WORDS)), builder.and_(words, constant(15, WORDS))
     elif kind.offset:
-        offsets = _octets(builder, builder.gep(at, [I64(PANEL * kind.parts)]))
+        offsets = _octets(builder, builder.gep(at, [I64(PANEL * kind.groups)]))
     factor = builder.fmul(factor, builder.sitofp(words, WIDE))
     return factor, builder.fmul(added, builder.sitofp(offsets, WIDE)) if kind.offset else added
 
@@ -135,9 +135,10 @@ def _tile(rows: int) -> Any:
     lane]``.
 
     The intrinsic returns nothing. ``tag``: one of `TAGS`; ``panel``: a pointer to the panel's bytes; ``blocks``
-    of it, a value. Pointers to the first row of the rounded activations, each with the distance between its
-    rows: ``numbers`` (int8, ``width``), ``scales`` (fp32, ``runs``), ``sums_of`` (fp32, ``parts``: the sum of
-    each part, times its scale), ``starts`` (int32, ``parts``: its sum times minus the type's zero).
+    of it and ``runs`` of a row, values; ``into``: a pointer to the sums, fp32 ``[rows, 16]``. Pointers to the
+    first row of the rounded activations: ``numbers`` (int8), ``scales`` (fp32, one for each run), ``starts``
+    (int32, for each group its sum times minus the type's zero), ``added`` (fp32, for each group its sum times
+    its scale).
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
@@ -148,34 +149,34 @@ def _tile(rows: int) -> Any:
         kind = _BY_NUMBER[tag.count]
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            _, weights, count, octets, factors, begins, sums, run_line, to = args
-            each = RUN // kind.part
+            _, weights, count, octets, shares, begins, sums, run_line, to = args
+            each = RUN // kind.group
             most = max(kind.table) + kind.zero if kind.table else (1 << sum(kind.planes)) - 1
-            part_line = builder.mul(run_line, I64(each))
+            group_line = builder.mul(run_line, I64(each))
             octet_lines = lines(builder, octets, builder.mul(run_line, I64(RUN)), rows)
-            factor_lines = lines(builder, factors, run_line, rows)
-            begin_lines, sum_lines = (lines(builder, each_of, part_line, rows) for each_of in (begins, sums))
+            share_lines = lines(builder, shares, run_line, rows)
+            begin_lines, sum_lines = (lines(builder, each_of, group_line, rows) for each_of in (begins, sums))
 
             def run(
                 head: Any, codes: Any, factor: Any, extra: Any, inside: Any, at: Any, totals: list[Any]
             ) -> list[Any]:
                 """32 numbers: number ``inside`` of the block, ``at`` of the row."""
-                groups = _codes(builder, kind, codes)
-                for part in range(each):
-                    number = builder.add(builder.mul(inside, I64(each)), I64(part))
-                    place = builder.add(builder.mul(at, I64(each)), I64(part))
+                words = _codes(builder, kind, codes)
+                for group in range(each):
+                    number = builder.add(builder.mul(inside, I64(each)), I64(group))
+                    place = builder.add(builder.mul(at, I64(each)), I64(group))
                     scale, shift = _factors(builder, kind, head, factor, extra, number)
-                    mine = range(part * 8 // each, (part + 1) * 8 // each)
+                    mine = range(group * 8 // each, (group + 1) * 8 // each)
                     for row in range(rows):
                         if kind.zero:
                             whole = spread(builder, builder.load(builder.gep(begin_lines[row], [place])))
                         else:
                             whole = ir.Constant(WORDS, None)
-                        for group in mine:
-                            where = builder.add(builder.mul(at, I64(RUN)), I64(4 * group))
+                        for word in mine:
+                            where = builder.add(builder.mul(at, I64(RUN)), I64(4 * word))
                             four = raw(builder, I32, builder.gep(octet_lines[row], [where]))
-                            whole = byte_products(builder, groups[group], spread(builder, four), whole, most)
-                        share = spread(builder, builder.load(builder.gep(factor_lines[row], [at])))
+                            whole = byte_products(builder, words[word], spread(builder, four), whole, most)
+                        share = spread(builder, builder.load(builder.gep(share_lines[row], [at])))
                         found = builder.fmul(builder.sitofp(whole, WIDE), share)
                         totals[row] = fused(builder, found, scale, totals[row])
                         if kind.offset:
@@ -212,12 +213,12 @@ _tile1, _tile2, _tile4, _tile8 = (_tile(rows) for rows in (1, 2, 4, 8))
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _sizes(typing: Any, tag: Any) -> Any:
-    """Intrinsic, returns a tuple of values, of the type that ``tag`` selects: the numbers of a part, the code
+    """Intrinsic, returns a tuple of values, of the type that ``tag`` selects: the numbers of a group, the code
     of the number 0, the numbers of a block, and the bytes of a panel's block."""
     kind = _BY_NUMBER[tag.count]
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        values = [I64(kind.part), I64(kind.zero), I64(kind.block), I64(kind.unit)]
+        values = [I64(kind.group), I64(kind.zero), I64(kind.block), I64(kind.unit)]
         return context.make_tuple(builder, signature.return_type, values)
 
     return types.UniTuple(types.int64, 4)(tag), codegen
@@ -231,7 +232,7 @@ _LEAST = np.float32(LEAST)
 
 
 @_strict  # type: ignore[untyped-decorator]
-def _round(low: int, high: int, x: Pointer, width: int, part: int, zero: int, numbers: Any, scales: Any,
+def _round(low: int, high: int, x: Pointer, width: int, group: int, zero: int, numbers: Any, scales: Any,
            starts: Any, sums: Any) -> None:  # fmt: skip
     """Round the rows ``[low, high)`` of the activations ``x`` ``[rows, width]`` to 8 bits: see `_tile`. A run
     with a number that is not finite gets a scale of NaN."""
@@ -247,23 +248,23 @@ def _round(low: int, high: int, x: Pointer, width: int, part: int, zero: int, nu
         factor = np.float32(127) / most if most > _LEAST and wrong == 0 else np.float32(0)
         scale = most / np.float32(127) + wrong
         scales[run] = scale
-        for at in range(0, RUN, part):
+        for at in range(0, RUN, group):
             total = np.int32(0)
-            for i in range(at, at + part):
+            for i in range(at, at + group):
                 whole = bits_of(line[i] * factor + _SHIFT) - _SHIFT_BITS if factor > 0 else np.int32(0)
                 numbers[run * RUN + i] = np.int8(whole)
                 total += whole
-            place = (run * RUN + at) // part
+            place = (run * RUN + at) // group
             starts[place] = -zero * total
             sums[place] = np.float32(total) * scale
 
 
 @_strict  # type: ignore[untyped-decorator]
 def _panels(low: int, high: int, panels: Pointer, size: int, blocks: int, first: int, end: int, width: int,
-            part: int, numbers: Any, scales: Any, starts: Any, sums: Any, bias: Pointer, biased: bool,
+            group: int, numbers: Any, scales: Any, starts: Any, sums: Any, bias: Pointer, biased: bool,
             out: Pointer, n: int, kind: Any, tag: Any) -> None:  # fmt: skip
     """Multiply the panels ``[low, high)`` with the rows ``[first, end)`` of the rounded activations."""
-    runs, cut = width // RUN, width // part
+    runs, cut = width // RUN, width // group
     room = np.empty((8, PANEL), np.float32)
     to = memory(room)
     for panel in range(low, high):
@@ -301,25 +302,25 @@ def product(
     one of `TAGS`, ``tag`` a number of the element type (`elements.TAGS`)."""
     x, bias, out = pointer(x_at, tag), pointer(bias_at, tag), pointer(out_at, tag)
     panels = pointer(weight_at, np.uint8(0))
-    part, zero, block, unit = _sizes(kind)
+    group, zero, block, unit = _sizes(kind)
     blocks = width // block
     numbers, scales = np.empty(rows * width, np.int8), np.empty(rows * width // RUN, np.float32)
-    starts, sums = np.empty(rows * width // part, np.int32), np.empty(rows * width // part, np.float32)
+    starts, sums = np.empty(rows * width // group, np.int32), np.empty(rows * width // group, np.float32)
     biased, count = bias_at != 0, (n + PANEL - 1) // PANEL
     some = max(8, ROOM // width // 8 * 8)
     if parts == 1:
-        _round(0, rows, x, width, part, zero, numbers, scales, starts, sums)
+        _round(0, rows, x, width, group, zero, numbers, scales, starts, sums)
         for first in range(0, rows, some):
-            _panels(0, count, panels, blocks * unit, blocks, first, min(first + some, rows), width, part,
+            _panels(0, count, panels, blocks * unit, blocks, first, min(first + some, rows), width, group,
                     numbers, scales, starts, sums, bias, biased, out, n, kind, tag)  # fmt: skip
     else:
         for each in prange(parts):
             low, high = rows * each // parts, rows * (each + 1) // parts
-            _round(low, high, x, width, part, zero, numbers, scales, starts, sums)
+            _round(low, high, x, width, group, zero, numbers, scales, starts, sums)
         for each in prange(parts):
             low, high = count * each // parts, count * (each + 1) // parts
             for first in range(0, rows, some):
-                _panels(low, high, panels, blocks * unit, blocks, first, min(first + some, rows), width, part,
+                _panels(low, high, panels, blocks * unit, blocks, first, min(first + some, rows), width, group,
                         numbers, scales, starts, sums, bias, biased, out, n, kind, tag)  # fmt: skip
 
 
@@ -327,21 +328,21 @@ def product(
 def _unpack(typing: Any, tag: Any, block: Any, codes: Any, factors: Any, added: Any) -> Any:
     """Intrinsic, returns nothing: unpack a panel's block at the pointer ``block``. Stored at pointers:
     ``codes``, uint8 ``[numbers / 4, 16, 4]``, looked up in the type's table; ``factors``, ``added``: fp32
-    ``[numbers / part, 16]``."""
+    ``[numbers / group, 16]``."""
     kind = _BY_NUMBER[tag.count]
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, head, octets, scales, shifts = args
         factor, extra = _of_block(builder, kind, head)
-        each = RUN // kind.part
+        each = RUN // kind.group
 
         def run(at: Any, nothing: list[Any]) -> list[Any]:
             here = builder.gep(head, [builder.add(I64(kind.head), builder.mul(at, I64(kind.run)))])
-            for number, group in enumerate(_codes(builder, kind, here)):
+            for number, word in enumerate(_codes(builder, kind, here)):
                 place = builder.add(builder.mul(at, I64(PANEL * RUN)), I64(PANEL * 4 * number))
-                store(builder, group, builder.gep(octets, [place]))
-            for part in range(each):
-                number = builder.add(builder.mul(at, I64(each)), I64(part))
+                store(builder, word, builder.gep(octets, [place]))
+            for group in range(each):
+                number = builder.add(builder.mul(at, I64(each)), I64(group))
                 place = builder.mul(number, I64(PANEL))
                 scale, shift = _factors(builder, kind, head, factor, extra, number)
                 store(builder, scale, builder.gep(scales, [place]))
@@ -359,9 +360,9 @@ def rows(ids_at: int, count: int, weight_at: int, out_at: int, width: int, kind:
     """Write ``count`` rows of a packed matrix ``[n, width]`` to ``[count, width]``, by their ``ids``, int64.
     Compiled numba code; arguments as those of `product`."""
     ids, panels, out = pointer(ids_at, np.int64(0)), pointer(weight_at, np.uint8(0)), pointer(out_at, tag)
-    part, zero, block, unit = _sizes(kind)
-    codes, factors = np.empty(block * PANEL, np.uint8), np.empty((block // part, PANEL), np.float32)
-    added, blocks = np.empty((block // part, PANEL), np.float32), width // block
+    group, zero, block, unit = _sizes(kind)
+    codes, factors = np.empty(block * PANEL, np.uint8), np.empty((block // group, PANEL), np.float32)
+    added, blocks = np.empty((block // group, PANEL), np.float32), width // block
     for row in range(count):
         panel, lane = ids[row] // PANEL, ids[row] % PANEL
         for at in range(blocks):
@@ -369,5 +370,5 @@ def rows(ids_at: int, count: int, weight_at: int, out_at: int, width: int, kind:
             _unpack(kind, place, memory(codes), memory(factors), memory(added))
             for i in range(block):
                 whole = np.float32(np.int32(codes[(i // 4 * PANEL + lane) * 4 + i % 4]) - np.int32(zero))
-                number = whole * factors[i // part, lane] + added[i // part, lane]
+                number = whole * factors[i // group, lane] + added[i // group, lane]
                 out[row * width + at * block + i] = narrow(number, tag)

@@ -54,7 +54,7 @@ def tensors_of(model: LoadedModel) -> list[torch.Tensor]:
     layers = [getattr(layer, name) for layer in weights.layers for name in LayerWeights.__dataclass_fields__]
     found: list[torch.Tensor] = []
     for one in (weights.embedding, weights.norm, weights.head, *layers):
-        some = (*one.parts, one.bias) if isinstance(one, Linear) else (one,)
+        some = (*one.matrices, one.bias) if isinstance(one, Linear) else (one,)
         found += [numbers_of(part) for part in some if part is not None]
     return found
 
@@ -170,6 +170,13 @@ def test_every_type_is_unpacked_to_the_numbers_that_it_stands_for(
     if kind in ("Q4_K", "Q6_K"):  # rows of q: of each head 0, 2, 4, ..., then 1, 3, 5, ...
         rows = reference(stored["blk.0.attn_q.weight"], kind).view(4, 32, 2, 256)
         assert torch.equal(queries, rows.transpose(1, 2).reshape(256, 256))
+
+
+def test_packed_weights_have_keys_of_their_own(wide: Path, tmp_path: Path) -> None:
+    """What they compute is not what dequantised ones do."""
+    file = packed_draft(wide, "Q8_0").write(tmp_path / "toy.gguf")
+    models = [load_model(file, "cpu", "float32", pack=pack) for pack in (True, False)]
+    assert len({model.namespace(model.kv_groups(16)) for model in models}) == 2
 
 
 @pytest.mark.parametrize(
