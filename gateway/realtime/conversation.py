@@ -11,7 +11,6 @@ the output of a tool that still runs, for a call that has no output yet.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -47,6 +46,7 @@ from ...sessions.text.eager_prefill import PrefilledInput
 from ...sessions.turn.events import ReplyEvent
 from ...sessions.turn.request import UNBOUNDED, RequestBounds, TurnRequest
 from ..errors import NothingToCancel, TooManyResponses, error_details
+from .event_log import UNSENT
 from .response import LiveResponse
 from .translate import RequestCache, frame_of, item_of, patched, preamble_of, request_of, seed_of, under
 
@@ -90,16 +90,6 @@ class ResponseNote(msgspec.Struct, frozen=True, array_like=True):
     unserved: tuple[str, ...] = ()
 
 
-class EventNumbers:
-    """Makes provisional ids for a conversation's events, numbered in their order."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count(1)
-
-    def __call__(self) -> str:
-        return f"event_{next(self._numbers)}"
-
-
 class Conversation:
     """The protocol's state in one session: the configuration, the running responses, and the text that the
     client streams in. It edits ``history``, and sends nothing itself.
@@ -132,9 +122,6 @@ class Conversation:
         self._admit = admit
         self._bounds = bounds
         self._names = names
-        self.event_id = EventNumbers()
-        """Makes a provisional id for an event. The event log puts the final id in its place when it sends the
-        event."""
         self.running: dict[str, LiveResponse] = {}
         """The responses that have been created and have not ended, by id, out-of-band ones included."""
         self._requests = RequestCache(bounds)
@@ -169,8 +156,8 @@ class Conversation:
         out."""
         conversation = server.ConversationResource(id=self.conversation_id)
         return [
-            server.SessionCreated(event_id=self.event_id(), session=self._session, handle=handle),
-            server.ConversationCreated(event_id=self.event_id(), conversation=conversation),
+            server.SessionCreated(event_id=UNSENT, session=self._session, handle=handle),
+            server.ConversationCreated(event_id=UNSENT, conversation=conversation),
         ]
 
     def receive(self, event: client.ClientEvent, prefilled: PrefilledInput | None = None) -> Sequence[Effect]:
@@ -195,7 +182,7 @@ class Conversation:
                 return [self._retrieved(item_id)]
             case client.ItemDelete(item_id=item_id):
                 self._delete_item(item_id)
-                return [server.ItemDeleted(event_id=self.event_id(), item_id=item_id)]
+                return [server.ItemDeleted(event_id=UNSENT, item_id=item_id)]
             case client.TextAppend(text=text, role=role, call_id=call_id):
                 self._check_owner(role, call_id)
                 self._check_length(len(self.buffer.text) + len(text))
@@ -205,7 +192,7 @@ class Conversation:
                 self.buffer.replace(start, text)
             case client.TextClear():
                 self.buffer.clear()
-                return [server.TextCleared(event_id=self.event_id())]
+                return [server.TextCleared(event_id=UNSENT)]
             case client.TextCommit(call_id=call_id):
                 self._check_owner(None, call_id)
                 return self._commit(prefilled or PrefilledInput())
@@ -220,7 +207,7 @@ class Conversation:
     def refusal(self, error: Exception, event_id: str | None = None) -> server.ErrorEvent:
         """Make the `error` event for ``error``, because of which a client event, or a frame that is no event,
         was refused. ``event_id``: the client event's, if it had one."""
-        return server.ErrorEvent(event_id=self.event_id(), error=error_details(error, event_id))
+        return server.ErrorEvent(event_id=UNSENT, error=error_details(error, event_id))
 
     def brief(self, response_id: str) -> bool:
         """Whether the running response with this id leaves out the events that repeat others. False if no such
@@ -255,7 +242,7 @@ class Conversation:
         server ignores."""
         unserved = without_effect("session", patch) or UNSET
         session = msgspec.structs.replace(self._session, unserved=unserved)
-        return server.SessionUpdated(event_id=self.event_id(), session=session)
+        return server.SessionUpdated(event_id=UNSENT, session=session)
 
     # --- items ---
 
@@ -291,8 +278,8 @@ class Conversation:
     def _shown(self, item: Item, previous: str | None) -> list[server.ServerEvent]:
         frame = frame_of(item)
         return [
-            server.ItemAdded(event_id=self.event_id(), item=frame, previous_item_id=previous),
-            server.ItemDone(event_id=self.event_id(), item=frame, previous_item_id=previous),
+            server.ItemAdded(event_id=UNSENT, item=frame, previous_item_id=previous),
+            server.ItemDone(event_id=UNSENT, item=frame, previous_item_id=previous),
         ]
 
     def _retrieved(self, item_id: str | None) -> server.ItemRetrieved:
@@ -300,7 +287,7 @@ class Conversation:
         writer = self._writer()
         frame = None if writer is None else writer.item(found)
         return server.ItemRetrieved(
-            event_id=self.event_id(),
+            event_id=UNSENT,
             item=frame or frame_of(self._history.get(found)),
             previous_item_id=previous,
         )
@@ -383,7 +370,7 @@ class Conversation:
 
     def _committed(self, item: Item, prefilled: PrefilledInput) -> server.TextCommitted:
         return server.TextCommitted(
-            event_id=self.event_id(),
+            event_id=UNSENT,
             item_id=item.id,
             prefilled_tokens=prefilled.prefilled,
             left_tokens=prefilled.left,
@@ -450,7 +437,6 @@ class Conversation:
             request = self._requests.of(params, self._session, self._resolved, seed, more)
         live = LiveResponse(
             response_id,
-            self.event_id,
             conversation_id=self.conversation_id if writes else None,
             max_output_tokens=request.max_output_tokens or "inf",
             metadata=params.metadata if isinstance(params.metadata, dict) else None,
@@ -531,7 +517,6 @@ class Conversation:
         writes = request is not None
         self.running[response_id] = LiveResponse(
             response_id,
-            self.event_id,
             conversation_id=self.conversation_id if writes else None,
             before=UNSET if writes and self._history.busy else kept.before,
             max_output_tokens=(request.max_output_tokens if request else None) or "inf",
@@ -556,11 +541,11 @@ class Conversation:
                 shown = [] if _brief(params) else ids
                 return [event for item_id in shown for event in self._shown_again(item_id)]
             case client.ItemDelete(item_id=item_id):
-                return [server.ItemDeleted(event_id=self.event_id(), item_id=item_id)]
+                return [server.ItemDeleted(event_id=UNSENT, item_id=item_id)]
             case client.ItemRetrieve(item_id=item_id):
                 return [self._retrieved(item_id)]
             case client.TextClear():
-                return [server.TextCleared(event_id=self.event_id())]
+                return [server.TextCleared(event_id=UNSENT)]
             case client.TextCommit():
                 item_id = self._ids("item")
                 told = self._committed(self._history.get(item_id), PrefilledInput())

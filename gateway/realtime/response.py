@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -29,10 +29,8 @@ from ...sessions.conversation.items import FunctionCall, Item, Message
 from ...sessions.turn.events import EndReason, ReplyDone, ReplyEvent, ReplyStatus, TokenScore
 from ..errors import error_details
 from ..live.reply import PartKind, ReplyFold, ReplyPart, Telling
-from .event_log import DeltaFrames
+from .event_log import UNSENT, DeltaFrames
 from .translate import frame_of, logprobs_of, truncated_of, usage_of
-
-EventIds: TypeAlias = Callable[[], str]
 
 _REASONS: dict[EndReason, Reason] = {
     EndReason.CLIENT_CANCELLED: "client_cancelled",
@@ -70,11 +68,10 @@ class LiveResponse(Telling[server.ServerEvent]):
     """Makes the server events of one response, from `response.created` to `response.done`. It holds the items
     so far, and sends nothing.
 
-    ``event_ids`` makes an event's id. ``conversation_id``: None for a response out of band. ``before``: the id
-    of the item before its first one in the conversation, None if that is the first; UNSET: it is asked for when
-    the item begins. ``asked_by``: the `event_id` of the client event that asked for the response. ``brief``:
-    leave out events that repeat others. ``unserved``: names of fields of the request that have no effect, which
-    `response.created` lists.
+    ``conversation_id``: None for a response out of band. ``before``: the id of the item before its first one in
+    the conversation, None if that is the first; UNSET: it is asked for when the item begins. ``asked_by``: the
+    `event_id` of the client event that asked for the response. ``brief``: leave out events that repeat others.
+    ``unserved``: names of fields of the request that have no effect, which `response.created` lists.
 
     ``item_ids``, ``call_ids``: of the items, and of the tool calls, that have begun. ``created``, ``done``: the
     first, and the last, event has been made. ``cancelling``: a cancel was asked for; the conversation sets it.
@@ -83,7 +80,6 @@ class LiveResponse(Telling[server.ServerEvent]):
     def __init__(
         self,
         response_id: str,
-        event_ids: EventIds,
         *,
         conversation_id: str | None,
         before: str | UnsetType | None = UNSET,
@@ -101,7 +97,6 @@ class LiveResponse(Telling[server.ServerEvent]):
         self.call_ids: set[str] = set()
         self.created = False
         self.done = False
-        self._event_ids = event_ids
         self._before = before
         self._max_output_tokens = max_output_tokens
         self.metadata = metadata
@@ -133,8 +128,7 @@ class LiveResponse(Telling[server.ServerEvent]):
         if opened is None or opened.item.id != item_id or opened.parts[-1] is not self._reply.parts[-1]:
             return None
         if opened.frames is None:
-            place = {**self._part(opened), "event_id": ""}
-            opened.frames = DeltaFrames(server.TextDelta(**place, delta=""))
+            opened.frames = DeltaFrames(server.TextDelta(**self._part(opened), delta=""))
         return opened.frames, opened.parts[-1].pieces
 
     def item(self, item_id: str) -> AnyItem | None:
@@ -147,7 +141,7 @@ class LiveResponse(Telling[server.ServerEvent]):
         """Make the last events of a response that has been created, after its turn raised ``error``: its open
         item ends, its items are deleted, and `response.done` says `failed`."""
         assert self.created and not self.done
-        return list(self._failed(error))
+        return [*self._close(complete=False), *self._taken_back(), self._ended("failed", error)]
 
     def _first(self) -> Iterator[server.ServerEvent]:
         if self.created:
@@ -156,7 +150,7 @@ class LiveResponse(Telling[server.ServerEvent]):
         response = self._response("in_progress")
         if self.unserved:
             response = msgspec.structs.replace(response, unserved=list(self.unserved))
-        yield server.ResponseCreated(event_id=self._event_ids(), response=response)
+        yield server.ResponseCreated(event_id=UNSENT, response=response)
 
     # --- as `Telling` ---
 
@@ -189,7 +183,7 @@ class LiveResponse(Telling[server.ServerEvent]):
     ) -> Iterator[server.ServerEvent]:
         opened = self._open
         if part.kind is PartKind.REASONING:
-            yield server.ReasoningDelta(event_id=self._event_ids(), response_id=self.id, delta=text)
+            yield server.ReasoningDelta(event_id=UNSENT, response_id=self.id, delta=text)
         elif opened is None:
             raise AssertionError("a part grows after it has begun")
         elif isinstance(opened.item, Message):
@@ -222,16 +216,14 @@ class LiveResponse(Telling[server.ServerEvent]):
         if self.brief:
             frame = frame_of(item)
             yield server.OutputItemDone(
-                event_id=self._event_ids(), response_id=self.id, output_index=opened.index, item=frame
+                event_id=UNSENT, response_id=self.id, output_index=opened.index, item=frame
             )
             self._output.append(frame)
             return
         if isinstance(item, Message):
             place = self._part(opened)
             yield server.TextDone(**place, text=item.text, logprobs=opened.logprobs)
-            yield server.ContentPartDone(
-                **{**place, "event_id": self._event_ids()}, part=server.ContentPart(text=item.text)
-            )
+            yield server.ContentPartDone(**place, part=server.ContentPart(text=item.text))
         else:
             yield server.ArgumentsDone(**self._call(opened, item), name=item.name, arguments=item.arguments)
         yield from self._shown(server.OutputItemDone, server.ItemDone, opened, item)
@@ -249,11 +241,9 @@ class LiveResponse(Telling[server.ServerEvent]):
         out of band, one of the type ``conversation``. ``status``: `in_progress` while the item grows; None: the
         final one."""
         frame = frame_of(item, status)
-        yield output(event_id=self._event_ids(), response_id=self.id, output_index=opened.index, item=frame)
+        yield output(event_id=UNSENT, response_id=self.id, output_index=opened.index, item=frame)
         if self.conversation_id is not None:
-            yield conversation(
-                event_id=self._event_ids(), item=frame, previous_item_id=opened.previous_item_id
-            )
+            yield conversation(event_id=UNSENT, item=frame, previous_item_id=opened.previous_item_id)
 
     def _part(self, opened: _OpenItem) -> dict[str, Any]:
         return {**self._place(opened), "content_index": 0}
@@ -263,7 +253,7 @@ class LiveResponse(Telling[server.ServerEvent]):
 
     def _place(self, opened: _OpenItem) -> dict[str, Any]:
         return {
-            "event_id": self._event_ids(),
+            "event_id": UNSENT,
             "response_id": self.id,
             "output_index": opened.index,
             "item_id": opened.item.id,
@@ -271,17 +261,12 @@ class LiveResponse(Telling[server.ServerEvent]):
 
     # --- the end ---
 
-    def _failed(self, error: Exception) -> Iterator[server.ServerEvent]:
-        yield from self._close(complete=False)
-        yield from self._taken_back()
-        yield self._ended("failed", error)
-
     def _taken_back(self) -> Iterator[server.ServerEvent]:
         """A `conversation.item.deleted` for each item of the output that has ended, because the turn failed and
         was rolled back. Out of band there are none."""
         if self.conversation_id is not None:
             for item in self._output:
-                yield server.ItemDeleted(event_id=self._event_ids(), item_id=item.id or "")
+                yield server.ItemDeleted(event_id=UNSENT, item_id=item.id or "")
 
     def _ended(
         self, status: ResponseStatus, error: Exception | None, done: ReplyDone | None = None
@@ -298,7 +283,7 @@ class LiveResponse(Telling[server.ServerEvent]):
             ended = msgspec.structs.replace(
                 ended, usage=usage_of(usage), kv=self._reply.receipt, truncated=truncated
             )
-        return server.ResponseDone(event_id=self._event_ids(), response=ended)
+        return server.ResponseDone(event_id=UNSENT, response=ended)
 
     def _response(self, status: ResponseStatus, details: StatusDetails | None = None) -> Response:
         return Response(

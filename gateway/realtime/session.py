@@ -40,7 +40,7 @@ from ..net.flag import Flag
 from ..net.outbox import SessionOutbox
 from ..settings import ClientLimits
 from .conversation import CancelResponse, Conversation, StartResponse
-from .event_log import EventLog
+from .event_log import UNSENT, EventLog
 from .exports import RealtimeConfig, entries_of, imported_resource
 from .translate import preamble_of
 from .verbs import Edit, SessionVerb, SessionVerbs
@@ -409,7 +409,7 @@ class RealtimeSession:
         first. Raises if the event is refused; then nothing has changed."""
         response_id = self.conversation.check_steer(event)
         self.live.check_admission()
-        accepted = server.SteerAccepted(event_id=self.conversation.event_id(), response_id=response_id)
+        accepted = server.SteerAccepted(event_id=UNSENT, response_id=response_id)
         self.event_log.post([accepted])
         if response_id is not None:
             await self.live.cancel(response_id, EndReason.STEERED)
@@ -501,8 +501,7 @@ class RealtimeSession:
         """Post `rate_limits.updated` with what the client's key has left, if it has limits."""
         limits = list(self.live.rate_limits().limits)
         if limits:
-            event_id = self.conversation.event_id()
-            self.event_log.post([server.RateLimitsUpdated(event_id=event_id, rate_limits=limits)])
+            self.event_log.post([server.RateLimitsUpdated(event_id=UNSENT, rate_limits=limits)])
 
     def _post_reply(self, events: Iterable[server.ServerEvent], response: TurnResponse) -> None:
         for event in events:
@@ -528,15 +527,14 @@ class RealtimeSession:
         """Called when another engine has taken over, after ``lost_seconds`` without one: posts
         `session.recovered`."""
         lost_ms = round(lost_seconds * 1000, 1)
-        told = server.SessionRecovered(event_id=self.conversation.event_id(), lost_ms=lost_ms)
+        told = server.SessionRecovered(event_id=UNSENT, lost_ms=lost_ms)
         self.event_log.post([told])
 
     def going_away(self, seconds: float) -> None:
         """Called before the server ends: posts `server.going_away`, as the server closes the connection within
         ``seconds``. The event shows the handle with which the client can come back."""
         handle = self.session.handles.current or None
-        event_id = self.conversation.event_id()
-        told = server.ServerGoingAway(event_id=event_id, seconds=seconds, handle=handle)
+        told = server.ServerGoingAway(event_id=UNSENT, seconds=seconds, handle=handle)
         self.event_log.post_ahead(told)
 
     async def flushed(self) -> None:
