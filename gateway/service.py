@@ -310,12 +310,6 @@ class Service:
         """Run ``work``, which may outlive its request, as a task, and return the task. `close` cancels it."""
         return spawn(work, self._works)
 
-    def spawn_end(self, stack: AsyncExitStack) -> None:
-        """Close ``stack`` in a task of its own: it holds the contexts of a stream, such as its turn, that are
-        still open because the client left before the first event. Does nothing more if they were closed
-        already."""
-        self.spawn(stack.aclose())
-
     async def converse(self, channel: Channel, client: ClientIdentity | None = None) -> None:
         """Serve one Realtime connection until either side ends it. Call it in a task of the connection's own. A
         client that reads too slowly is dropped, and logged. ``client``: its key's digests, tenant and query

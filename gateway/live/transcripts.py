@@ -237,11 +237,6 @@ class Transcripts:
         live.disposable = True
         return live
 
-    def owns(self, live: LiveSession) -> bool:
-        """Whether this live session was made for a client that sends whole conversations, not for one of
-        another protocol."""
-        return isinstance(live.face, _TranscriptSession)
-
     def reopen(self, reopened: Reopened, caller: TurnCaller) -> LiveSession:
         """Raises ``HandleUnknown``: no client has a handle of such a session, so none can be resumed."""
         raise HandleUnknown("No session can be resumed with this handle", param="handle")

@@ -154,10 +154,6 @@ class RealtimeFace:
         )
         return msgspec.msgpack.encode(RealtimeConfig(session=resource, conversation=new_id("conv")))
 
-    def owns(self, live: LiveSession) -> bool:
-        """Whether the live session was made for a client of Realtime."""
-        return isinstance(live.face, RealtimeSession)
-
     def begin(self, session: Session, config: bytes) -> LiveSession:
         """Make a live session of a new session, and post its first events, `session.created` and
         `conversation.created`. ``config``: what `config` or `child_config` returned."""
