@@ -36,7 +36,7 @@ async def complete(service: Service, request: Request) -> Response:
     client = caller_of(request.scope)
     body, size = await service.read(
         request,
-        lambda data: decode_body(data, completions.REQUEST, completions.is_unserved),
+        lambda data: decode_body(data, completions.REQUEST, completions.REFUSED),
         PROMPTS,
     )
     transcripts = await service.transcripts(body.model)
@@ -87,9 +87,7 @@ async def detokenize(service: Service, request: Request) -> Response:
 
 
 def _chat(data: bytes) -> Asked[frames.ChatRequest]:
-    return asked(
-        data, lambda left: decode_body(left, frames.REQUEST, frames.is_unserved), frames.UNSERVED_TOOLS
-    )
+    return asked(data, lambda left: decode_body(left, frames.REQUEST, frames.REFUSED), frames.UNSERVED_TOOLS)
 
 
 def _tokenize(data: bytes) -> Asked[completions.TokenizeRequest]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 
@@ -65,31 +65,26 @@ ACKNOWLEDGING = (server.ItemDone, server.ResponseDone)
 """Events of a reply that are sent only when the journal has what they show."""
 
 
-@dataclass(frozen=True, slots=True)
-class RealtimeDefaults:
-    """What a new session starts with, besides the model's sampling defaults.
-
-    ``names``: the names of the served model; the first becomes the session's `model`, the others may be set
-    later. ``max_tokens``: the most tokens of a reply; None: as many as the context holds.
-    """
-
-    names: tuple[str, ...]
-    max_tokens: int | None = None
-
-
 class RealtimeFace:
     """The Realtime protocol, as a `Face`. Sockets open and resume their sessions here; ``sessions`` calls it to
     make the live sessions of this protocol. ``link``: to the engine, which knows the model's sampling defaults.
-    ``defaults``: what new sessions start with besides these."""
+    ``names``: of the served model; the first becomes the `model` of a new session, the others may be set later.
+    ``max_tokens``: the most tokens of a reply if its session sets no limit; None: as many as the context
+    holds."""
 
     def __init__(
-        self, sessions: LiveSessions, link: EngineLink, defaults: RealtimeDefaults, limits: ClientLimits
+        self,
+        sessions: LiveSessions,
+        link: EngineLink,
+        names: Sequence[str],
+        limits: ClientLimits,
+        max_tokens: int | None = None,
     ) -> None:
         self.sessions = sessions
         self.limits = limits
-        self.defaults = defaults
-        self.names = frozenset(defaults.names)
+        self.names = frozenset(names)
         """The names of the served model."""
+        self._model, self._max_tokens = names[0], max_tokens
         self._usual: SessionResource | None = None  # the first configuration of most sessions, which share it
         self._link = link
 
@@ -145,10 +140,10 @@ class RealtimeFace:
     def config(self) -> bytes:
         """The configuration with which a new session begins, encoded for the journal: the defaults of model and
         server, and the id of a new conversation."""
-        hello, most = self._link.hello, self.defaults.max_tokens
+        hello, most = self._link.hello, self._max_tokens
         resource = SessionResource(
             id="",
-            model=self.defaults.names[0],
+            model=self._model,
             max_output_tokens="inf" if most is None else min(most, hello.max_context),
             **msgspec.structs.asdict(hello.defaults),
         )
