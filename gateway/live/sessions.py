@@ -413,7 +413,7 @@ class LiveSessions:
                 for response in live.running:
                     await live.cancel(response.id, EndReason.SERVER_LEAVING)
                 await live.idle()
-                await self._journaled(live)
+                await live.journaled()
         if self._live.get(session_id) is not live:
             return  # it was closed meanwhile
         if (connection := self._connections.pop(session_id, None)) is not None:
@@ -423,10 +423,6 @@ class LiveSessions:
         if live.session.log.durable:
             self._put_away(live)
             await self.registry.wait_closed(session_id)
-
-    async def _journaled(self, live: LiveSession) -> None:
-        if (ticket := live.session.log.sync()) is not None:
-            await asyncio.shield(ticket)
 
     async def erase(self, record: SessionRecord, number: int | None) -> None:
         """Close the session of this ``record``, also on a connection, and delete it: its records and its KV on

@@ -437,7 +437,7 @@ class AskedTurn:
                     made += reply.close_at(event, by)
                     yield made
                     made = []
-                    await self._durable()
+                    await self.live.journaled()
                 made += reply.told(event, by)
             yield made
 
@@ -457,12 +457,6 @@ class AskedTurn:
                 waiting = ()
             yield taken
             taken = await self._queue.take()
-
-    async def _durable(self) -> None:
-        """Wait until the journal has written the turn to disk. Without a journal it does not wait."""
-        ticket = self.live.session.log.sync()
-        if ticket is not None:
-            await asyncio.shield(ticket)  # others wait for the same one
 
     async def cancel(self, reason: EndReason = EndReason.CLIENT_CANCELLED) -> None:
         """End all replies as soon as possible; their last events still come, with this ``reason``."""

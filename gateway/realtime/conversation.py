@@ -47,7 +47,7 @@ from ...sessions.turn.events import ReplyEvent
 from ...sessions.turn.request import UNBOUNDED, RequestBounds, TurnRequest
 from ..errors import NothingToCancel, TooManyResponses, error_details
 from .event_log import UNSENT
-from .response import LiveResponse
+from .response import LiveResponse, ResponseNote
 from .translate import RequestCache, frame_of, item_of, patched, preamble_of, request_of, seed_of, under
 
 PARALLEL_RESPONSES = 8
@@ -72,22 +72,6 @@ class CancelResponse:
 
 Effect: TypeAlias = server.ServerEvent | StartResponse | CancelResponse
 """What the caller of `Conversation.receive` has to do for a client event. A server event is to be sent."""
-
-
-class ResponseNote(msgspec.Struct, frozen=True, array_like=True):
-    """What the journal keeps of a response for this protocol, so that the response's server events can be made
-    again after a restart.
-
-    ``asked_by``: the `event_id` of the client event that asked for it. ``metadata``: the client's. ``before``:
-    the id of the item before the response's first item; None: no item was before it. ``brief``: it leaves out
-    events that repeat others. ``unserved``: names of fields of the request that this server ignores.
-    """
-
-    asked_by: str | None
-    metadata: dict[str, str] | None
-    before: str | None
-    brief: bool = False
-    unserved: tuple[str, ...] = ()
 
 
 class Conversation:
@@ -213,7 +197,7 @@ class Conversation:
         """Whether the running response with this id leaves out the events that repeat others. False if no such
         response runs."""
         live = self.running.get(response_id)
-        return live is not None and live.brief
+        return live is not None and live.note.brief
 
     def reply(self, response_id: str, event: ReplyEvent) -> list[server.ServerEvent]:
         """Make the server events for ``event``, the next event of a running response's turn. After `ReplyDone`
@@ -230,7 +214,7 @@ class Conversation:
         `response.done` says `failed`."""
         live = self.running[response_id]
         del self.running[response_id]
-        return live.fail(error) if live.created else [self.refusal(error, live.asked_by)]
+        return live.fail(error) if live.created else [self.refusal(error, live.note.asked_by)]
 
     def forget(self, response_id: str) -> None:
         """Remove the response with this id, which was created but never run, if it is there. No event is made
@@ -435,17 +419,20 @@ class Conversation:
         seed = seed_of(response_id)
         with under("response"):
             request = self._requests.of(params, self._session, self._resolved, seed, more)
-        live = LiveResponse(
-            response_id,
-            conversation_id=self.conversation_id if writes else None,
-            max_output_tokens=request.max_output_tokens or "inf",
-            metadata=params.metadata if isinstance(params.metadata, dict) else None,
+        note = ResponseNote(
             asked_by=event.event_id,
+            metadata=params.metadata if isinstance(params.metadata, dict) else None,
+            before=self.before_reply(),
             brief=_brief(params),
             unserved=tuple(without_effect("response", params)),
         )
-        self.running[live.id] = live
-        return StartResponse(live.id, request)
+        self.running[response_id] = LiveResponse(
+            response_id,
+            note,
+            conversation_id=self.conversation_id if writes else None,
+            max_output_tokens=request.max_output_tokens or "inf",
+        )
+        return StartResponse(response_id, request)
 
     def ending(self, event: client.ClientEvent) -> str | None:
         """The id of the response that must end before ``event`` can be served: if ``event`` is a
@@ -501,10 +488,7 @@ class Conversation:
     def note(self, response_id: str) -> bytes:
         """Encode the `ResponseNote` of the running response with this id, for the journal. `revive` decodes
         it."""
-        live = self.running[response_id]
-        return msgspec.msgpack.encode(
-            ResponseNote(live.asked_by, live.metadata, self.before_reply(), live.brief, live.unserved)
-        )
+        return msgspec.msgpack.encode(self.running[response_id].note)
 
     def revive(self, response_id: str, request: TurnRequest | None, note: bytes) -> None:
         """Count a response from the journal as running, so that `reply` and `failed` can make its events again,
@@ -517,13 +501,10 @@ class Conversation:
         writes = request is not None
         self.running[response_id] = LiveResponse(
             response_id,
+            kept,
             conversation_id=self.conversation_id if writes else None,
-            before=UNSET if writes and self._history.busy else kept.before,
             max_output_tokens=(request.max_output_tokens if request else None) or "inf",
-            metadata=kept.metadata,
-            asked_by=kept.asked_by,
-            brief=kept.brief,
-            unserved=kept.unserved,
+            before=UNSET if writes and self._history.busy else kept.before,
         )
 
     def answered(self, event: client.ClientEvent) -> list[server.ServerEvent]:

@@ -40,6 +40,22 @@ _REASONS: dict[EndReason, Reason] = {
 }
 
 
+class ResponseNote(msgspec.Struct, frozen=True, array_like=True):
+    """What the journal keeps of a response for this protocol, so that the response's server events can be made
+    again after a restart.
+
+    ``asked_by``: the `event_id` of the client event that asked for it. ``metadata``: the client's. ``before``:
+    the id of the item before the response's first item; None: no item was before it. ``brief``: it leaves out
+    events that repeat others. ``unserved``: names of fields of the request that this server ignores.
+    """
+
+    asked_by: str | None
+    metadata: dict[str, str] | None
+    before: str | None
+    brief: bool = False
+    unserved: tuple[str, ...] = ()
+
+
 @dataclass(slots=True)
 class _OpenItem:
     """The output item that has begun and not ended. ``index``: its index in the response's output. ``item``:
@@ -68,10 +84,9 @@ class LiveResponse(Telling[server.ServerEvent]):
     """Makes the server events of one response, from `response.created` to `response.done`. It holds the items
     so far, and sends nothing.
 
-    ``conversation_id``: None for a response out of band. ``before``: the id of the item before its first one in
-    the conversation, None if that is the first; UNSET: it is asked for when the item begins. ``asked_by``: the
-    `event_id` of the client event that asked for the response. ``brief``: leave out events that repeat others.
-    ``unserved``: names of fields of the request that have no effect, which `response.created` lists.
+    ``note``: what the journal keeps of it. ``conversation_id``: None for a response out of band. ``before``:
+    the id of the item before its first one in the conversation, None if that is the first; UNSET: it is asked
+    for when the item begins.
 
     ``item_ids``, ``call_ids``: of the items, and of the tool calls, that have begun. ``created``, ``done``: the
     first, and the last, event has been made. ``cancelling``: a cancel was asked for; the conversation sets it.
@@ -80,18 +95,15 @@ class LiveResponse(Telling[server.ServerEvent]):
     def __init__(
         self,
         response_id: str,
+        note: ResponseNote,
         *,
         conversation_id: str | None,
+        max_output_tokens: MaxOutputTokens,
         before: str | UnsetType | None = UNSET,
-        max_output_tokens: MaxOutputTokens = "inf",
-        metadata: dict[str, str] | None = None,
-        asked_by: str | None = None,
-        brief: bool = False,
-        unserved: tuple[str, ...] = (),
     ) -> None:
         self.id = response_id
+        self.note = note
         self.conversation_id = conversation_id
-        self.asked_by = asked_by
         self.cancelling = False
         self.item_ids: list[str] = []
         self.call_ids: set[str] = set()
@@ -99,9 +111,6 @@ class LiveResponse(Telling[server.ServerEvent]):
         self.done = False
         self._before = before
         self._max_output_tokens = max_output_tokens
-        self.metadata = metadata
-        self.brief = brief
-        self.unserved = unserved
         self._reply = ReplyFold()
         self._last: Callable[[], str | None] = _none
         self._open: _OpenItem | None = None
@@ -148,8 +157,8 @@ class LiveResponse(Telling[server.ServerEvent]):
             return
         self.created = True
         response = self._response("in_progress")
-        if self.unserved:
-            response = msgspec.structs.replace(response, unserved=list(self.unserved))
+        if self.note.unserved:
+            response = msgspec.structs.replace(response, unserved=list(self.note.unserved))
         yield server.ResponseCreated(event_id=UNSENT, response=response)
 
     # --- as `Telling` ---
@@ -162,7 +171,7 @@ class LiveResponse(Telling[server.ServerEvent]):
             opened.parts.append(part)
             return
         yield from self._close(complete=True)
-        if self.item_ids or self.brief:
+        if self.item_ids or self.note.brief:
             before = self.item_ids[-1] if self.item_ids else None
         else:
             before = self._last() if self._before is UNSET else self._before
@@ -172,7 +181,7 @@ class LiveResponse(Telling[server.ServerEvent]):
             self.call_ids.add(part.call_id)
         opened = self._open = _OpenItem(len(self._output), item, before, [part])
         self.item_ids.append(item.id)
-        if self.brief:
+        if self.note.brief:
             return
         yield from self._shown(server.OutputItemAdded, server.ItemAdded, opened, item, "in_progress")
         if isinstance(item, Message):
@@ -188,7 +197,7 @@ class LiveResponse(Telling[server.ServerEvent]):
             raise AssertionError("a part grows after it has begun")
         elif isinstance(opened.item, Message):
             yield server.TextDelta(**self._part(opened), delta=text, logprobs=logprobs_of(scores) or UNSET)
-        elif not self.brief:
+        elif not self.note.brief:
             yield server.ArgumentsDelta(**self._call(opened, opened.item), delta=text)
 
     def ended(self, reply: ReplyFold, part: ReplyPart) -> Iterator[server.ServerEvent]:
@@ -213,7 +222,7 @@ class LiveResponse(Telling[server.ServerEvent]):
             return
         opened, self._open = self._open, None
         item = opened.final(complete)
-        if self.brief:
+        if self.note.brief:
             frame = frame_of(item)
             yield server.OutputItemDone(
                 event_id=UNSENT, response_id=self.id, output_index=opened.index, item=frame
@@ -292,8 +301,8 @@ class LiveResponse(Telling[server.ServerEvent]):
             status_details=details,
             conversation_id=self.conversation_id,
             max_output_tokens=self._max_output_tokens,
-            metadata=self.metadata,
-            output=[] if self.brief else list(self._output),
+            metadata=self.note.metadata,
+            output=[] if self.note.brief else list(self._output),
         )
 
 

@@ -7,7 +7,6 @@ the sessions; a *face* is the code of one protocol that clients speak.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -123,8 +122,7 @@ class RealtimeFace:
         config = msgspec.msgpack.encode(msgspec.structs.replace(first, session=resource))
         live = self.sessions.begin(self, owner, salt, config, begun)
         live.resumable = True
-        if (ticket := live.session.log.sync()) is not None:
-            await asyncio.shield(ticket)
+        await live.journaled()
         return live.session
 
     @staticmethod
