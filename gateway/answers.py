@@ -92,7 +92,8 @@ async def answered(
             check(turn.replies)
             return json_answer(answer.whole(turn.replies), headers=answer.headers)
         kept = stack.pop_all()
-        events, quiet = _events(kept, turn, answer), service.settings.limits.quiet_seconds
+        events = _events(kept, turn, answer)
+        quiet = service.settings.limits.quiet_seconds
 
         def ended() -> None:  # the turn is open still if the client left before the first event
             service.spawn(kept.aclose())
