@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import ClassVar, TypeVar
 
 from msgspec import UNSET, UnsetType
@@ -93,8 +92,12 @@ async def answered(
             check(turn.replies)
             return json_answer(answer.whole(turn.replies), headers=answer.headers)
         kept = stack.pop_all()
-        events, ended = _events(kept, turn, answer), partial(service.spawn_end, kept)
+        events = _events(kept, turn, answer)
         quiet = service.settings.limits.quiet_seconds
+
+        def ended() -> None:  # the turn is open still if the client left before the first event
+            service.spawn(kept.aclose())
+
         return EventStream(events, quiet, answer.headers, ended, answer.PING, answer.STREAM)
     raise AssertionError("the block above returns")
 

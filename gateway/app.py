@@ -3,9 +3,10 @@ checks keys, hosts and origins."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from difflib import get_close_matches
-from functools import partial
+from functools import cache, partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -42,23 +43,22 @@ from .access.auth import (
     speaks_messages,
 )
 from .chat.routes import ROWS as CHAT_ROWS
-from .chat.routes import chat_routes
+from .documents.api import asyncapi, openapi
 from .documents.rows import ErrorAnswer, RouteRow, SocketRow
 from .errors import GatewayError, MethodRefused, RouteUnknown, UpgradeNeeded
 from .messages.frames import MessagesError
 from .messages.models import ModelInfo, ModelPage, ModelsQuery, model_info, models_page
 from .messages.routes import ROWS as MESSAGES_ROWS
-from .messages.routes import messages_routes
 from .metrics.prometheus import CONTENT_TYPE, exposition
 from .net.bodies import EXPORT, json_answer
 from .net.channel import SERVE, PackedChannel, SocketChannel
 from .net.proxy import BehindProxy
+from .operator.directory import SessionDirectory
 from .operator.routes import ROWS as OPERATOR_ROWS
-from .operator.routes import operator_routes
-from .pages import document_routes, page_routes
+from .pages import PageFile, page_routes
+from .responses.face import ResponsesFace
 from .responses.routes import ROWS as RESPONSES_ROWS
 from .responses.routes import SOCKET as RESPONSES_SOCKET
-from .responses.routes import responses_routes
 from .service import ServerState, Service
 
 REALTIME = "/v1/realtime"
@@ -104,42 +104,165 @@ class RealtimeParameters(msgspec.Struct, kw_only=True, frozen=True):
     ] = False
 
 
-def _models(path: str, summary: str, response: Any, query: type | None = None) -> RouteRow:
+async def realtime(service: Service, socket: WebSocket) -> None:
+    """The WebSocket route of Realtime: let one client be served to its end (`_SocketsLast`). A client that is
+    refused gets an HTTP answer in place of the WebSocket. One that comes while the engine loads waits,
+    ``handshake_seconds`` at most.
+
+    Two query parameters are our own. ``resumable=true``: the client can come back with the handle that it is
+    given. So its replies continue while it is away, and an event that is sent twice (same ``event_id``) is
+    served once. ``resume=true``: the client comes back. So it gets no new session, and its first event is
+    ``session.resume``.
+    """
+    try:
+        await service.admitted(socket.query_params.get("model"), service.settings.handshake_seconds)
+    except Exception as error:
+        await socket.send_denial_response(refusal(error, socket.scope))
+        return
+    client = identity_of(socket)  # before the headers are gone
+    chosen = _subprotocol(socket.scope.get("subprotocols", ()))
+    await socket.accept(chosen)
+    most = service.settings.limits.frame_bytes
+    channel = PackedChannel(socket, most) if chosen == PACKED else SocketChannel(socket)
+    socket.scope[SERVE] = partial(service.converse, channel, client)
+
+
+async def elsewhere(socket: WebSocket) -> None:
+    """Answer the handshake of a WebSocket on a path that has none with 404."""
+    there = " and ".join(row.path for row in SOCKETS)
+    error = RouteUnknown(f"{socket.url.path[:256]} is no WebSocket here; {there} are")
+    await socket.send_denial_response(refusal(error, socket.scope))
+
+
+async def not_upgraded(request: Request) -> Response:
+    """Answer a plain HTTP request to the path of the Realtime WebSocket with 426."""
+    raise UpgradeNeeded(f"{REALTIME} is a WebSocket: connect to it with ws:// or wss://")
+
+
+async def import_session(service: Service, request: Request) -> Response:
+    """Begin a session with an exported one."""
+    await service.loaded()
+    client = caller_of(request.scope)
+    data, _ = await service.read(request, bytes, EXPORT)
+    return json_answer(await service.import_session(data, client.owner, client.salt))
+
+
+async def models(service: Service, request: Request) -> Response:
+    """List the names of the served model, in OpenAI's list form, or in Anthropic's for its clients."""
+    if speaks_messages(request.scope):
+        return models_page(service, request.query_params)
+    return json_answer(ModelList(data=[Model(id=name, created=service.started) for name in service.names]))
+
+
+async def model(service: Service, request: Request) -> Response:
+    """Show the served model, if the path has one of its names; else answer 404."""
+    asked = request.path_params["name"]
+    service.check_model(asked)
+    name = asked or service.model
+    if speaks_messages(request.scope):
+        return model_info(service, name)
+    return json_answer(Model(id=name, created=service.started))
+
+
+async def health(service: Service, request: Request) -> Response:
+    """Liveness: 503 if the engine hangs, so that a restart of the server would help; else 200."""
+    state = service.state()
+    return json_answer(state, 200 if state.alive else 503)
+
+
+async def ready(service: Service, request: Request) -> Response:
+    """Readiness: 200 if a turn could run now; else 503."""
+    state = service.state()
+    return json_answer(state, 200 if state.ready else 503)
+
+
+async def metrics(service: Service, request: Request) -> Response:
+    """The statistics in Prometheus' text format. A tenant that is not an operator gets only its own numbers."""
+    scope = request.scope
+    snapshot = await service.snapshot(scope[TENANT], all_tenants=scope[OPERATOR])
+    return Response(exposition(snapshot), media_type=CONTENT_TYPE)
+
+
+async def version(service: Service, request: Request) -> Response:
+    """The version of this package."""
+    return json_answer(PackageVersion(name="holdfast", version=__version__))
+
+
+async def document(service: Service, request: Request) -> Response:
+    """The API's document that the path names."""
+    return await (await asyncio.to_thread(_documents))[path_of(request.scope)].answer(request)
+
+
+@cache
+def _documents() -> dict[str, PageFile]:
+    """The API's documents by their paths. They are made when the first of them is asked for."""
+    made = {"/openapi.json": openapi(ROWS, __version__), "/asyncapi.json": asyncapi(SOCKETS, __version__)}
+    return {
+        path: PageFile.of(msgspec.json.format(msgspec.json.encode(one)), ".json")
+        for path, one in made.items()
+    }
+
+
+def _models(path: str, summary: str, serve: Callable[..., Awaitable[Response]], **more: Any) -> RouteRow:
     refused = (ErrorAnswer, MessagesError)
-    return RouteRow("GET", path, summary, None, response, query, None, refused, FORMS, group="Models")
-
-
-def _probe(path: str, summary: str, unwell: str) -> RouteRow:
-    return RouteRow("GET", path, summary, response=ServerState, also={503: unwell}, needs_key=False)
+    return RouteRow("GET", path, summary, serve, refused=refused, headers=FORMS, group="Models", **more)
 
 
 ROUTES = (
-    _models("/v1/models", "The names of the served model.", (ModelList, ModelPage), ModelsQuery),
-    _models("/v1/models/{model}", "The served model by one of its names.", (Model, ModelInfo)),
+    _models(
+        "/v1/models",
+        "The names of the served model.",
+        models,
+        response=(ModelList, ModelPage),
+        query=ModelsQuery,
+    ),
+    _models(
+        "/v1/models/{model}",
+        "The served model by one of its names.",
+        model,
+        response=(Model, ModelInfo),
+        pattern="/v1/models/{name:path}",
+    ),
     RouteRow(
         "POST",
         SESSIONS,
         "Begin a session with an exported one, as JSON lines; a Realtime client resumes it.",
+        import_session,
         request=(ExportHeader, ExportEntry),
         request_type=JSON_LINES,
         response=ImportedSession,
         group="Sessions",
     ),
-    _probe("/health", "Liveness: 503 only where restarting the server would help.", "The engine hangs."),
-    _probe(
+    RouteRow(
+        "GET",
+        "/health",
+        "Liveness: 503 only where restarting the server would help.",
+        health,
+        response=ServerState,
+        also={503: "The engine hangs."},
+        needs_key=False,
+    ),
+    RouteRow(
+        "GET",
         "/ready",
         "Readiness: 503 where no turn could run now.",
-        "The engine loads or restarts, or the server goes away.",
+        ready,
+        response=ServerState,
+        also={503: "The engine loads or restarts, or the server goes away."},
+        needs_key=False,
     ),
-    RouteRow("GET", "/metrics", "Metrics for Prometheus.", media_type="text/plain"),
-    RouteRow("GET", "/version", "The version of this package.", response=PackageVersion),
-    RouteRow("GET", "/openapi.json", "This document.", response=dict, needs_key=False),
-    RouteRow("GET", "/asyncapi.json", "The document of the WebSockets.", response=dict, needs_key=False),
+    RouteRow("GET", "/metrics", "Metrics for Prometheus.", metrics, media_type="text/plain"),
+    RouteRow("GET", "/version", "The version of this package.", version, response=PackageVersion),
+    RouteRow("GET", "/openapi.json", "This document.", document, response=dict, needs_key=False),
+    RouteRow(
+        "GET", "/asyncapi.json", "The document of the WebSockets.", document, response=dict, needs_key=False
+    ),
 )
 
 REALTIME_SOCKET = SocketRow(
     REALTIME,
     "OpenAI's Realtime protocol for text, and what only sessions can do.",
+    realtime,
     ClientEvent,
     ServerEvent,
     RealtimeParameters,
@@ -151,9 +274,9 @@ REALTIME_SOCKET = SocketRow(
 )
 
 ROWS = (*ROUTES, *CHAT_ROWS, *MESSAGES_ROWS, *RESPONSES_ROWS, *OPERATOR_ROWS)
-"""All HTTP routes, for the OpenAPI document."""
+"""All HTTP routes."""
 SOCKETS = (REALTIME_SOCKET, RESPONSES_SOCKET)
-"""All WebSockets, for the AsyncAPI document."""
+"""All WebSockets."""
 ELSEWHERE = "/{path:path}"
 """The path pattern that catches every WebSocket that is not served."""
 NEAREST = 3
@@ -164,26 +287,18 @@ MOST_COMPARED = 256
 
 def build_app(service: Service) -> ASGIApp:
     """Make the ASGI app: all routes of ``service``, behind the guard that checks keys, hosts and origins."""
-    routes = _Routes(service)
+    responses, directory = ResponsesFace(service), SessionDirectory(service)
     pages = page_routes(service.settings.network.root_path) if service.settings.page else []
     app = Starlette(
         routes=[
-            WebSocketRoute(REALTIME, routes.realtime),
-            Route(REALTIME, refusing(routes.not_upgraded)),
-            *chat_routes(service),
-            *messages_routes(service),
-            *responses_routes(service),
-            *operator_routes(service),
-            Route(SESSIONS, refusing(routes.import_session), methods=["POST"]),
-            Route("/v1/models", refusing(routes.models)),
-            Route("/v1/models/{name:path}", refusing(routes.model)),
-            Route("/health", routes.health),
-            Route("/ready", routes.ready),
-            Route("/metrics", routes.metrics),
-            Route("/version", routes.version),
-            *document_routes(ROWS, SOCKETS, __version__),
+            WebSocketRoute(REALTIME, partial(REALTIME_SOCKET.serve, service)),
+            WebSocketRoute(RESPONSES_SOCKET.path, partial(RESPONSES_SOCKET.serve, responses)),
+            Route(REALTIME, refusing(not_upgraded)),
+            *_routes((*ROUTES, *CHAT_ROWS, *MESSAGES_ROWS), service),
+            *_routes(RESPONSES_ROWS, responses),
+            *_routes(OPERATOR_ROWS, directory),
             *pages,
-            WebSocketRoute(ELSEWHERE, routes.elsewhere),
+            WebSocketRoute(ELSEWHERE, elsewhere),
         ],
         exception_handlers={HTTPException: _not_served},
     )
@@ -203,6 +318,14 @@ def build_app(service: Service) -> ASGIApp:
         methods = ("GET", "HEAD", "POST", "DELETE")  # https://fetch.spec.whatwg.org/#http-cors-protocol
         guard = CORSMiddleware(guard, readers, methods, ("*",), allow_private_network=True)
     return _SocketsLast(BehindProxy(guard, settings.network))
+
+
+def _routes(rows: Sequence[RouteRow], face: object) -> list[Route]:
+    """The routes of these rows. ``face``: what they share."""
+    return [
+        Route(row.pattern or row.path, refusing(partial(row.serve, face)), methods=[row.method])
+        for row in rows
+    ]
 
 
 class _SocketsLast:
@@ -249,89 +372,6 @@ class _TurnRoutes:
             await refusal(error, scope)(scope, receive, with_headers)
         else:
             await self._app(scope, receive, with_headers)
-
-
-class _Routes:
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def realtime(self, socket: WebSocket) -> None:
-        """The WebSocket route of Realtime: let one client be served to its end (`_SocketsLast`). A client that
-        is refused gets an HTTP answer in place of the WebSocket. One that comes while the engine loads waits,
-        ``handshake_seconds`` at most.
-
-        Two query parameters are our own. ``resumable=true``: the client can come back with the handle that it
-        is given. So its replies continue while it is away, and an event that is sent twice (same ``event_id``)
-        is served once. ``resume=true``: the client comes back. So it gets no new session, and its first event
-        is ``session.resume``.
-        """
-        try:
-            seconds = self._service.settings.handshake_seconds
-            await self._service.admitted(socket.query_params.get("model"), seconds)
-        except Exception as error:
-            await socket.send_denial_response(refusal(error, socket.scope))
-            return
-        client = identity_of(socket)  # before the headers are gone
-        chosen = _subprotocol(socket.scope.get("subprotocols", ()))
-        await socket.accept(chosen)
-        most = self._service.settings.limits.frame_bytes
-        channel = PackedChannel(socket, most) if chosen == PACKED else SocketChannel(socket)
-        socket.scope[SERVE] = partial(self._service.converse, channel, client)
-
-    async def elsewhere(self, socket: WebSocket) -> None:
-        """Answer the handshake of a WebSocket on a path that has none with 404."""
-        there = " and ".join(row.path for row in SOCKETS)
-        error = RouteUnknown(f"{socket.url.path[:256]} is no WebSocket here; {there} are")
-        await socket.send_denial_response(refusal(error, socket.scope))
-
-    async def not_upgraded(self, request: Request) -> Response:
-        """Answer a plain HTTP request to the path of the Realtime WebSocket with 426."""
-        raise UpgradeNeeded(f"{REALTIME} is a WebSocket: connect to it with ws:// or wss://")
-
-    async def import_session(self, request: Request) -> Response:
-        """Begin a session with an exported one."""
-        await self._service.loaded()
-        client = caller_of(request.scope)
-        data, _ = await self._service.read(request, bytes, EXPORT)
-        return json_answer(await self._service.import_session(data, client.owner, client.salt))
-
-    async def models(self, request: Request) -> Response:
-        """List the names of the served model, in OpenAI's list form, or in Anthropic's for its clients."""
-        if speaks_messages(request.scope):
-            return models_page(self._service, request.query_params)
-        return json_answer(ModelList(data=[self._listed(name) for name in self._service.names]))
-
-    async def model(self, request: Request) -> Response:
-        """Show the served model, if the path has one of its names; else answer 404."""
-        name = request.path_params["name"]
-        self._service.check_model(name)
-        if speaks_messages(request.scope):
-            return model_info(self._service, name or self._service.model)
-        return json_answer(self._listed(name or self._service.model))
-
-    async def health(self, request: Request) -> Response:
-        """Liveness: 503 if the engine hangs, so that a restart of the server would help; else 200."""
-        state = self._service.state()
-        return json_answer(state, 200 if state.alive else 503)
-
-    async def ready(self, request: Request) -> Response:
-        """Readiness: 200 if a turn could run now; else 503."""
-        state = self._service.state()
-        return json_answer(state, 200 if state.ready else 503)
-
-    async def metrics(self, request: Request) -> Response:
-        """The statistics in Prometheus' text format. A tenant that is not an operator gets only its own
-        numbers."""
-        scope = request.scope
-        snapshot = await self._service.snapshot(scope[TENANT], all_tenants=scope[OPERATOR])
-        return Response(exposition(snapshot), media_type=CONTENT_TYPE)
-
-    async def version(self, request: Request) -> Response:
-        """The version of this package."""
-        return json_answer(PackageVersion(name="holdfast", version=__version__))
-
-    def _listed(self, name: str) -> Model:
-        return Model(id=name, created=self._service.started)
 
 
 def _not_served(request: Request, error: Exception) -> Response:

@@ -1,5 +1,5 @@
-"""What clients send that this server does not serve, and takes nevertheless: fields that have no effect, and
-tools that it cannot run.
+"""What clients send that this server does not serve: fields that have no effect and tools that it cannot run,
+which it takes nevertheless, and what it refuses by name.
 
 `IGNORED` is the one table of these fields. The frames of the faces get their fields from it (`accepting`), and
 the README's table is made from it: ``python -m holdfast.gateway.cli.protocol`` writes it.
@@ -8,8 +8,8 @@ the README's table is made from it: ``python -m holdfast.gateway.cli.protocol`` 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic, TypeVar, cast
 
 import msgspec
@@ -97,6 +97,22 @@ def accepting(form: type[T], face: str) -> type[T]:
     )
     made.__doc__ = struct.__doc__
     return cast("type[T]", made)
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedFields:
+    """What the standard of a face has, and this server refuses by name. ``fields``: by their path in the body,
+    with ``[]`` for any index. ``values``: by the path of a field, those that neither it nor the ``type`` of an
+    object in it may have."""
+
+    fields: frozenset[str]
+    values: Mapping[str, Container[str]] = field(default_factory=dict)
+
+    def __call__(self, path: str, value: Any) -> bool:
+        """Whether the field at this path, such as ``messages[0].content[1].type``, or its value is refused."""
+        pattern = re.sub(r"\[\d+\]", "[]", path)
+        kind = value.get("type") if isinstance(value, dict) else value
+        return pattern in self.fields or (isinstance(kind, str) and kind in self.values.get(pattern, ()))
 
 
 def table() -> list[str]:

@@ -7,22 +7,16 @@ WebSocket, with a key if the server asks for one.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from html import escape
 from pathlib import Path
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from .access.auth import PAGE_FILES
-from .documents.api import asyncapi, openapi
-from .documents.rows import RouteRow, SocketRow
 
 FOLDER = Path(__file__).parent / "page"
 POLICY = (
@@ -88,28 +82,6 @@ def page_routes(root_path: str) -> list[BaseRoute]:
         Route("/docs", documents.answer),
         *(Route(f"{PAGE_FILES}{name}", file.answer) for name, file in sorted(files.items())),
     ]
-
-
-def document_routes(rows: Sequence[RouteRow], sockets: Sequence[SocketRow], version: str) -> list[BaseRoute]:
-    """The routes ``/openapi.json``, which describes the HTTP routes ``rows``, and ``/asyncapi.json``, which
-    describes the WebSockets ``sockets``. Both documents are made when the first of them is asked for.
-    ``version``: of this package, as the documents state it."""
-
-    @cache
-    def made() -> dict[str, PageFile]:
-        documents = {"/openapi.json": openapi(rows, version), "/asyncapi.json": asyncapi(sockets, version)}
-        return {
-            path: PageFile.of(msgspec.json.format(msgspec.json.encode(document)), ".json")
-            for path, document in documents.items()
-        }
-
-    def route(path: str) -> Route:
-        async def serve(request: Request) -> Response:
-            return await (await asyncio.to_thread(made))[path].answer(request)
-
-        return Route(path, serve)
-
-    return [route("/openapi.json"), route("/asyncapi.json")]
 
 
 def _placed(path: Path, root_path: str) -> PageFile:

@@ -48,7 +48,7 @@ from .metrics.prometheus import MetricsSnapshot, TenantSnapshot
 from .metrics.turns import TurnMetrics
 from .net.bodies import CONVERSATION, BodyBound, BodyMemory, read_body, told_bytes
 from .net.channel import Channel
-from .realtime.session import RealtimeDefaults, RealtimeFace
+from .realtime.session import RealtimeFace
 from .realtime.socket import RealtimeSocket
 from .settings import GatewaySettings
 
@@ -310,12 +310,6 @@ class Service:
         """Run ``work``, which may outlive its request, as a task, and return the task. `close` cancels it."""
         return spawn(work, self._works)
 
-    def spawn_end(self, stack: AsyncExitStack) -> None:
-        """Close ``stack`` in a task of its own: it holds the contexts of a stream, such as its turn, that are
-        still open because the client left before the first event. Does nothing more if they were closed
-        already."""
-        self.spawn(stack.aclose())
-
     async def converse(self, channel: Channel, client: ClientIdentity | None = None) -> None:
         """Serve one Realtime connection until either side ends it. Call it in a task of the connection's own. A
         client that reads too slowly is dropped, and logged. ``client``: its key's digests, tenant and query
@@ -332,8 +326,9 @@ class Service:
         """The Realtime face of all clients that ask for the model by this name. Raises what `admit` does."""
         live, face = self.admit(model), self._faces.get(model)
         if face is None or face.sessions is not live:
-            named = RealtimeDefaults((model or self.model, *self.names), self.settings.default_max_tokens)
-            face = self._faces[model] = RealtimeFace(live, self._link, named, self.settings.limits)
+            names, most = (model or self.model, *self.names), self.settings.default_max_tokens
+            face = RealtimeFace(live, self._link, names, self.settings.limits, most)
+            self._faces[model] = face
         return face
 
     async def import_session(self, data: bytes, owner: bytes, salt: bytes) -> ImportedSession:

@@ -7,7 +7,6 @@ No session keeps a prompt or its replies; cached KV of a prompt is still found b
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Annotated, Any
@@ -22,7 +21,7 @@ from ...sessions.errors import PromptTooLong
 from ...sessions.turn.events import TokenScore
 from ...sessions.turn.request import TurnRequest
 from ...sessions.workers import Stopped
-from ..clients import COMPLETIONS, accepting
+from ..clients import COMPLETIONS, RefusedFields, accepting
 from ..live.reply import ReplyFold, ReplyPart
 from ..live.requests import grammar_of, names_in, renaming
 from ..live.sessions import Transcript
@@ -95,12 +94,7 @@ ACCEPTED = accepting(CompletionRequest, COMPLETIONS)
 REQUEST = msgspec.json.Decoder(ACCEPTED)
 TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
 DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
-
-
-def is_unserved(path: str, value: Any) -> bool:
-    """Whether the standard has this field, and this server refuses it. ``path``: where it is in the body.
-    ``value`` does not matter."""
-    return re.sub(r"\[\d+\]", "[]", path) in {"suffix", "prompt_embeds"}
+REFUSED = RefusedFields(frozenset({"suffix", "prompt_embeds"}))
 
 
 # --- the request --------------------------------------------------------------------------------------------

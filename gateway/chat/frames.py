@@ -7,7 +7,6 @@ they are refused by name. Unknown fields are refused.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -17,35 +16,38 @@ from msgspec import UNSET, Meta, UnsetType
 from ...sdk.frames.formats import MAX_TOOLS, ResponseFormat, ToolDefinition
 from ...sdk.frames.response import KVReceipt
 from ...sdk.frames.sampling import MaxOutputTokens, SamplingFields, Stop, sampling_fields
-from ..clients import CHAT, accepting
+from ..clients import CHAT, RefusedFields, accepting
 from ..live.reply import ScoredToken
 
 MAX_CHOICES = 16
 """The most replies to one request (``n``)."""
 
-REFUSED = frozenset(
+REFUSED = RefusedFields(
+    frozenset(
+        {
+            "audio",
+            "function_call",
+            "functions",
+            "messages[].audio",
+            "messages[].content[].file",
+            "messages[].content[].image_url",
+            "messages[].content[].input_audio",
+            "messages[].function_call",
+            "prediction",
+            "web_search_options",
+        }
+    ),
     {
-        "audio",
-        "function_call",
-        "functions",
-        "messages[].audio",
-        "messages[].content[].file",
-        "messages[].content[].image_url",
-        "messages[].content[].input_audio",
-        "messages[].function_call",
-        "prediction",
-        "web_search_options",
-    }
+        "messages[].content[].type": frozenset(
+            {"image_url", "input_audio", "file", "video_url", "audio_url"}
+        ),
+        "messages[].role": frozenset({"function"}),
+        "messages[].tool_calls[].type": frozenset({"custom"}),
+        "tool_choice.type": frozenset({"custom"}),
+        "tool_choice.allowed_tools.tools[].type": frozenset({"custom"}),
+        "modalities[]": frozenset({"audio"}),
+    },
 )
-"""Fields of the standard that are refused, by their path; ``[]`` stands for any index."""
-REFUSED_VALUES = {
-    "messages[].content[].type": frozenset({"image_url", "input_audio", "file", "video_url", "audio_url"}),
-    "messages[].role": frozenset({"function"}),
-    "messages[].tool_calls[].type": frozenset({"custom"}),
-    "tool_choice.type": frozenset({"custom"}),
-    "tool_choice.allowed_tools.tools[].type": frozenset({"custom"}),
-    "modalities[]": frozenset({"audio"}),
-}
 UNSERVED_TOOLS = frozenset({"custom"})
 """The types of tools that are left out: the server cannot run them, or has no call for them."""
 
@@ -386,11 +388,3 @@ class ChatChunk(_Told, omit_defaults=False, kw_only=True, frozen=True):
 ACCEPTED = accepting(ChatRequest, CHAT)
 REQUEST = msgspec.json.Decoder(ACCEPTED)
 """Decodes the body of ``POST /v1/chat/completions``."""
-
-
-def is_unserved(path: str, value: Any) -> bool:
-    """Whether the standard has this field with this value, and this server refuses it. ``path``: where it is
-    in the body, such as ``messages[0].content[1].type``."""
-    pattern = re.sub(r"\[\d+\]", "[]", path)
-    kind = value.get("type") if isinstance(value, dict) else value
-    return pattern in REFUSED or (isinstance(kind, str) and kind in REFUSED_VALUES.get(pattern, ()))

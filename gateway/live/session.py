@@ -198,6 +198,12 @@ class LiveSession:
         """Wait until no turn runs."""
         await self._idle.wait()
 
+    async def journaled(self) -> None:
+        """Wait until the journal has all that the session has done so far. Without a journal it does not
+        wait."""
+        if (ticket := self.session.log.sync()) is not None:
+            await asyncio.shield(ticket)  # others wait for the same one
+
     async def _read(self, response: TurnResponse, turn: CountedTurn) -> None:
         last: ReplyEvent | None = None
 

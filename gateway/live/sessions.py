@@ -57,9 +57,6 @@ class Face(Protocol):
         """Make a live session of one that was read from the journal. A turn in it that was interrupted
         continues, for ``caller``."""
 
-    def owns(self, live: LiveSession) -> bool:
-        """Whether this live session was made by this face, so that its client speaks the same protocol."""
-
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
@@ -194,7 +191,7 @@ class LiveSessions:
         """A live session, attached to this connection, with the history ``transcript``.
 
         The longest beginning that is known is not tokenized or prefilled again. If it is the whole history of
-        an idle session of this face that has no connection, the conversation continues in that session.
+        an idle session of which no client has a handle or a connection, it continues in that session.
         Otherwise it continues in a session that is forked at that place, from one in memory or in the journal,
         whatever its protocol. If nothing is known, a new session begins.
 
@@ -237,34 +234,33 @@ class LiveSessions:
         """Find the longest known beginning of a conversation. Returns a live session that has this beginning
         alone as its history, and the number of its items; (None, 0) if no beginning is known. ``names``: those
         that may lead to its session. ``kept``: whether the journal is to keep the session."""
-        salt, tried = conversation.salt, set[int]()
+        salt, config, tried = conversation.salt, face.config(), set[int]()
         while found := self.registry.known(conversation, names, kept=kept, unless=tried):
             if isinstance(found, int):
                 tried.add(found)
                 self.make_room(salt)
                 with suppress(RecordDamaged):  # it is logged; another beginning may be known
-                    config = face.config()
                     stored = await self.forks.branch_off_stored(found, conversation, config, kept=kept)
                     if stored is not None:
-                        return self._begun(face, stored[0], face.config(), "branched off"), stored[1]
+                        return self._begun(face, stored[0], config, "branched off"), stored[1]
                 continue
             session, shared = found
             live = self._live.get(session.id)
             same = self.registry.keeps(session, kept=kept)
-            if live is not None and same and self._continues_in(face, live, shared):
+            if live is not None and same and self._continues_in(live, shared):
                 return live, shared
             self.make_room(salt)
             if self.registry.is_open(session):  # it was not put away to make room
-                child = await self.forks.branch_off(session, shared, face.config(), kept=kept)
-                return self._begun(face, child, face.config(), "branched off"), shared
+                child = await self.forks.branch_off(session, shared, config, kept=kept)
+                return self._begun(face, child, config, "branched off"), shared
         self.make_room(salt)
         return None, 0
 
-    def _continues_in(self, face: Face, live: LiveSession, shared: int) -> bool:
-        """Whether a conversation may go on in the session ``live`` itself: nothing else uses it, ``face`` made
-        it, and its history is no longer than the ``shared`` first items."""
+    def _continues_in(self, live: LiveSession, shared: int) -> bool:
+        """Whether a conversation may go on in the session ``live`` itself: nothing else uses it, no client has
+        a handle of it, and its history is no longer than the ``shared`` first items."""
         free = live.at_rest and live.id not in self._connections and live.disposable
-        return free and face.owns(live) and shared == len(live.session.history)
+        return free and shared == len(live.session.history)
 
     def _begun(self, face: Face, session: Session, config: bytes, how: str) -> LiveSession:
         """Make a live session of a new one; ``face`` makes it. ``config``: as in `Face.config`. ``how`` it came
@@ -417,7 +413,7 @@ class LiveSessions:
                 for response in live.running:
                     await live.cancel(response.id, EndReason.SERVER_LEAVING)
                 await live.idle()
-                await self._journaled(live)
+                await live.journaled()
         if self._live.get(session_id) is not live:
             return  # it was closed meanwhile
         if (connection := self._connections.pop(session_id, None)) is not None:
@@ -427,10 +423,6 @@ class LiveSessions:
         if live.session.log.durable:
             self._put_away(live)
             await self.registry.wait_closed(session_id)
-
-    async def _journaled(self, live: LiveSession) -> None:
-        if (ticket := live.session.log.sync()) is not None:
-            await asyncio.shield(ticket)
 
     async def erase(self, record: SessionRecord, number: int | None) -> None:
         """Close the session of this ``record``, also on a connection, and delete it: its records and its KV on

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -52,7 +51,8 @@ from .sessions import LiveSessions, Transcript
 
 T = TypeVar("T")
 QUEUED = 256
-"""The most events of a turn that wait to be taken for its client. With so many, the turn itself waits."""
+"""The most events of a reply, on average, that wait to be taken for its client. With so many, the turns of the
+request wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,11 +237,6 @@ class Transcripts:
         live.disposable = True
         return live
 
-    def owns(self, live: LiveSession) -> bool:
-        """Whether this live session was made for a client that sends whole conversations, not for one of
-        another protocol."""
-        return isinstance(live.face, _TranscriptSession)
-
     def reopen(self, reopened: Reopened, caller: TurnCaller) -> LiveSession:
         """Raises ``HandleUnknown``: no client has a handle of such a session, so none can be resumed."""
         raise HandleUnknown("No session can be resumed with this handle", param="handle")
@@ -265,21 +260,23 @@ class _TranscriptSession:
 
     def __init__(self, face: Transcripts) -> None:
         self._face = face
-        self._readers: dict[str, EventQueue] = {}
+        self._readers: dict[str, tuple[EventQueue, int]] = {}
 
-    def read(self, response: TurnResponse) -> EventQueue:
-        """Make the queue that gets the turn's events from now on, and return it."""
-        self._readers[response.id] = queue = EventQueue()
-        return queue
+    def read(self, response: TurnResponse, queue: EventQueue, number: int) -> None:
+        """Put the turn's events into ``queue`` from now on, as those of the reply with this ``number``."""
+        self._readers[response.id] = queue, number
 
     async def tell(self, response: TurnResponse, event: ReplyEvent) -> None:
-        await self._readers[response.id].put(event)
+        queue, number = self._readers[response.id]
+        await queue.put(number, event)
 
     def tell_now(self, response: TurnResponse, event: ReplyTextDelta) -> bool:
-        return self._readers[response.id].put_now(event)
+        queue, number = self._readers[response.id]
+        return queue.put_now(number, event)
 
     def ended(self, response: TurnResponse, error: Exception | None) -> None:
-        self._readers.pop(response.id).end(error)
+        queue, number = self._readers.pop(response.id)
+        queue.end(number, error)
 
     def detach(self) -> None:
         """Called when the request is over or another one has the session; does nothing, as the request ends its
@@ -306,51 +303,55 @@ class _TranscriptSession:
 
 
 class EventQueue:
-    """The queue of one turn's events, between the task that runs the turn, which puts them, and the one that
-    sends them to the client, which takes them."""
+    """The events of one request's ``replies``, in number, between the tasks that run their turns, which put
+    them, and the one that sends them to the client, which takes them: each with its reply's number."""
 
-    def __init__(self) -> None:
-        self._events: deque[ReplyEvent] = deque()
+    def __init__(self, replies: int) -> None:
+        self._events: list[tuple[int, ReplyEvent]] = []
+        self._most = QUEUED * replies
+        self._left = set(range(replies))
         self._error: Exception | None = None
-        self._ended = False
         self._open = True
         self._news = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
 
-    async def put(self, event: ReplyEvent) -> None:
-        """Add an event. First wait while `QUEUED` events are in the queue."""
-        while not self.put_now(event):
+    async def put(self, number: int, event: ReplyEvent) -> None:
+        """Add an event. First wait while the queue is full."""
+        while not self.put_now(number, event):
             await self._room.wait()
 
-    def put_now(self, event: ReplyEvent) -> bool:
-        """Add an event, unless `QUEUED` events are in the queue. Returns whether it was added. After `close`
-        events are dropped, and it returns True."""
+    def put_now(self, number: int, event: ReplyEvent) -> bool:
+        """Add an event, unless the queue is full. Returns whether it was added. After `close` events are
+        dropped, and it returns True."""
         if not self._room.is_set():
             return False
         if self._open:
-            self._events.append(event)
+            self._events.append((number, event))
             self._news.set()
-            if len(self._events) >= QUEUED:
+            if isinstance(event, ReplyDone):
+                self._left.discard(number)
+            if len(self._events) >= self._most:
                 self._room.clear()
         return True
 
-    def end(self, error: Exception | None) -> None:
-        """Called when no event follows. ``error``: what `take` raises once all events are taken; None: it
-        returns an empty list then."""
-        self._ended, self._error = True, error
-        self._news.set()
+    def end(self, number: int, error: Exception | None) -> None:
+        """Called when no event of a reply follows. If it had no `ReplyDone`, the request ends with it, and
+        ``error``, unless it is None, is what `take` raises once all events are taken."""
+        if number in self._left:
+            self._left.clear()
+            self._error = self._error or error
+            self._news.set()
 
-    async def take(self) -> list[ReplyEvent]:
-        """Remove and return all events in the queue; waits for the first. Returns an empty list when no event
-        follows, or raises the error that ended the turn."""
-        await self._news.wait()
-        taken = list(self._events)
-        self._events.clear()
-        self._room.set()
-        if not self._ended:
+    async def take(self) -> list[tuple[int, ReplyEvent]]:
+        """Remove and return all events in the queue; waits for the first. Returns an empty list when all
+        replies have ended, or raises the error that ended one."""
+        while self._left and not self._events:
             self._news.clear()
-        elif not taken and self._error is not None:
+            await self._news.wait()
+        taken, self._events = self._events, []
+        self._room.set()
+        if not taken and self._error is not None:
             error, self._error = self._error, None
             try:
                 raise error
@@ -380,8 +381,8 @@ class AskedTurn:
         self._ask = ask
         self._reply_id = reply_id
         self._responses: list[TurnResponse] = []
-        self._queues: list[EventQueue] = []
-        self._first: list[ReplyEvent] = []
+        self._queue = EventQueue(len(self.replies))
+        self._first: list[tuple[int, ReplyEvent]] = []
 
     @property
     def prefilled(self) -> bool:
@@ -397,26 +398,27 @@ class AskedTurn:
         if ask.prompts:
             for number in range(len(self.replies)):
                 prompt = ask.prompts[number // ask.choices]
-                self._run(self._place(replace(_choice(ask.request, number), prompt=prompt)))
+                self._place(replace(_choice(ask.request, number), prompt=prompt))
+                self._run(number)
                 await asyncio.sleep(0)  # there may be thousands: others have their turn
             return
-        self._run(self._place(ask.request))
+        self._place(ask.request)
+        self._run(0)
         for number in range(1, ask.choices):  # now, as the first reply may join the conversation soon
             self._place(_choice(ask.request, number))
-        self._first = await self._queues[0].take()
+        self._first = await self._queue.take()
 
-    def _place(self, request: TurnRequest) -> TurnResponse:
+    def _place(self, request: TurnRequest) -> None:
         """Make the response to a request on the conversation as it is now. It does not run yet."""
         request = replace(request, verbatim=True)
         turn_id = new_id("turn")  # the client's answer has an id of its own
         response = self.live.session.respond(request, turn_id, whole_calls=self._ask.whole_calls)
         self._responses.append(response)
-        return response
 
-    def _run(self, response: TurnResponse) -> None:
-        side = self.live.face
+    def _run(self, number: int) -> None:
+        side, response = self.live.face, self._responses[number]
         assert isinstance(side, _TranscriptSession), "only `Transcripts` makes asked turns"
-        self._queues.append(side.read(response))
+        side.read(response, self._queue, number)
         with logging_with(reply=self._reply_id):
             self.live.run(response)
 
@@ -435,7 +437,7 @@ class AskedTurn:
                     made += reply.close_at(event, by)
                     yield made
                     made = []
-                    await self._durable()
+                    await self.live.journaled()
                 made += reply.told(event, by)
             yield made
 
@@ -446,38 +448,15 @@ class AskedTurn:
 
     async def _events(self) -> AsyncIterator[list[tuple[int, ReplyEvent]]]:
         """The events of all replies in batches, each event with its reply's number."""
-        taken, over = self._first, False
+        waiting = () if self._ask.prompts else range(1, len(self._responses))
+        taken = self._first or await self._queue.take()
         while taken:
-            if not all(isinstance(event, ReplyStarted) for event in taken):
-                for response in self._responses[len(self._queues) :]:
-                    self._run(response)
-            over = isinstance(taken[-1], ReplyDone)
-            yield [(0, event) for event in taken]
-            if over or len(self._queues) > 1:
-                break
-            taken = await self._queues[0].take()
-        waiting: dict[asyncio.Task[list[ReplyEvent]], int] = {
-            asyncio.ensure_future(queue.take()): number
-            for number, queue in enumerate(self._queues)
-            if number or not over
-        }
-        try:
-            while waiting:
-                ready, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                for task in ready:
-                    number, taken = waiting.pop(task), task.result()
-                    yield [(number, event) for event in taken]
-                    if taken and not isinstance(taken[-1], ReplyDone):
-                        waiting[asyncio.ensure_future(self._queues[number].take())] = number
-        finally:
-            for task in waiting:
-                task.cancel()
-
-    async def _durable(self) -> None:
-        """Wait until the journal has written the turn to disk. Without a journal it does not wait."""
-        ticket = self.live.session.log.sync()
-        if ticket is not None:
-            await asyncio.shield(ticket)  # others wait for the same one
+            if not all(isinstance(event, ReplyStarted) for _, event in taken):
+                for number in waiting:
+                    self._run(number)
+                waiting = ()
+            yield taken
+            taken = await self._queue.take()
 
     async def cancel(self, reason: EndReason = EndReason.CLIENT_CANCELLED) -> None:
         """End all replies as soon as possible; their last events still come, with this ``reason``."""
@@ -487,8 +466,7 @@ class AskedTurn:
     async def aclose(self) -> None:
         """Cancel the replies that still run, and wait until they have ended. No events are delivered any
         more."""
-        for queue in self._queues:
-            queue.close()
+        self._queue.close()
         for response in self._responses:
             with suppress(Exception):
                 await self.live.cancel(response.id)

@@ -39,6 +39,8 @@ from .frames import (
     KVPlaces,
     ListedSession,
     SessionPage,
+    SessionsQuery,
+    ShownQuery,
     ShownSession,
     damaged,
     listed,
@@ -74,17 +76,15 @@ class SessionDirectory:
     ``StorageUnavailable``."""
 
     def __init__(self, service: Service) -> None:
-        self._service = service
+        self.service = service
         self._numbers: OrderedDict[str, int] = OrderedDict()
         self._tenants, self._names = service.tenants, service.tenants.names()
 
-    async def page(self, limit: int, after: str | None, tenant: str | None) -> SessionPage:
-        """At most ``limit`` sessions, the latest made first; those that the journal does not keep come before
-        all others. ``after``: the id of a session, behind which the page begins, or `SessionPage.next` of the
-        page before. ``tenant``: only those of the tenant with this name; None: all. Raises ``FieldInvalid`` for
-        an ``after`` that is none."""
-        live = self._live()
-        salt = None if tenant is None else salt_of(tenant)
+    async def page(self, query: SessionsQuery) -> SessionPage:
+        """The page of sessions that is asked for, the latest made first; those that the journal does not keep
+        come before all others. Raises ``FieldInvalid`` for an ``after`` that is none."""
+        live, limit, after = self._live(), query.limit, query.after
+        salt = None if query.tenant is None else salt_of(query.tenant)
         memory, place = await self._place_of(live, after)
         found: list[_Found] = []
         if memory is not None or after is None:
@@ -109,8 +109,8 @@ class SessionDirectory:
             place, more = walk.place, walk.place is not None
         return await self._told(live, found, str(place) if more else None)
 
-    async def shown(self, session_id: str, items: int) -> ShownSession:
-        """The session with this id, with its latest ``items``. Raises ``SessionUnknown``, ``RecordDamaged``."""
+    async def shown(self, session_id: str, query: ShownQuery) -> ShownSession:
+        """The session with this id, with its latest items. Raises ``SessionUnknown``, ``RecordDamaged``."""
         live = self._live()
         found = await self._find(live, session_id)
         record, history = _record(found), (await self._history(live, found))[0]
@@ -123,7 +123,7 @@ class SessionDirectory:
             for _, one in forks
             if one.parent == record.id and not one.deleted
         ]
-        return shown(told, history, children, items)
+        return shown(told, history, children, query.items)
 
     async def exported(self, session_id: str) -> bytes:
         """The session with this id as JSON lines. A reply that runs is in it as far as the journal has it.
@@ -135,7 +135,7 @@ class SessionDirectory:
         resource = resource_of(record, config)
         if (one := live.find(record.id)) is not None and isinstance(one.face, RealtimeSession):
             resource = one.face.conversation.session
-        tokenizer, model = live.registry.language.digest(), self._service.model
+        tokenizer, model = live.registry.language.digest(), self.service.model
         data = await asyncio.to_thread(export_of, record, history, resource, tokenizer, model)
         self._log("exported", session_id, record)
         return data
@@ -167,7 +167,7 @@ class SessionDirectory:
     # --- inside ---------------------------------------------------------------------------------------------
 
     def _live(self) -> LiveSessions:
-        return self._service.admit(None)
+        return self.service.admit(None)
 
     async def _find(self, live: LiveSessions, session_id: str) -> _Found:
         registry = live.registry
@@ -266,7 +266,7 @@ class SessionDirectory:
             if len(self._numbers) > REMEMBERED:
                 self._numbers.popitem(last=False)
         kv = None
-        if self._service.state().ready:
+        if self.service.state().ready:
             with suppress(EngineGone, EngineUnavailable, VerbRefused):
                 if found.session is not None and live.registry.is_open(found.session):
                     kv = KVPlaces.of(await found.session.placement.locate())
@@ -288,8 +288,8 @@ class SessionDirectory:
         log.info("session %s by an operator", what, extra=about_session(session_id, tenant=tenant))
 
     def _tenant(self, salt: bytes) -> str:
-        if self._service.tenants is not self._tenants:
-            self._tenants = self._service.tenants
+        if self.service.tenants is not self._tenants:
+            self._tenants = self.service.tenants
             self._names = self._tenants.names()
         return self._names.get(salt) or salt.hex()
 

@@ -11,7 +11,6 @@ the output of a tool that still runs, for a call that has no output yet.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -47,7 +46,8 @@ from ...sessions.text.eager_prefill import PrefilledInput
 from ...sessions.turn.events import ReplyEvent
 from ...sessions.turn.request import UNBOUNDED, RequestBounds, TurnRequest
 from ..errors import NothingToCancel, TooManyResponses, error_details
-from .response import LiveResponse
+from .event_log import UNSENT
+from .response import LiveResponse, ResponseNote
 from .translate import RequestCache, frame_of, item_of, patched, preamble_of, request_of, seed_of, under
 
 PARALLEL_RESPONSES = 8
@@ -72,32 +72,6 @@ class CancelResponse:
 
 Effect: TypeAlias = server.ServerEvent | StartResponse | CancelResponse
 """What the caller of `Conversation.receive` has to do for a client event. A server event is to be sent."""
-
-
-class ResponseNote(msgspec.Struct, frozen=True, array_like=True):
-    """What the journal keeps of a response for this protocol, so that the response's server events can be made
-    again after a restart.
-
-    ``asked_by``: the `event_id` of the client event that asked for it. ``metadata``: the client's. ``before``:
-    the id of the item before the response's first item; None: no item was before it. ``brief``: it leaves out
-    events that repeat others. ``unserved``: names of fields of the request that this server ignores.
-    """
-
-    asked_by: str | None
-    metadata: dict[str, str] | None
-    before: str | None
-    brief: bool = False
-    unserved: tuple[str, ...] = ()
-
-
-class EventNumbers:
-    """Makes provisional ids for a conversation's events, numbered in their order."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count(1)
-
-    def __call__(self) -> str:
-        return f"event_{next(self._numbers)}"
 
 
 class Conversation:
@@ -132,9 +106,6 @@ class Conversation:
         self._admit = admit
         self._bounds = bounds
         self._names = names
-        self.event_id = EventNumbers()
-        """Makes a provisional id for an event. The event log puts the final id in its place when it sends the
-        event."""
         self.running: dict[str, LiveResponse] = {}
         """The responses that have been created and have not ended, by id, out-of-band ones included."""
         self._requests = RequestCache(bounds)
@@ -169,8 +140,8 @@ class Conversation:
         out."""
         conversation = server.ConversationResource(id=self.conversation_id)
         return [
-            server.SessionCreated(event_id=self.event_id(), session=self._session, handle=handle),
-            server.ConversationCreated(event_id=self.event_id(), conversation=conversation),
+            server.SessionCreated(event_id=UNSENT, session=self._session, handle=handle),
+            server.ConversationCreated(event_id=UNSENT, conversation=conversation),
         ]
 
     def receive(self, event: client.ClientEvent, prefilled: PrefilledInput | None = None) -> Sequence[Effect]:
@@ -195,7 +166,7 @@ class Conversation:
                 return [self._retrieved(item_id)]
             case client.ItemDelete(item_id=item_id):
                 self._delete_item(item_id)
-                return [server.ItemDeleted(event_id=self.event_id(), item_id=item_id)]
+                return [server.ItemDeleted(event_id=UNSENT, item_id=item_id)]
             case client.TextAppend(text=text, role=role, call_id=call_id):
                 self._check_owner(role, call_id)
                 self._check_length(len(self.buffer.text) + len(text))
@@ -205,7 +176,7 @@ class Conversation:
                 self.buffer.replace(start, text)
             case client.TextClear():
                 self.buffer.clear()
-                return [server.TextCleared(event_id=self.event_id())]
+                return [server.TextCleared(event_id=UNSENT)]
             case client.TextCommit(call_id=call_id):
                 self._check_owner(None, call_id)
                 return self._commit(prefilled or PrefilledInput())
@@ -220,13 +191,13 @@ class Conversation:
     def refusal(self, error: Exception, event_id: str | None = None) -> server.ErrorEvent:
         """Make the `error` event for ``error``, because of which a client event, or a frame that is no event,
         was refused. ``event_id``: the client event's, if it had one."""
-        return server.ErrorEvent(event_id=self.event_id(), error=error_details(error, event_id))
+        return server.ErrorEvent(event_id=UNSENT, error=error_details(error, event_id))
 
     def brief(self, response_id: str) -> bool:
         """Whether the running response with this id leaves out the events that repeat others. False if no such
         response runs."""
         live = self.running.get(response_id)
-        return live is not None and live.brief
+        return live is not None and live.note.brief
 
     def reply(self, response_id: str, event: ReplyEvent) -> list[server.ServerEvent]:
         """Make the server events for ``event``, the next event of a running response's turn. After `ReplyDone`
@@ -243,7 +214,7 @@ class Conversation:
         `response.done` says `failed`."""
         live = self.running[response_id]
         del self.running[response_id]
-        return live.fail(error) if live.created else [self.refusal(error, live.asked_by)]
+        return live.fail(error) if live.created else [self.refusal(error, live.note.asked_by)]
 
     def forget(self, response_id: str) -> None:
         """Remove the response with this id, which was created but never run, if it is there. No event is made
@@ -255,7 +226,7 @@ class Conversation:
         server ignores."""
         unserved = without_effect("session", patch) or UNSET
         session = msgspec.structs.replace(self._session, unserved=unserved)
-        return server.SessionUpdated(event_id=self.event_id(), session=session)
+        return server.SessionUpdated(event_id=UNSENT, session=session)
 
     # --- items ---
 
@@ -291,8 +262,8 @@ class Conversation:
     def _shown(self, item: Item, previous: str | None) -> list[server.ServerEvent]:
         frame = frame_of(item)
         return [
-            server.ItemAdded(event_id=self.event_id(), item=frame, previous_item_id=previous),
-            server.ItemDone(event_id=self.event_id(), item=frame, previous_item_id=previous),
+            server.ItemAdded(event_id=UNSENT, item=frame, previous_item_id=previous),
+            server.ItemDone(event_id=UNSENT, item=frame, previous_item_id=previous),
         ]
 
     def _retrieved(self, item_id: str | None) -> server.ItemRetrieved:
@@ -300,7 +271,7 @@ class Conversation:
         writer = self._writer()
         frame = None if writer is None else writer.item(found)
         return server.ItemRetrieved(
-            event_id=self.event_id(),
+            event_id=UNSENT,
             item=frame or frame_of(self._history.get(found)),
             previous_item_id=previous,
         )
@@ -383,7 +354,7 @@ class Conversation:
 
     def _committed(self, item: Item, prefilled: PrefilledInput) -> server.TextCommitted:
         return server.TextCommitted(
-            event_id=self.event_id(),
+            event_id=UNSENT,
             item_id=item.id,
             prefilled_tokens=prefilled.prefilled,
             left_tokens=prefilled.left,
@@ -448,18 +419,20 @@ class Conversation:
         seed = seed_of(response_id)
         with under("response"):
             request = self._requests.of(params, self._session, self._resolved, seed, more)
-        live = LiveResponse(
-            response_id,
-            self.event_id,
-            conversation_id=self.conversation_id if writes else None,
-            max_output_tokens=request.max_output_tokens or "inf",
-            metadata=params.metadata if isinstance(params.metadata, dict) else None,
+        note = ResponseNote(
             asked_by=event.event_id,
+            metadata=params.metadata if isinstance(params.metadata, dict) else None,
+            before=self.before_reply(),
             brief=_brief(params),
             unserved=tuple(without_effect("response", params)),
         )
-        self.running[live.id] = live
-        return StartResponse(live.id, request)
+        self.running[response_id] = LiveResponse(
+            response_id,
+            note,
+            conversation_id=self.conversation_id if writes else None,
+            max_output_tokens=request.max_output_tokens or "inf",
+        )
+        return StartResponse(response_id, request)
 
     def ending(self, event: client.ClientEvent) -> str | None:
         """The id of the response that must end before ``event`` can be served: if ``event`` is a
@@ -515,10 +488,7 @@ class Conversation:
     def note(self, response_id: str) -> bytes:
         """Encode the `ResponseNote` of the running response with this id, for the journal. `revive` decodes
         it."""
-        live = self.running[response_id]
-        return msgspec.msgpack.encode(
-            ResponseNote(live.asked_by, live.metadata, self.before_reply(), live.brief, live.unserved)
-        )
+        return msgspec.msgpack.encode(self.running[response_id].note)
 
     def revive(self, response_id: str, request: TurnRequest | None, note: bytes) -> None:
         """Count a response from the journal as running, so that `reply` and `failed` can make its events again,
@@ -531,14 +501,10 @@ class Conversation:
         writes = request is not None
         self.running[response_id] = LiveResponse(
             response_id,
-            self.event_id,
+            kept,
             conversation_id=self.conversation_id if writes else None,
-            before=UNSET if writes and self._history.busy else kept.before,
             max_output_tokens=(request.max_output_tokens if request else None) or "inf",
-            metadata=kept.metadata,
-            asked_by=kept.asked_by,
-            brief=kept.brief,
-            unserved=kept.unserved,
+            before=UNSET if writes and self._history.busy else kept.before,
         )
 
     def answered(self, event: client.ClientEvent) -> list[server.ServerEvent]:
@@ -556,11 +522,11 @@ class Conversation:
                 shown = [] if _brief(params) else ids
                 return [event for item_id in shown for event in self._shown_again(item_id)]
             case client.ItemDelete(item_id=item_id):
-                return [server.ItemDeleted(event_id=self.event_id(), item_id=item_id)]
+                return [server.ItemDeleted(event_id=UNSENT, item_id=item_id)]
             case client.ItemRetrieve(item_id=item_id):
                 return [self._retrieved(item_id)]
             case client.TextClear():
-                return [server.TextCleared(event_id=self.event_id())]
+                return [server.TextCleared(event_id=UNSENT)]
             case client.TextCommit():
                 item_id = self._ids("item")
                 told = self._committed(self._history.get(item_id), PrefilledInput())

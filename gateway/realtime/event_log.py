@@ -43,6 +43,8 @@ from ..settings import ClientLimits
 
 Ticket: TypeAlias = asyncio.Future[None]
 _EVENT_ID = re.compile(r"event_([0-9a-f]{8})-([0-9]{1,18})-([0-9]{1,18})-([0-9]{1,18})(-[0-9a-f]{4})?")
+UNSENT = ""
+"""The `event_id` of an event that has not been sent: the event log gives it its own when it sends it."""
 _NO_REPLY = (0, 0)
 _ALONE = (TextDelta, ArgumentsDelta, ReasoningDelta, OutputItemDone, ResponseDone)
 """Types of events that mostly come one at a time, so they are written without a wait for others to be written

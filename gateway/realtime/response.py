@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -29,10 +29,8 @@ from ...sessions.conversation.items import FunctionCall, Item, Message
 from ...sessions.turn.events import EndReason, ReplyDone, ReplyEvent, ReplyStatus, TokenScore
 from ..errors import error_details
 from ..live.reply import PartKind, ReplyFold, ReplyPart, Telling
-from .event_log import DeltaFrames
+from .event_log import UNSENT, DeltaFrames
 from .translate import frame_of, logprobs_of, truncated_of, usage_of
-
-EventIds: TypeAlias = Callable[[], str]
 
 _REASONS: dict[EndReason, Reason] = {
     EndReason.CLIENT_CANCELLED: "client_cancelled",
@@ -40,6 +38,22 @@ _REASONS: dict[EndReason, Reason] = {
     EndReason.STEERED: "steered",
     EndReason.REPETITION: "repetition",
 }
+
+
+class ResponseNote(msgspec.Struct, frozen=True, array_like=True):
+    """What the journal keeps of a response for this protocol, so that the response's server events can be made
+    again after a restart.
+
+    ``asked_by``: the `event_id` of the client event that asked for it. ``metadata``: the client's. ``before``:
+    the id of the item before the response's first item; None: no item was before it. ``brief``: it leaves out
+    events that repeat others. ``unserved``: names of fields of the request that this server ignores.
+    """
+
+    asked_by: str | None
+    metadata: dict[str, str] | None
+    before: str | None
+    brief: bool = False
+    unserved: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -70,11 +84,9 @@ class LiveResponse(Telling[server.ServerEvent]):
     """Makes the server events of one response, from `response.created` to `response.done`. It holds the items
     so far, and sends nothing.
 
-    ``event_ids`` makes an event's id. ``conversation_id``: None for a response out of band. ``before``: the id
-    of the item before its first one in the conversation, None if that is the first; UNSET: it is asked for when
-    the item begins. ``asked_by``: the `event_id` of the client event that asked for the response. ``brief``:
-    leave out events that repeat others. ``unserved``: names of fields of the request that have no effect, which
-    `response.created` lists.
+    ``note``: what the journal keeps of it. ``conversation_id``: None for a response out of band. ``before``:
+    the id of the item before its first one in the conversation, None if that is the first; UNSET: it is asked
+    for when the item begins.
 
     ``item_ids``, ``call_ids``: of the items, and of the tool calls, that have begun. ``created``, ``done``: the
     first, and the last, event has been made. ``cancelling``: a cancel was asked for; the conversation sets it.
@@ -83,30 +95,22 @@ class LiveResponse(Telling[server.ServerEvent]):
     def __init__(
         self,
         response_id: str,
-        event_ids: EventIds,
+        note: ResponseNote,
         *,
         conversation_id: str | None,
+        max_output_tokens: MaxOutputTokens,
         before: str | UnsetType | None = UNSET,
-        max_output_tokens: MaxOutputTokens = "inf",
-        metadata: dict[str, str] | None = None,
-        asked_by: str | None = None,
-        brief: bool = False,
-        unserved: tuple[str, ...] = (),
     ) -> None:
         self.id = response_id
+        self.note = note
         self.conversation_id = conversation_id
-        self.asked_by = asked_by
         self.cancelling = False
         self.item_ids: list[str] = []
         self.call_ids: set[str] = set()
         self.created = False
         self.done = False
-        self._event_ids = event_ids
         self._before = before
         self._max_output_tokens = max_output_tokens
-        self.metadata = metadata
-        self.brief = brief
-        self.unserved = unserved
         self._reply = ReplyFold()
         self._last: Callable[[], str | None] = _none
         self._open: _OpenItem | None = None
@@ -133,8 +137,7 @@ class LiveResponse(Telling[server.ServerEvent]):
         if opened is None or opened.item.id != item_id or opened.parts[-1] is not self._reply.parts[-1]:
             return None
         if opened.frames is None:
-            place = {**self._part(opened), "event_id": ""}
-            opened.frames = DeltaFrames(server.TextDelta(**place, delta=""))
+            opened.frames = DeltaFrames(server.TextDelta(**self._part(opened), delta=""))
         return opened.frames, opened.parts[-1].pieces
 
     def item(self, item_id: str) -> AnyItem | None:
@@ -147,16 +150,16 @@ class LiveResponse(Telling[server.ServerEvent]):
         """Make the last events of a response that has been created, after its turn raised ``error``: its open
         item ends, its items are deleted, and `response.done` says `failed`."""
         assert self.created and not self.done
-        return list(self._failed(error))
+        return [*self._close(complete=False), *self._taken_back(), self._ended("failed", error)]
 
     def _first(self) -> Iterator[server.ServerEvent]:
         if self.created:
             return
         self.created = True
         response = self._response("in_progress")
-        if self.unserved:
-            response = msgspec.structs.replace(response, unserved=list(self.unserved))
-        yield server.ResponseCreated(event_id=self._event_ids(), response=response)
+        if self.note.unserved:
+            response = msgspec.structs.replace(response, unserved=list(self.note.unserved))
+        yield server.ResponseCreated(event_id=UNSENT, response=response)
 
     # --- as `Telling` ---
 
@@ -168,7 +171,7 @@ class LiveResponse(Telling[server.ServerEvent]):
             opened.parts.append(part)
             return
         yield from self._close(complete=True)
-        if self.item_ids or self.brief:
+        if self.item_ids or self.note.brief:
             before = self.item_ids[-1] if self.item_ids else None
         else:
             before = self._last() if self._before is UNSET else self._before
@@ -178,7 +181,7 @@ class LiveResponse(Telling[server.ServerEvent]):
             self.call_ids.add(part.call_id)
         opened = self._open = _OpenItem(len(self._output), item, before, [part])
         self.item_ids.append(item.id)
-        if self.brief:
+        if self.note.brief:
             return
         yield from self._shown(server.OutputItemAdded, server.ItemAdded, opened, item, "in_progress")
         if isinstance(item, Message):
@@ -189,12 +192,12 @@ class LiveResponse(Telling[server.ServerEvent]):
     ) -> Iterator[server.ServerEvent]:
         opened = self._open
         if part.kind is PartKind.REASONING:
-            yield server.ReasoningDelta(event_id=self._event_ids(), response_id=self.id, delta=text)
+            yield server.ReasoningDelta(event_id=UNSENT, response_id=self.id, delta=text)
         elif opened is None:
             raise AssertionError("a part grows after it has begun")
         elif isinstance(opened.item, Message):
             yield server.TextDelta(**self._part(opened), delta=text, logprobs=logprobs_of(scores) or UNSET)
-        elif not self.brief:
+        elif not self.note.brief:
             yield server.ArgumentsDelta(**self._call(opened, opened.item), delta=text)
 
     def ended(self, reply: ReplyFold, part: ReplyPart) -> Iterator[server.ServerEvent]:
@@ -219,19 +222,17 @@ class LiveResponse(Telling[server.ServerEvent]):
             return
         opened, self._open = self._open, None
         item = opened.final(complete)
-        if self.brief:
+        if self.note.brief:
             frame = frame_of(item)
             yield server.OutputItemDone(
-                event_id=self._event_ids(), response_id=self.id, output_index=opened.index, item=frame
+                event_id=UNSENT, response_id=self.id, output_index=opened.index, item=frame
             )
             self._output.append(frame)
             return
         if isinstance(item, Message):
             place = self._part(opened)
             yield server.TextDone(**place, text=item.text, logprobs=opened.logprobs)
-            yield server.ContentPartDone(
-                **{**place, "event_id": self._event_ids()}, part=server.ContentPart(text=item.text)
-            )
+            yield server.ContentPartDone(**place, part=server.ContentPart(text=item.text))
         else:
             yield server.ArgumentsDone(**self._call(opened, item), name=item.name, arguments=item.arguments)
         yield from self._shown(server.OutputItemDone, server.ItemDone, opened, item)
@@ -249,11 +250,9 @@ class LiveResponse(Telling[server.ServerEvent]):
         out of band, one of the type ``conversation``. ``status``: `in_progress` while the item grows; None: the
         final one."""
         frame = frame_of(item, status)
-        yield output(event_id=self._event_ids(), response_id=self.id, output_index=opened.index, item=frame)
+        yield output(event_id=UNSENT, response_id=self.id, output_index=opened.index, item=frame)
         if self.conversation_id is not None:
-            yield conversation(
-                event_id=self._event_ids(), item=frame, previous_item_id=opened.previous_item_id
-            )
+            yield conversation(event_id=UNSENT, item=frame, previous_item_id=opened.previous_item_id)
 
     def _part(self, opened: _OpenItem) -> dict[str, Any]:
         return {**self._place(opened), "content_index": 0}
@@ -263,7 +262,7 @@ class LiveResponse(Telling[server.ServerEvent]):
 
     def _place(self, opened: _OpenItem) -> dict[str, Any]:
         return {
-            "event_id": self._event_ids(),
+            "event_id": UNSENT,
             "response_id": self.id,
             "output_index": opened.index,
             "item_id": opened.item.id,
@@ -271,17 +270,12 @@ class LiveResponse(Telling[server.ServerEvent]):
 
     # --- the end ---
 
-    def _failed(self, error: Exception) -> Iterator[server.ServerEvent]:
-        yield from self._close(complete=False)
-        yield from self._taken_back()
-        yield self._ended("failed", error)
-
     def _taken_back(self) -> Iterator[server.ServerEvent]:
         """A `conversation.item.deleted` for each item of the output that has ended, because the turn failed and
         was rolled back. Out of band there are none."""
         if self.conversation_id is not None:
             for item in self._output:
-                yield server.ItemDeleted(event_id=self._event_ids(), item_id=item.id or "")
+                yield server.ItemDeleted(event_id=UNSENT, item_id=item.id or "")
 
     def _ended(
         self, status: ResponseStatus, error: Exception | None, done: ReplyDone | None = None
@@ -298,7 +292,7 @@ class LiveResponse(Telling[server.ServerEvent]):
             ended = msgspec.structs.replace(
                 ended, usage=usage_of(usage), kv=self._reply.receipt, truncated=truncated
             )
-        return server.ResponseDone(event_id=self._event_ids(), response=ended)
+        return server.ResponseDone(event_id=UNSENT, response=ended)
 
     def _response(self, status: ResponseStatus, details: StatusDetails | None = None) -> Response:
         return Response(
@@ -307,8 +301,8 @@ class LiveResponse(Telling[server.ServerEvent]):
             status_details=details,
             conversation_id=self.conversation_id,
             max_output_tokens=self._max_output_tokens,
-            metadata=self.metadata,
-            output=[] if self.brief else list(self._output),
+            metadata=self.note.metadata,
+            output=[] if self.note.brief else list(self._output),
         )
 
 

@@ -7,11 +7,10 @@ the sessions; a *face* is the code of one protocol that clients speak.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 
@@ -40,7 +39,7 @@ from ..net.flag import Flag
 from ..net.outbox import SessionOutbox
 from ..settings import ClientLimits
 from .conversation import CancelResponse, Conversation, StartResponse
-from .event_log import EventLog
+from .event_log import UNSENT, EventLog
 from .exports import RealtimeConfig, entries_of, imported_resource
 from .translate import preamble_of
 from .verbs import Edit, SessionVerb, SessionVerbs
@@ -65,31 +64,26 @@ ACKNOWLEDGING = (server.ItemDone, server.ResponseDone)
 """Events of a reply that are sent only when the journal has what they show."""
 
 
-@dataclass(frozen=True, slots=True)
-class RealtimeDefaults:
-    """What a new session starts with, besides the model's sampling defaults.
-
-    ``names``: the names of the served model; the first becomes the session's `model`, the others may be set
-    later. ``max_tokens``: the most tokens of a reply; None: as many as the context holds.
-    """
-
-    names: tuple[str, ...]
-    max_tokens: int | None = None
-
-
 class RealtimeFace:
     """The Realtime protocol, as a `Face`. Sockets open and resume their sessions here; ``sessions`` calls it to
     make the live sessions of this protocol. ``link``: to the engine, which knows the model's sampling defaults.
-    ``defaults``: what new sessions start with besides these."""
+    ``names``: of the served model; the first becomes the `model` of a new session, the others may be set later.
+    ``max_tokens``: the most tokens of a reply if its session sets no limit; None: as many as the context
+    holds."""
 
     def __init__(
-        self, sessions: LiveSessions, link: EngineLink, defaults: RealtimeDefaults, limits: ClientLimits
+        self,
+        sessions: LiveSessions,
+        link: EngineLink,
+        names: Sequence[str],
+        limits: ClientLimits,
+        max_tokens: int | None = None,
     ) -> None:
         self.sessions = sessions
         self.limits = limits
-        self.defaults = defaults
-        self.names = frozenset(defaults.names)
+        self.names = frozenset(names)
         """The names of the served model."""
+        self._model, self._max_tokens = names[0], max_tokens
         self._usual: SessionResource | None = None  # the first configuration of most sessions, which share it
         self._link = link
 
@@ -128,8 +122,7 @@ class RealtimeFace:
         config = msgspec.msgpack.encode(msgspec.structs.replace(first, session=resource))
         live = self.sessions.begin(self, owner, salt, config, begun)
         live.resumable = True
-        if (ticket := live.session.log.sync()) is not None:
-            await asyncio.shield(ticket)
+        await live.journaled()
         return live.session
 
     @staticmethod
@@ -145,18 +138,14 @@ class RealtimeFace:
     def config(self) -> bytes:
         """The configuration with which a new session begins, encoded for the journal: the defaults of model and
         server, and the id of a new conversation."""
-        hello, most = self._link.hello, self.defaults.max_tokens
+        hello, most = self._link.hello, self._max_tokens
         resource = SessionResource(
             id="",
-            model=self.defaults.names[0],
+            model=self._model,
             max_output_tokens="inf" if most is None else min(most, hello.max_context),
             **msgspec.structs.asdict(hello.defaults),
         )
         return msgspec.msgpack.encode(RealtimeConfig(session=resource, conversation=new_id("conv")))
-
-    def owns(self, live: LiveSession) -> bool:
-        """Whether the live session was made for a client of Realtime."""
-        return isinstance(live.face, RealtimeSession)
 
     def begin(self, session: Session, config: bytes) -> LiveSession:
         """Make a live session of a new session, and post its first events, `session.created` and
@@ -409,7 +398,7 @@ class RealtimeSession:
         first. Raises if the event is refused; then nothing has changed."""
         response_id = self.conversation.check_steer(event)
         self.live.check_admission()
-        accepted = server.SteerAccepted(event_id=self.conversation.event_id(), response_id=response_id)
+        accepted = server.SteerAccepted(event_id=UNSENT, response_id=response_id)
         self.event_log.post([accepted])
         if response_id is not None:
             await self.live.cancel(response_id, EndReason.STEERED)
@@ -501,8 +490,7 @@ class RealtimeSession:
         """Post `rate_limits.updated` with what the client's key has left, if it has limits."""
         limits = list(self.live.rate_limits().limits)
         if limits:
-            event_id = self.conversation.event_id()
-            self.event_log.post([server.RateLimitsUpdated(event_id=event_id, rate_limits=limits)])
+            self.event_log.post([server.RateLimitsUpdated(event_id=UNSENT, rate_limits=limits)])
 
     def _post_reply(self, events: Iterable[server.ServerEvent], response: TurnResponse) -> None:
         for event in events:
@@ -528,15 +516,14 @@ class RealtimeSession:
         """Called when another engine has taken over, after ``lost_seconds`` without one: posts
         `session.recovered`."""
         lost_ms = round(lost_seconds * 1000, 1)
-        told = server.SessionRecovered(event_id=self.conversation.event_id(), lost_ms=lost_ms)
+        told = server.SessionRecovered(event_id=UNSENT, lost_ms=lost_ms)
         self.event_log.post([told])
 
     def going_away(self, seconds: float) -> None:
         """Called before the server ends: posts `server.going_away`, as the server closes the connection within
         ``seconds``. The event shows the handle with which the client can come back."""
         handle = self.session.handles.current or None
-        event_id = self.conversation.event_id()
-        told = server.ServerGoingAway(event_id=event_id, seconds=seconds, handle=handle)
+        told = server.ServerGoingAway(event_id=UNSENT, seconds=seconds, handle=handle)
         self.event_log.post_ahead(told)
 
     async def flushed(self) -> None:

@@ -24,7 +24,7 @@ from ..errors import INTERNAL, TooManyMoves, wire_error
 from ..live.session import LiveSession, log_refusal
 from ..live.sessions import LiveSessions
 from .conversation import Conversation
-from .event_log import EventLog
+from .event_log import UNSENT, EventLog
 from .translate import item_of
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class SessionVerbs:
             case client.SessionRewind():
                 self._acknowledge(self._rewound())
             case client.SessionPrune(session=target):
-                self._acknowledge(server.SessionPruned(event_id=self._event_id(), session=target))
+                self._acknowledge(server.SessionPruned(event_id=UNSENT, session=target))
             case _:
                 await self.serve(event)
 
@@ -95,28 +95,24 @@ class SessionVerbs:
             case client.SessionFork(children=children, at=at, compact=compact):
                 made = await self._sessions.fork(self._live, children, at, _compaction_of(compact))
                 forks = [server.Fork(id=child.id, handle=child.session.handles.current) for child in made]
-                return server.SessionForked(event_id=self._event_id(), sessions=forks)
+                return server.SessionForked(event_id=UNSENT, sessions=forks)
             case client.SessionTree(limit=limit, after=after):
                 page = await self._sessions.forks.page(self._live.id, limit, after)
                 members = msgspec.convert(page.members, list[server.Relative], from_attributes=True)
-                more, event_id = page.after is not None, self._event_id()
                 return server.SessionTreeListed(
-                    event_id=event_id, sessions=members, has_more=more, next=page.after
+                    event_id=UNSENT, sessions=members, has_more=page.after is not None, next=page.after
                 )
             case client.SessionName(name=name):
                 kept = await self._sessions.forks.name(self._live.id, name)
-                return server.SessionNamed(event_id=self._event_id(), name=kept)
+                return server.SessionNamed(event_id=UNSENT, name=kept)
             case client.SessionPrune(session=target):
                 await self._sessions.prune(self._live.id, target)
-                return server.SessionPruned(event_id=self._event_id(), session=target)
+                return server.SessionPruned(event_id=UNSENT, session=target)
 
     def _acknowledge(self, answer: server.ServerEvent) -> None:
         """Post the ``answer`` to a verb. It is sent when the journal has all that the session has done so
         far."""
         self._event_log.post([answer], self._session.log.sync())
-
-    def _event_id(self) -> str:
-        return self._conversation.event_id()
 
     # --- cut and rewind -------------------------------------------------------------------------------------
 
@@ -138,7 +134,7 @@ class SessionVerbs:
     def _truncated(self, event: client.ItemTruncate) -> server.ServerEvent:
         item = self._session.history.get(event.item_id)  # raises if its reply failed, and was rolled back
         return server.ItemTruncated(
-            event_id=self._event_id(),
+            event_id=UNSENT,
             item_id=item.id,
             content_index=event.content_index,
             audio_end_ms=event.audio_end_ms or 0,
@@ -149,7 +145,7 @@ class SessionVerbs:
         history = self._session.history
         last, head = next(history.backwards(), None), history.head
         return server.SessionRewound(
-            event_id=self._event_id(),
+            event_id=UNSENT,
             item_id=None if last is None else last.id,
             tokens=0 if head is None else head.length,
         )
@@ -183,13 +179,13 @@ class SessionVerbs:
             case client.SessionLease(priority=priority, ttl=ttl, returns_in=returns_in):
                 granted = msgspec.structs.asdict(await placement.lease(priority, ttl, returns_in))
                 status = granted.pop("grant").value
-                return server.SessionLeased(event_id=self._event_id(), status=status, **granted)
+                return server.SessionLeased(event_id=UNSENT, status=status, **granted)
             case client.SessionStage():
-                return _staged(self._event_id(), await placement.stage())
+                return _staged(await placement.stage())
             case client.SessionSettle(tier=tier):
-                return _settled(self._event_id(), await placement.settle(disk=tier == "disk"))
+                return _settled(await placement.settle(disk=tier == "disk"))
             case client.SessionBlocks():
-                return _listed(self._event_id(), await placement.locate())
+                return _listed(await placement.locate())
 
 
 def _end_of(event: client.ItemTruncate) -> int | None:
@@ -217,23 +213,23 @@ def _compaction_of(compact: client.ForkCompaction | None) -> ForkSummary | None:
     return ForkSummary(summary, compact.turns)
 
 
-def _staged(event_id: str, moved: Moved) -> server.SessionStaged:
+def _staged(moved: Moved) -> server.SessionStaged:
     tier = _lowest(moved)
     source = "recomputed" if moved.recomputed and tier == "device" else tier
     tokens = _held(moved) + moved.recomputed
-    return server.SessionStaged(event_id=event_id, source=source, tokens=tokens, ms=_ms(moved))
+    return server.SessionStaged(event_id=UNSENT, source=source, tokens=tokens, ms=_ms(moved))
 
 
-def _settled(event_id: str, moved: Moved) -> server.SessionSettled:
-    return server.SessionSettled(event_id=event_id, tier=_lowest(moved), tokens=_held(moved), ms=_ms(moved))
+def _settled(moved: Moved) -> server.SessionSettled:
+    return server.SessionSettled(event_id=UNSENT, tier=_lowest(moved), tokens=_held(moved), ms=_ms(moved))
 
 
-def _listed(event_id: str, blocks: BlockMap) -> server.SessionBlocksListed:
+def _listed(blocks: BlockMap) -> server.SessionBlocksListed:
     runs = [server.BlockRun(tier=run.tier.value, shared=run.shared, count=run.count) for run in blocks.runs]
     counts = {tier.value: sum(run.count for run in blocks.runs if run.tier is tier) for tier in KVTier}
     shared = sum(run.count for run in runs if run.shared)
     return server.SessionBlocksListed(
-        event_id=event_id,
+        event_id=UNSENT,
         blocks=server.BlockCounts(**counts, shared=shared, total=sum(run.count for run in runs)),
         runs=runs,
         tokens=blocks.tokens,

@@ -28,7 +28,14 @@ from ..live.requests import tools_of
 from ..live.transcripts import Ask
 from ..service import Service
 from . import frames, notes
-from .events import CompactionResult, CountedInput, ResponseFault, ResponseObject, ToldConversation
+from .events import (
+    CompactionResult,
+    CountedInput,
+    DeletionResult,
+    ResponseFault,
+    ResponseObject,
+    ToldConversation,
+)
 from .items import GivenItem, GivenReference, KeptCompaction, KeptItem
 from .notes import ConversationNote, ItemsNote, KeptResponse
 from .reply import ResponseReply, item_id, response_named, usage_of
@@ -264,8 +271,9 @@ class ResponsesFace:
     # --- stored responses -----------------------------------------------------------------------------------
 
     def running(self, client: TurnCaller, response_id: str) -> RunningResponse | None:
-        """The running response with this id; None if none runs."""
-        return self._running.get((client.salt, response_id))
+        """The response with this id that runs and is to be stored; None if none does."""
+        running = self._running.get((client.salt, response_id))
+        return running if running is not None and running.response.store else None
 
     async def stored(self, client: TurnCaller, response_id: str) -> tuple[StoredObject, KeptResponse]:
         """A stored response: the stored object, and the response in it. One that ran when an earlier server
@@ -291,19 +299,18 @@ class ResponsesFace:
 
     async def retrieve(self, client: TurnCaller, response_id: str) -> ResponseObject:
         """A response, stored or running. Raises ``ResponseUnknown``."""
-        running = self.running(client, response_id)
-        if running is not None and running.response.store:
+        if (running := self.running(client, response_id)) is not None:
             return running.response
         return (await self.stored(client, response_id))[1].response
 
-    async def delete(self, client: TurnCaller, response_id: str) -> None:
+    async def delete(self, client: TurnCaller, response_id: str) -> DeletionResult:
         """Forget a stored response, and the session that wrote it; one that runs is cancelled first. Raises
         ``ResponseUnknown``."""
-        running = self.running(client, response_id)
-        if running is not None and running.response.store:
+        if (running := self.running(client, response_id)) is not None:
             await running.cancel()
         stored, _ = await self.stored(client, response_id)
         await self._forget(stored, await self._sessions(client, stored))
+        return DeletionResult(id=response_id, object="response")
 
     async def _forget(self, stored: StoredObject, sessions: set[int]) -> None:
         """Forget a stored object, and the sessions, by their numbers, that wrote what is in it: other objects
@@ -314,8 +321,7 @@ class ResponsesFace:
 
     async def input_items(self, client: TurnCaller, response_id: str) -> list[KeptItem]:
         """All items from which a stored response was written, in order. Raises ``ResponseUnknown``."""
-        running = self.running(client, response_id)
-        if running is not None and running.response.store:
+        if (running := self.running(client, response_id)) is not None:
             await running.ended()
         stored, note = await self.stored(client, response_id)
         before = await self.items(client, stored.notes[: -stored.own])
@@ -422,11 +428,11 @@ class ResponsesFace:
         await self.service.stored.durable()
         return changed
 
-    async def delete_conversation(self, client: TurnCaller, conversation_id: str) -> None:
+    async def delete_conversation(self, client: TurnCaller, conversation_id: str) -> DeletionResult:
         """Forget a conversation, and the sessions that wrote its responses. The responses stay. Raises
         ``ConversationUnknown``."""
-
         await self._forget(*await self._latest(client, conversation_id, partial(self._sessions, client)))
+        return DeletionResult(id=conversation_id, object="conversation.deleted")
 
     async def _sessions(self, client: TurnCaller, stored: StoredObject) -> set[int]:
         """The sessions that wrote a stored object's own responses and items, as `notes.sessions_of` finds

@@ -1,13 +1,12 @@
 """Requests of Responses and Conversations as msgspec structs, over HTTP and over the WebSocket.
 
 The field names are those of the `openai` package. Sampling fields that the standard lacks are ours, with the
-names that our Realtime protocol gives them. Some fields are accepted and have no effect; those in `UNSERVED`
+names that our Realtime protocol gives them. Some fields are accepted and have no effect; `REFUSED` ones
 would change what the model reads or writes, so they are refused by name. Unknown fields are refused.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -26,28 +25,11 @@ from ...sdk.frames.formats import (
 )
 from ...sdk.frames.response import Metadata
 from ...sdk.frames.sampling import SamplingFields
-from ..clients import RESPONSES, Asked, accepting, asked
+from ..clients import RESPONSES, Asked, RefusedFields, accepting, asked
 from .items import UNSERVED_ITEMS, UNSERVED_PARTS, GivenItem, GivenItems, Id, tag_items
 
 T = TypeVar("T")
 
-UNSERVED = frozenset(
-    {
-        "access_programs",
-        "background_options",
-        "context_management",
-        "image",
-        "moderation",
-        "personality",
-        "prompt",
-        "tools[].async",
-        "tools[].defer_loading",
-        "tools[].tools[].async",
-        "tools[].tools[].defer_loading",
-        "prompt_cache_options.comparison_response_id",
-    }
-)
-"""Fields of the standard that are refused, by their path; ``[]`` stands for any index."""
 UNSERVED_TOOLS = frozenset(
     {
         "apply_patch",
@@ -71,17 +53,35 @@ UNSERVED_TOOLS = frozenset(
 )
 """The types of tools that are left out, because the server cannot run them, or has no call for them; those of a
 ``tool_choice`` are refused."""
-UNSERVED_VALUES = {
-    "input[].type": UNSERVED_ITEMS,
-    "items[].type": UNSERVED_ITEMS,
-    "input[].content[].type": UNSERVED_PARTS,
-    "items[].content[].type": UNSERVED_PARTS,
-    "input[].output[].type": UNSERVED_PARTS,
-    "items[].output[].type": UNSERVED_PARTS,
-    "tools[].tools[].type": UNSERVED_TOOLS,
-    "tool_choice.type": UNSERVED_TOOLS | {"namespace"},
-    "tool_choice.tools[].type": UNSERVED_TOOLS,
-}
+REFUSED = RefusedFields(
+    frozenset(
+        {
+            "access_programs",
+            "background_options",
+            "context_management",
+            "image",
+            "moderation",
+            "personality",
+            "prompt",
+            "tools[].async",
+            "tools[].defer_loading",
+            "tools[].tools[].async",
+            "tools[].tools[].defer_loading",
+            "prompt_cache_options.comparison_response_id",
+        }
+    ),
+    {
+        "input[].type": UNSERVED_ITEMS,
+        "items[].type": UNSERVED_ITEMS,
+        "input[].content[].type": UNSERVED_PARTS,
+        "items[].content[].type": UNSERVED_PARTS,
+        "input[].output[].type": UNSERVED_PARTS,
+        "items[].output[].type": UNSERVED_PARTS,
+        "tools[].tools[].type": UNSERVED_TOOLS,
+        "tool_choice.type": UNSERVED_TOOLS | {"namespace"},
+        "tool_choice.tools[].type": UNSERVED_TOOLS,
+    },
+)
 
 Include: TypeAlias = Literal[
     "code_interpreter_call.outputs",
@@ -294,7 +294,7 @@ LANE: Any = accepting(LaneCreate, RESPONSES) | LaneSteer | LaneCancel
 def decoded(data: bytes, form: type[T]) -> Asked[T]:
     """Decode a body as ``form``, without the tools that are not served. Raises a `FrameError` that names the
     wrong field."""
-    return asked(data, lambda left: decode_prepared(left, form, _prepare, is_unserved), UNSERVED_TOOLS)
+    return asked(data, lambda left: decode_prepared(left, form, _prepare, REFUSED), UNSERVED_TOOLS)
 
 
 def decoded_event(data: bytes) -> Asked[LaneEvent]:
@@ -306,11 +306,3 @@ def _prepare(whole: Any) -> None:
     if isinstance(whole, dict):
         tag_items(whole.get("input"))
         tag_items(whole.get("items"))
-
-
-def is_unserved(path: str, value: Any) -> bool:
-    """Whether the standard has this field with this value, and this server refuses it. ``path``: where it is
-    in the body, such as ``input[0].content[1].type``."""
-    pattern = re.sub(r"\[\d+\]", "[]", path)
-    kind = value.get("type") if isinstance(value, dict) else value
-    return pattern in UNSERVED or (isinstance(kind, str) and kind in UNSERVED_VALUES.get(pattern, ()))

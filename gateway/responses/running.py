@@ -63,7 +63,6 @@ class RunningResponse:
         self.error: Exception | None = None
         """Why the response failed; None if it did not."""
         self.over = False
-        self.steered = False
         self._stack = stack
         self._finish = finish
         self._streamed = streamed

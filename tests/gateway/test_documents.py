@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from starlette.routing import Route, WebSocketRoute
 
-from holdfast.gateway.app import ELSEWHERE, ROWS, SOCKETS, PackageVersion, build_app
+from holdfast.gateway.app import ELSEWHERE, ROWS, SOCKETS, PackageVersion, build_app, version
 from holdfast.gateway.documents.api import asyncapi, openapi
 from holdfast.gateway.documents.rows import RouteRow
 from holdfast.gateway.service import Service
@@ -163,7 +163,9 @@ def test_bodies_parameters_and_streams_are_in_the_document() -> None:
         after: str
         limit: int = 20
 
-    row = RouteRow("POST", "/v1/ask/{id}", "Ask.", Ask, PackageVersion, Paging, Piece, group="Asking")
+    row = RouteRow(
+        "POST", "/v1/ask/{id}", "Ask.", version, Ask, PackageVersion, Paging, Piece, group="Asking"
+    )
     operation = openapi([row], "1")["paths"]["/v1/ask/{id}"]["post"]
     body = operation["requestBody"]["content"]["application/json"]["schema"]
     assert body == {"$ref": "#/components/schemas/Ask"}

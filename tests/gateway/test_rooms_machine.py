@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from holdfast.gateway.access.auth import TurnCaller
 from holdfast.gateway.live.session import LiveSession
 from holdfast.gateway.live.sessions import LiveSessions
-from holdfast.gateway.realtime.session import RealtimeDefaults, RealtimeFace
+from holdfast.gateway.realtime.session import RealtimeFace
 from holdfast.gateway.settings import ClientLimits
 from holdfast.sdk.frames.client import SessionFork
 from holdfast.sdk.frames.codec import decode_client
@@ -72,7 +72,7 @@ class RoomsMachine(RuleBasedStateMachine):
         self.link = Scripted(spoken, END, flowing=False)
         self.book = SessionRegistry(self.link, LANGUAGE, SETTINGS, self.journal)
         self.sessions = LiveSessions(self.book, ClientLimits())
-        self.face = RealtimeFace(self.sessions, self.link, RealtimeDefaults(("scripted",)), ClientLimits())
+        self.face = RealtimeFace(self.sessions, self.link, ("scripted",), ClientLimits())
         self.held: dict[str, tuple[LiveSession, Socket]] = {}
         self.handles: list[tuple[str, bytes]] = []
         self.keep: set[str] = set()  # on a socket, or with a turn that runs
@@ -225,7 +225,7 @@ async def test_without_a_journal_only_forks_that_were_never_opened_give_way() ->
     link = Scripted(spoken, END)
     book = SessionRegistry(link, LANGUAGE, SessionSettings(max_sessions=4))
     sessions = LiveSessions(book, ClientLimits())
-    face = RealtimeFace(sessions, link, RealtimeDefaults(("scripted",)), ClientLimits())
+    face = RealtimeFace(sessions, link, ("scripted",), ClientLimits())
     socket = Socket()
     live, left = sessions.open(face, Socket(), b""), sessions.open(face, socket, b"")
     left.resumable = True
@@ -245,7 +245,7 @@ async def test_a_session_that_serves_an_event_is_not_put_away(monkeypatch: pytes
     link = Scripted(spoken, END, cut_off={"fork"})
     book = SessionRegistry(link, LANGUAGE, SessionSettings(max_sessions=3))
     sessions = LiveSessions(book, ClientLimits())
-    face = RealtimeFace(sessions, link, RealtimeDefaults(("scripted",)), ClientLimits())
+    face = RealtimeFace(sessions, link, ("scripted",), ClientLimits())
     live = sessions.open(face, Socket(), b"")
     (child,) = await sessions.fork(live, 1, None)
     gate = asyncio.Event()
@@ -264,7 +264,7 @@ async def test_a_flood_of_forks_takes_no_place_that_is_set_aside() -> None:
     link = Scripted(spoken, END)
     book = SessionRegistry(link, LANGUAGE, SessionSettings(max_sessions=300, tenants=limits))
     sessions = LiveSessions(book, ClientLimits())
-    face = RealtimeFace(sessions, link, RealtimeDefaults(("scripted",)), ClientLimits())
+    face = RealtimeFace(sessions, link, ("scripted",), ClientLimits())
     for _ in range(4):
         live = sessions.open(face, Socket(), KNOWN, KNOWN)
         with suppress(SessionLimit):
@@ -283,7 +283,7 @@ async def test_unopened_forks_are_capped_in_each_tree() -> None:
     link = Scripted(spoken, END)
     book = SessionRegistry(link, LANGUAGE, SessionSettings(max_unopened=5))
     sessions = LiveSessions(book, ClientLimits())
-    face = RealtimeFace(sessions, link, RealtimeDefaults(("scripted",)), ClientLimits())
+    face = RealtimeFace(sessions, link, ("scripted",), ClientLimits())
     root, other = sessions.open(face, Socket(), b""), sessions.open(face, Socket(), b"")
     (child, *_) = await sessions.fork(root, 4, None)
     for live in (root, child):
@@ -304,7 +304,7 @@ async def test_a_known_tenant_without_limits_gets_its_share_of_the_places() -> N
     link = Scripted(spoken, END)
     book = SessionRegistry(link, LANGUAGE, SessionSettings(max_sessions=12, tenants=tenants))
     sessions = LiveSessions(book, ClientLimits())
-    face = RealtimeFace(sessions, link, RealtimeDefaults(("scripted",)), ClientLimits())
+    face = RealtimeFace(sessions, link, ("scripted",), ClientLimits())
     with suppress(SessionLimit):
         while True:
             sessions.open(face, Socket(), KNOWN, KNOWN)
@@ -329,7 +329,7 @@ async def test_a_tenant_s_oldest_unopened_forks_wait_in_the_journal_beyond_its_b
         face = RealtimeFace(
             sessions,
             link,
-            RealtimeDefaults(("scripted",)),
+            ("scripted",),
             ClientLimits(unopened_forks=10, young_seconds=young),
         )
         one, two, other = (sessions.open(face, Socket(), salt, salt) for salt in (KNOWN, KNOWN, OTHER))
@@ -356,7 +356,7 @@ async def test_limits_that_change_set_other_places_aside() -> None:
     link = Scripted(spoken, END)
     book = SessionRegistry(link, LANGUAGE, SessionSettings(max_sessions=6, tenants={KNOWN: TenantLimits()}))
     sessions = LiveSessions(book, ClientLimits())
-    face = RealtimeFace(sessions, link, RealtimeDefaults(("scripted",)), ClientLimits())
+    face = RealtimeFace(sessions, link, ("scripted",), ClientLimits())
     sessions.open(face, Socket(), KNOWN, KNOWN)
     book.tenants.change({KNOWN: TenantLimits(), PROMISED: TenantLimits(sessions=4)})
     sessions.open(face, Socket(), KNOWN, KNOWN)

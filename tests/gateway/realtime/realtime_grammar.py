@@ -13,6 +13,7 @@ import msgspec
 
 from holdfast.gateway.errors import GatewayError
 from holdfast.gateway.realtime.conversation import Conversation, Effect
+from holdfast.gateway.realtime.event_log import UNSENT
 from holdfast.sdk.errors import FrameError
 from holdfast.sdk.frames import client, codec, server
 from holdfast.sdk.frames.items import AnyItem, FunctionCallItem, MessageItem
@@ -66,8 +67,9 @@ class Grammar:
 
     def feed(self, event: server.ServerEvent) -> None:
         assert codec.decode_server(codec.encode(event)) == event, "every event survives the wire"
-        assert event.event_id not in self._seen, "event ids are unique"
-        self._seen.add(event.event_id)
+        if event.event_id != UNSENT:
+            assert event.event_id not in self._seen, "event ids are unique"
+            self._seen.add(event.event_id)
         if self._greeting < 2:
             wanted = (server.SessionCreated, server.ConversationCreated)[self._greeting]
             assert isinstance(event, wanted)

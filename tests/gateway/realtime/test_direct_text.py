@@ -16,7 +16,7 @@ from holdfast.gateway.live.sessions import LiveSessions
 from holdfast.gateway.live.turns import Turns
 from holdfast.gateway.net.outbox import Outbox, SessionOutbox
 from holdfast.gateway.realtime.event_log import DeltaFrames
-from holdfast.gateway.realtime.session import RealtimeDefaults, RealtimeFace
+from holdfast.gateway.realtime.session import RealtimeFace
 from holdfast.gateway.settings import ClientLimits
 from holdfast.runtime.link.generation import Generation
 from holdfast.runtime.verbs import Finish, Row, Work
@@ -52,7 +52,7 @@ class Stage:
         self.turns = Turns(RateLimiter({b"salt": KeyRates(requests=9, tokens=900)}))
         registry = SessionRegistry(self.link, Language.of(ours("chatml")))
         self.sessions = LiveSessions(registry, self.limits, self.turns)
-        face = RealtimeFace(self.sessions, self.link, RealtimeDefaults(("scripted",)), self.limits)
+        face = RealtimeFace(self.sessions, self.link, ("scripted",), self.limits)
         self.side = face.open(Holder(), b"")
         self.frames: list[bytes] = []
         self.open = True

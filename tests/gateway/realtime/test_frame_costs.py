@@ -12,7 +12,7 @@ import pytest
 from holdfast.gateway.access.auth import TurnCaller
 from holdfast.gateway.live.sessions import LiveSessions
 from holdfast.gateway.realtime.conversation import Conversation, Effect
-from holdfast.gateway.realtime.session import RealtimeDefaults, RealtimeFace
+from holdfast.gateway.realtime.session import RealtimeFace
 from holdfast.gateway.settings import ClientLimits
 from holdfast.sdk.frames import codec, server
 from holdfast.sdk.frames.session import SessionResource
@@ -84,7 +84,7 @@ async def test_forks_share_their_parents_checked_preamble(monkeypatch: pytest.Mo
     link = Scripted(spoken, END)
     book = SessionRegistry(link, Language.of(ours("chatml")))
     sessions = LiveSessions(book, ClientLimits())
-    one = RealtimeFace(sessions, link, RealtimeDefaults(("scripted",)), ClientLimits()).open(Holder(), b"")
+    one = RealtimeFace(sessions, link, ("scripted",), ClientLimits()).open(Holder(), b"")
     tools = [{"type": "function", "name": f"tool_{number}", "parameters": {}} for number in range(50)]
     update = {"type": "session.update", "session": {"type": "realtime", "tools": tools, "temperature": 0.5}}
     await one.take(codec.decode_client(msgspec.json.encode(update)))
@@ -112,7 +112,7 @@ async def test_only_the_latest_events_ids_are_remembered() -> None:
     link = Scripted(spoken, END)
     limits = changed(ClientLimits(), client_events=3)
     sessions = LiveSessions(SessionRegistry(link, Language.of(ours("chatml"))), limits)
-    face = RealtimeFace(sessions, link, RealtimeDefaults(("scripted",)), limits)
+    face = RealtimeFace(sessions, link, ("scripted",), limits)
     one = face.open(Holder(), b"")
     one.live.resumable = True
 
@@ -136,7 +136,7 @@ async def test_only_the_latest_events_ids_are_remembered() -> None:
 async def test_sessions_of_one_face_share_their_first_configuration() -> None:
     link = Scripted(spoken, END)
     sessions = LiveSessions(SessionRegistry(link, Language.of(ours("chatml"))), ClientLimits())
-    face = RealtimeFace(sessions, link, RealtimeDefaults(("scripted",)), ClientLimits())
+    face = RealtimeFace(sessions, link, ("scripted",), ClientLimits())
     one, two = face.open(Holder(), b""), face.open(Holder(), b"")
     first, second = one.conversation.session, two.conversation.session
     assert first.id != second.id
