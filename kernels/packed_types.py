@@ -58,6 +58,10 @@ class PackedType:
         """The bytes of a panel's codes of 32 numbers."""
         return PANEL * RUN * sum(self.planes) // 8
 
+    def bytes_of(self, rows: int, width: int) -> int:
+        """The bytes of a packed matrix ``[rows, width]``."""
+        return -(-rows // PANEL) * (width // self.block) * self.unit
+
     @property
     def unit(self) -> int:
         """The bytes of a panel's block."""

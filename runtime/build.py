@@ -411,6 +411,7 @@ def _hello(
         blocks=numbers.blocks,
         block_bytes=_block_bytes(groups),
         parameters=model.parameters,
+        weights=model.weight_bytes,
         defaults=read_defaults(model.folder),
         kernels=backend.name,
         kv_dtype=groups[0].dtype,

@@ -9,8 +9,9 @@ import os
 import platform
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
-from math import prod
+from math import inf, prod
 from pathlib import Path
+from time import perf_counter
 from typing import TypeAlias
 
 from msgspec.structs import asdict
@@ -102,7 +103,8 @@ def model(settings: EngineSettings, tenants: Tenants | None = None) -> Iterator[
     from ...runtime.build import named_backend
     from ...runtime.model.config import read_config, read_defaults
     from ...runtime.model.folder import check_folder, find_model
-    from ...runtime.model.load import as_stored, dtype_named, open_weights
+    from ...runtime.model.load import as_stored, device_named, dtype_named, forms_of, open_weights
+    from ...runtime.model.weights import EMBEDDING
 
     folder = find_model(settings.model)
     check_folder(folder)
@@ -110,24 +112,48 @@ def model(settings: EngineSettings, tenants: Tenants | None = None) -> Iterator[
     kind = dtype_named(settings.dtype, config)
     with open_weights(folder, config) as weights:
         config, pieces = as_stored(config, weights, kind)
+        device = device_named(settings.device)
+        forms = forms_of(pieces, weights, kind, device, settings.kv_format)
+        multiplied = [piece for piece in pieces if config.tied_head or piece.name != EMBEDDING]
+        read = forms_of(multiplied, weights, kind, device, settings.kv_format).bytes
     dtype = str(kind).removeprefix("torch.")
     width = DTYPE_BYTES[dtype]
     parameters = sum(prod(piece.shape) for piece in pieces)
     yield "file" if folder.is_file() else "folder", str(folder)
     yield "architecture", f"{config.architecture}, {config.layers} layers, hidden {config.hidden_size}"
-    yield "weights", _product((("parameters", parameters), (f"bytes ({dtype})", width)), "B")
+    if forms.types:
+        size = f"{forms.bytes:,} B ({shown(forms.bytes)})"
+        yield "weights", f"{parameters:,} parameters in {', '.join(forms.types)} and {dtype} = {size}"
+    else:
+        yield "weights", _product((("parameters", parameters), (f"bytes ({dtype})", width)), "B")
+    if device.type == "cpu":
+        rate = _read_per_second()
+        speed = f"{shown(read)} a token at {rate / 1e9:.1f} GB/s, as measured now"
+        yield "one sequence", f"at most {rate / read:,.0f} tokens/s: {speed}"
     kept = settings.kv_format.stored_as(dtype)
     kept_width = KV_BYTES[kept]
     per_token = config.layers * 2 * config.kv_heads * config.head_dim * kept_width
     shape = (("layers", config.layers), ("(k, v)", 2), ("heads", config.kv_heads), ("dim", config.head_dim))
     yield "KV per token", _product((*shape, (f"bytes ({kept})", kept_width)), "B")
-    yield from _room(settings, per_token, parameters * width, config.max_context, tenants or Tenants())
+    yield from _room(settings, per_token, forms.bytes, config.max_context, tenants or Tenants())
     yield "sampling", _sampling(read_defaults(folder))
     kernels, hint = named_backend(settings, dtype, config.head_dim)
     yield "kernels", f"{kernels} ({hint})" if hint else kernels
     yield from language_facts(folder)
     for note in config.notes:
         yield "note", note
+
+
+def _read_per_second() -> float:
+    """The bytes of memory that torch's threads read in a second."""
+    import torch
+
+    numbers, best = torch.ones(1 << 25, dtype=torch.int64), inf  # 256 MiB, more than caches hold
+    for _ in range(3):
+        began = perf_counter()
+        numbers.sum()
+        best = min(best, perf_counter() - began)
+    return numbers.nbytes / best
 
 
 def _room(

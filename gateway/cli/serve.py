@@ -23,7 +23,7 @@ from ...runtime.errors import RuntimeFault
 from ...runtime.kv_placement.sizing import memory_line, refusal
 from ...runtime.link.child import SpawnedEngine
 from ...runtime.link.messages import Heartbeat, Hello, Phase
-from ...runtime.settings import DTYPE_BYTES, EngineSettings
+from ...runtime.settings import EngineSettings
 from ...sessions.errors import SessionError
 from ..errors import AddressUnusable, CertificateUnusable, KeysUnusable, TracingUnavailable
 from ..net.repeated_lines import RepeatFilter
@@ -260,7 +260,6 @@ async def _serve(
 
 
 def _memory(hello: Hello) -> str:
-    weights = hello.parameters * DTYPE_BYTES[hello.dtype]
-    memory = hello.memory or memory_line(weights, hello.blocks, hello.block_bytes, hello.block_tokens)
+    memory = hello.memory or memory_line(hello.weights, hello.blocks, hello.block_bytes, hello.block_tokens)
     kept = "" if hello.kv_dtype in ("", hello.dtype) else f", KV {hello.kv_dtype}"
     return f"{memory}; {hello.device}, {hello.dtype}{kept}, kernels {hello.kernels}"

@@ -57,10 +57,10 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """The first message of a loaded engine: what it serves.
 
     ``kernels``: the name of the backend that computes. ``dtype``: of the weights and of computing;
-    ``kv_dtype``: of the KV cache. ``max_context``: in tokens; ``block_bytes``: of one block over all layers.
-    ``notes``: what an operator should know of the model, each one line. ``max_sequences``: turns that may run
-    at once. ``memory``: what the device's own memory is for, one line; empty: it has none.
-    """
+    ``parameters``: numbers of the weights; ``weights``: their bytes. ``kv_dtype``: of the KV cache.
+    ``max_context``: in tokens; ``block_bytes``: of one block over all layers. ``notes``: what an operator
+    should know of the model, each one line. ``max_sequences``: turns that may run at once. ``memory``: what
+    the device's own memory is for, one line; empty: it has none."""
 
     model: str
     architecture: str
@@ -79,6 +79,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     notes: tuple[str, ...] = ()
     max_sequences: int = 64
     memory: str = ""
+    weights: int = 0
 
 
 class Fatal(msgspec.Struct, frozen=True, array_like=True, tag="fatal"):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...kernels.packed import Packed
+from ...kernels.packed_types import TYPES
 from ...kvstore.groups import KVGroup
 from ...kvstore.keys import namespace_digest
 from ..errors import SettingsInvalid
@@ -47,8 +48,8 @@ if TYPE_CHECKING:
 class LoadedModel:
     """A loaded model. ``name``: as it was asked for; ``folder``: where it lies (a folder or GGUF file).
     ``weights_digest``: a digest of the content of the weight files, 32 bytes. ``parameters``: how many
-    numbers the weights have. ``packed``: the types of weights that stay packed, sorted. ``kv``: how K and V are
-    stored."""
+    numbers the weights have, ``weight_bytes``: what they take. ``packed``: the types of weights that stay
+    packed, sorted. ``kv``: how K and V are stored."""
 
     name: str
     folder: Path
@@ -56,6 +57,7 @@ class LoadedModel:
     decoder: Decoder
     weights_digest: bytes
     parameters: int
+    weight_bytes: int = 0
     packed: tuple[str, ...] = ()
     kv: KVFormat = AS_COMPUTED
 
@@ -112,20 +114,18 @@ def load_model(
     with open_weights(folder, config) as checkpoint:
         config, pieces = as_stored(config, checkpoint, kind)
         checkpoint.start_digest()
-        # Scales of KV are folded into weights, which changes them.
-        pack = pack and target.type == "cpu" and (kv.key_scale, kv.value_scale) == (1.0, 1.0)
-        stays = _staying(pieces, checkpoint) if pack else {}
+        forms = forms_of(pieces, checkpoint, kind, target, kv, pack)
         numbers, done = [prod(piece.shape) for piece in pieces], 0
-        tensors = allocate((piece for piece in pieces if piece.name not in stays), target, kind)
-        parts: dict[str, list[Packed]] = {}
+        tensors = allocate((piece for piece in pieces if piece.name not in forms.together), target, kind)
+        packed: dict[str, list[Packed]] = {}
         for piece, count in zip(pieces, numbers, strict=True):
-            if piece.name not in stays:
+            if piece.name not in forms.together:
                 stored = checkpoint.read(piece.name)
                 # The offset is added in fp32: in bf16, 1 + w would lose a small w.
                 value = stored.float() + piece.offset if piece.offset else stored
                 tensors[piece.into][piece.row : piece.row + piece.shape[0]].copy_(value)
-            elif together := stays[piece.name]:
-                parts.setdefault(piece.into, []).append(checkpoint.packed(together))
+            elif names := forms.together[piece.name]:
+                packed.setdefault(piece.into, []).append(checkpoint.packed(names))
             done += count
             progress(done / sum(numbers), f"loading {piece.name}")
         digest = checkpoint.digest()
@@ -134,30 +134,57 @@ def load_model(
         name=str(name),
         folder=folder,
         config=config,
-        decoder=Decoder(config, assemble(config, tensors, parts), key_scale=kv.key_scale),
+        decoder=Decoder(config, assemble(config, tensors, packed), key_scale=kv.key_scale),
         weights_digest=digest,
         parameters=sum(numbers),
-        packed=tuple(sorted({part.kind.name for some in parts.values() for part in some})),
+        weight_bytes=forms.bytes,
+        packed=forms.types,
         kv=kv,
     )
 
 
-def _staying(pieces: Sequence[Piece], weights: Checkpoint | GGUFWeights) -> dict[str, tuple[str, ...]]:
-    """The matrices of ``weights`` that stay packed, by name. Those of one map that follow one another and
-    have one type are packed together: the first has the names of all, the others have none.
+@dataclass(frozen=True, slots=True)
+class Forms:
+    """In which form the tensors of a model are kept. ``together``: of those that stay packed, by the name of
+    the first the names of all that are packed as one matrix; of the others, none. ``types``: theirs, sorted.
+    ``bytes``: of all weights."""
 
-    A map of which one piece is not packed is dequantised.
-    """
-    into: dict[str, list[tuple[str, str | None]]] = {}
+    together: dict[str, tuple[str, ...]]
+    types: tuple[str, ...]
+    bytes: int
+
+
+def forms_of(
+    pieces: Sequence[Piece],
+    weights: Checkpoint | GGUFWeights,
+    dtype: torch.dtype,
+    device: torch.device,
+    kv: KVFormat = AS_COMPUTED,
+    pack: bool = True,
+) -> Forms:
+    """The forms of the ``pieces`` of ``weights`` on ``device``, with ``dtype`` for what does not stay packed.
+
+    On a CPU quantised matrices stay packed if ``pack``, unless a scale of ``kv`` is folded into them. Those
+    of one map that follow one another and have one type are packed as one; a map of which one matrix is not
+    quantised is dequantised."""
+    into: dict[str, list[tuple[str | None, Piece]]] = {}
     for piece in pieces:
-        into.setdefault(piece.into, []).append((piece.name, weights.packed_type(piece.name)))
-    found: dict[str, tuple[str, ...]] = {}
+        into.setdefault(piece.into, []).append((weights.packed_type(piece.name), piece))
+    pack = pack and device.type == "cpu" and (kv.key_scale, kv.value_scale) == (1.0, 1.0)
+    together: dict[str, tuple[str, ...]] = {}
+    types, size = set[str](), 0
     for some in into.values():
-        if all(kind is not None for _, kind in some):
-            for _, together in groupby(some, lambda one: one[1]):
-                first, *others = (name for name, _ in together)
-                found |= {first: (first, *others), **dict.fromkeys(others, ())}
-    return found
+        if not pack or any(kind is None for kind, _ in some):
+            size += sum(prod(piece.shape) for _, piece in some) * dtype.itemsize
+            continue
+        for kind, alike in groupby(some, lambda one: one[0]):
+            assert kind is not None
+            found = [piece for _, piece in alike]
+            first, *others = (piece.name for piece in found)
+            together |= {first: (first, *others), **dict.fromkeys(others, ())}
+            types.add(kind)
+            size += TYPES[kind].bytes_of(sum(piece.shape[0] for piece in found), found[0].shape[1])
+    return Forms(together, tuple(sorted(types)), size)
 
 
 def open_weights(path: Path, config: ModelConfig) -> Checkpoint | GGUFWeights:

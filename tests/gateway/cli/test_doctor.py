@@ -44,7 +44,8 @@ def test_its_arithmetic_is_the_engines() -> None:
 
     hello = load_engine(POCKET, lambda done, what: None, Liveness()).hello
     facts = dict(doctor.model(POCKET))
-    assert number(facts["weights"]) == hello.parameters * 4
+    assert number(facts["weights"]) == hello.parameters * 4 == hello.weights
+    assert re.match(r"at most [\d,]+ tokens/s: 13\.51 MiB a token at ", facts["one sequence"])
     assert number(facts["KV per token"]) * hello.block_tokens == hello.block_bytes
     assert facts["KV per token"] == "4 layers × 2 (k, v) × 2 heads × 64 dim × 4 bytes (float32) = 4,096 B"
     assert f"{hello.blocks:,} blocks" in facts["KV on cpu"]

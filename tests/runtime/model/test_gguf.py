@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from holdfast.benchmarks.toys import make_toy
-from holdfast.kernels.linear import Linear, numbers_of
+from holdfast.kernels.linear import Linear, Matrix, numbers_of
+from holdfast.kernels.packed import Packed
 from holdfast.kernels.packed_types import TYPES
 from holdfast.runtime.errors import ModelUnreadable
 from holdfast.runtime.link.messages import SamplingDefaults
@@ -49,14 +50,18 @@ def toy(folder: Path, family: str = "llama", **changes: Any) -> Path:
     return make_toy("tiny", folder, family=family, noise=0.3, **{**SIZES, **changes})
 
 
-def tensors_of(model: LoadedModel) -> list[torch.Tensor]:
+def matrices_of(model: LoadedModel) -> list[Matrix]:
     weights = model.decoder.weights
     layers = [getattr(layer, name) for layer in weights.layers for name in LayerWeights.__dataclass_fields__]
-    found: list[torch.Tensor] = []
+    found: list[Matrix] = []
     for one in (weights.embedding, weights.norm, weights.head, *layers):
         some = (*one.matrices, one.bias) if isinstance(one, Linear) else (one,)
-        found += [numbers_of(part) for part in some if part is not None]
+        found += [part for part in some if part is not None]
     return found
+
+
+def tensors_of(model: LoadedModel) -> list[torch.Tensor]:
+    return list(map(numbers_of, matrices_of(model)))
 
 
 @pytest.mark.parametrize(
@@ -164,6 +169,9 @@ def test_every_type_is_unpacked_to_the_numbers_that_it_stands_for(
             expected = reference(data, kind)
         assert torch.equal(ours, expected.view(ours.shape)), name
     assert model.packed == ((kind,) if kind in TYPES else ())
+    matrices = {id(part): part for part in matrices_of(model)}.values()  # a tied head once
+    sizes = [part.data.nbytes if isinstance(part, Packed) else part.nbytes for part in matrices]
+    assert model.weight_bytes == sum(sizes)
     dense = load_model(file, "cpu", "float32", pack=False)
     assert all(map(torch.equal, tensors_of(model), tensors_of(dense)))
     queries = numbers_of(model.decoder.weights.layers[0].qkv.weight)[:256]
