@@ -144,7 +144,7 @@ def load_model(
 
 
 @dataclass(frozen=True, slots=True)
-class Forms:
+class WeightForms:
     """In which form the tensors of a model are kept. ``together``: of those that stay packed, by the name of
     the first the names of all that are packed as one matrix; of the others, none. ``types``: theirs, sorted.
     ``bytes``: of all weights."""
@@ -161,7 +161,7 @@ def forms_of(
     device: torch.device,
     kv: KVFormat = AS_COMPUTED,
     pack: bool = True,
-) -> Forms:
+) -> WeightForms:
     """The forms of the ``pieces`` of ``weights`` on ``device``, with ``dtype`` for what does not stay packed.
 
     On a CPU quantised matrices stay packed if ``pack``, unless a scale of ``kv`` is folded into them. Those
@@ -184,7 +184,7 @@ def forms_of(
             together |= {first: (first, *others), **dict.fromkeys(others, ())}
             types.add(kind)
             size += TYPES[kind].bytes_of(sum(piece.shape[0] for piece in found), found[0].shape[1])
-    return Forms(together, tuple(sorted(types)), size)
+    return WeightForms(together, tuple(sorted(types)), size)
 
 
 def open_weights(path: Path, config: ModelConfig) -> Checkpoint | GGUFWeights:

@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.gateway.live.session import LiveSession
 from holdfast.sessions.errors import StorageUnavailable
+from holdfast.sessions.journal.session_log import SessionLog
 from holdfast.sessions.session import Session
 from holdfast.sessions.turn.events import EndReason, ReplyDone, ReplyEvent, ReplyStatus, ReplyTextDelta
 from holdfast.sessions.turn.request import TurnRequest
@@ -166,9 +167,10 @@ async def test_a_draining_session_that_cannot_be_resumed_is_cut_and_its_client_h
     assert face.calls == ["going away", "ended", "cut", "flushed"]
 
 
-async def test_a_draining_session_in_the_journal_keeps_its_turn() -> None:
+async def test_a_draining_session_in_the_journal_keeps_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     live, face = lively(TEXT)
-    live.resumable, live.session.log.durable = True, True  # type: ignore[misc]
+    monkeypatch.setattr(SessionLog, "durable", True)
+    live.resumable = True
     face.open.clear()
     response = begin(live)
     await until(lambda: face.events)
