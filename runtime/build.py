@@ -85,6 +85,7 @@ def load_engine(
             progress,
             settings.max_context,
             settings.kv_format,
+            packs(settings),
         )
         device = device_of(model.decoder.device)
         with device.active(), ThreadPoolExecutor(1) as beside:
@@ -349,6 +350,17 @@ def _backend(settings: EngineSettings, model: LoadedModel, liveness: Liveness) -
         return choose(settings.kernels, model.decoder.device, needs, compiling)
     except BackendMissing as error:
         raise SettingsInvalid(str(error)) from error
+
+
+def packs(settings: EngineSettings) -> bool:
+    """Whether quantised weights stay packed: the CPU backend computes, as no other is fast with them. Loads
+    nothing."""
+    narrow = None if settings.kv_dtype == "auto" else getattr(torch, settings.kv_dtype)
+    try:
+        name, _ = named(settings.kernels, device_named(settings.device), Needs(torch.float32, stored=narrow))
+    except BackendMissing:  # raised again where the backend is chosen
+        return False
+    return name == "cpu"
 
 
 def named_backend(settings: EngineSettings, dtype: str, head_dim: int) -> tuple[str, str]:

@@ -100,7 +100,7 @@ def model(settings: EngineSettings, tenants: Tenants | None = None) -> Iterator[
     """Facts about the model and what it needs, as names and values. Its weights are not loaded. ``tenants``:
     their leases are checked against the KV; None: there are none. Raises ``ModelUnreadable``,
     ``SettingsInvalid``, ``LimitsTooLarge`` or a ``SessionError``."""
-    from ...runtime.build import named_backend
+    from ...runtime.build import named_backend, packs
     from ...runtime.model.config import read_config, read_defaults
     from ...runtime.model.folder import check_folder, find_model
     from ...runtime.model.load import as_stored, device_named, dtype_named, forms_of, open_weights
@@ -112,10 +112,10 @@ def model(settings: EngineSettings, tenants: Tenants | None = None) -> Iterator[
     kind = dtype_named(settings.dtype, config)
     with open_weights(folder, config) as weights:
         config, pieces = as_stored(config, weights, kind)
-        device = device_named(settings.device)
-        forms = forms_of(pieces, weights, kind, device, settings.kv_format)
+        device, pack = device_named(settings.device), packs(settings)
+        forms = forms_of(pieces, weights, kind, device, settings.kv_format, pack)
         multiplied = [piece for piece in pieces if config.tied_head or piece.name != EMBEDDING]
-        read = forms_of(multiplied, weights, kind, device, settings.kv_format).bytes
+        read = forms_of(multiplied, weights, kind, device, settings.kv_format, pack).bytes
     dtype = str(kind).removeprefix("torch.")
     width = DTYPE_BYTES[dtype]
     parameters = sum(prod(piece.shape) for piece in pieces)

@@ -17,7 +17,9 @@ from holdfast.benchmarks.toys import make_toy
 from holdfast.kernels.linear import Linear, Matrix, numbers_of
 from holdfast.kernels.packed import Packed
 from holdfast.kernels.packed_types import TYPES
+from holdfast.runtime.build import load_engine
 from holdfast.runtime.errors import ModelUnreadable
+from holdfast.runtime.link.heartbeat import Liveness
 from holdfast.runtime.link.messages import SamplingDefaults
 from holdfast.runtime.model.config import read_config, read_defaults
 from holdfast.runtime.model.folder import find_model
@@ -25,6 +27,7 @@ from holdfast.runtime.model.gguf_file import SERVED
 from holdfast.runtime.model.load import LoadedModel, load_model, open_weights
 from holdfast.runtime.model.rope import make_rope
 from holdfast.runtime.model.weights import LayerWeights, may_be_ignored, pieces_of
+from holdfast.runtime.settings import EngineSettings
 from holdfast.sessions.errors import TokenizerUnreadable
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 
@@ -185,6 +188,18 @@ def test_packed_weights_have_keys_of_their_own(wide: Path, tmp_path: Path) -> No
     file = packed_draft(wide, "Q8_0").write(tmp_path / "toy.gguf")
     models = [load_model(file, "cpu", "float32", pack=pack) for pack in (True, False)]
     assert len({model.namespace(model.kv_groups(16)) for model in models}) == 2
+
+
+def test_an_engine_keeps_weights_packed_where_its_kernels_multiply_them_fast(
+    wide: Path, tmp_path: Path
+) -> None:
+    file = packed_draft(wide, "Q8_0").write(tmp_path / "toy.gguf")
+    sizes = {}
+    for kernels in ("cpu", "reference"):
+        settings = EngineSettings(model=str(file), device="cpu", kernels=kernels, blocks=16, host_bytes=0)
+        hello = load_engine(settings, lambda done, what: None, Liveness()).hello
+        sizes[kernels] = hello.weights / hello.parameters
+    assert sizes["reference"] == 2 and 1 < sizes["cpu"] < 1.1
 
 
 @pytest.mark.parametrize(
