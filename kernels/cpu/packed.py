@@ -308,15 +308,17 @@ def product(
     starts, sums = np.empty(rows * width // group, np.int32), np.empty(rows * width // group, np.float32)
     biased, count = bias_at != 0, (n + PANEL - 1) // PANEL
     some = max(8, ROOM // width // 8 * 8)
-    if parts == 1:
+    if parts == 1 or rows < 2 * parts:  # less work than the start of threads
         _round(0, rows, x, width, group, zero, numbers, scales, starts, sums)
-        for first in range(0, rows, some):
-            _panels(0, count, panels, blocks * unit, blocks, first, min(first + some, rows), width, group,
-                    numbers, scales, starts, sums, bias, biased, out, n, kind, tag)  # fmt: skip
     else:
         for each in prange(parts):
             low, high = rows * each // parts, rows * (each + 1) // parts
             _round(low, high, x, width, group, zero, numbers, scales, starts, sums)
+    if parts == 1:
+        for first in range(0, rows, some):
+            _panels(0, count, panels, blocks * unit, blocks, first, min(first + some, rows), width, group,
+                    numbers, scales, starts, sums, bias, biased, out, n, kind, tag)  # fmt: skip
+    else:
         for each in prange(parts):
             low, high = count * each // parts, count * (each + 1) // parts
             for first in range(0, rows, some):
