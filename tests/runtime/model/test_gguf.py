@@ -195,11 +195,14 @@ def test_an_engine_keeps_weights_packed_where_its_kernels_multiply_them_fast(
 ) -> None:
     file = packed_draft(wide, "Q8_0").write(tmp_path / "toy.gguf")
     sizes = {}
-    for kernels in ("cpu", "reference"):
-        settings = EngineSettings(model=str(file), device="cpu", kernels=kernels, blocks=16, host_bytes=0)
+    for kernels, dtype in (("cpu", "auto"), ("cpu", "float32"), ("reference", "auto")):
+        settings = EngineSettings(
+            model=str(file), device="cpu", kernels=kernels, dtype=dtype, blocks=16, host_bytes=0
+        )
         hello = load_engine(settings, lambda done, what: None, Liveness()).hello
-        sizes[kernels] = hello.weights / hello.parameters
-    assert sizes["reference"] == 2 and 1 < sizes["cpu"] < 1.1
+        sizes[kernels, dtype] = hello.weights / hello.parameters
+    assert sizes["reference", "auto"] == 2 and sizes["cpu", "float32"] == 4
+    assert 1 < sizes["cpu", "auto"] < 1.1
 
 
 @pytest.mark.parametrize(
