@@ -33,8 +33,8 @@ def _row(
     query: type | None = None,
     media_type: str = "application/json",
 ) -> RouteRow:
-    """A route. ``answer`` makes what it answers, of the directory, the session's id, if the path has it, and
-    the URL's parameters, whose type is ``query``: an object, or bytes where that is not JSON."""
+    """A route. ``answer`` gets the directory, then the session's id if the path has one, then the URL's
+    parameters if there is a ``query`` (their type). It returns an object, or bytes that are not JSON."""
 
     async def serve(directory: SessionDirectory, request: Request) -> Response:
         await directory.service.loaded()  # what the journal has is known from then on

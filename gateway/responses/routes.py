@@ -226,13 +226,11 @@ def _row(
     form: Any = None,
     query: type | None = None,
 ) -> RouteRow:
-    """A route that answers with one object. ``answer`` makes it, of the face, the client, the ids in the path,
-    the body, whose type is ``form``, and the URL's parameters, whose type is ``query``: as far as the route has
-    these."""
+    """A route that answers with one object. ``answer`` gets the face, the client, the ids in the path, then the
+    body if there is a ``form`` (the body's type), then the URL's parameters if there is a ``query`` (their
+    type)."""
 
     async def serve(face: ResponsesFace, request: Request) -> Response:
-        if form not in (frames.COMPACT, frames.COUNT):  # these check the body before
-            await face.service.loaded()  # what is stored is known from then on
         given, headers = list[Any](request.path_params.values()), None
         if form is not None:
             asked = await _asked(face, request, form)
@@ -240,6 +238,7 @@ def _row(
             headers = asked.headers
         if query is not None:
             given.append(query_of(request.query_params, query))
+        await face.service.loaded()  # what is stored is known from then on
         return json_answer(await answer(face, caller_of(request.scope), *given), headers=headers)
 
     group = "Conversations" if path.startswith(CONVERSATIONS) else "Responses"
