@@ -24,12 +24,6 @@ class Linear:
     matrices: tuple[Matrix, ...]
     bias: Tensor | None = None
 
-    @property
-    def weight(self) -> Matrix:
-        """The weight of a map with one matrix."""
-        (matrix,) = self.matrices
-        return matrix
-
     def __call__(self, x: Tensor, kernels: Kernels) -> Tensor:
         """``[tokens, in]`` to ``[tokens, out]``, computed by ``kernels``."""
         if len(self.matrices) == 1:
@@ -51,8 +45,3 @@ def rows_of(table: Matrix, ids: Tensor, dtype: torch.dtype, kernels: Kernels) ->
     if isinstance(table, Packed):
         return kernels.packed_rows(table, ids, dtype)
     return F.embedding(ids, table)
-
-
-def numbers_of(table: Matrix) -> Tensor:
-    """All numbers of ``table``: as they are in a tensor, float32 of a packed matrix."""
-    return table.numbers() if isinstance(table, Packed) else table

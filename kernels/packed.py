@@ -7,8 +7,8 @@ together in memory: scales first, codes behind them, each with the 16 rows side 
 
     scale           float16 [16]
     offset          float16 [16]           types with offsets
-    scales          uint8 or int8 [256 / group, 16]    types whose blocks have groups: factors of ``scale``
-    offsets         uint8 [256 / group, 16]            the same of ``offset``
+    scales          uint8 or int8 [256 / group, 16]    blocks of 256: each group's scale, times ``scale``
+    offsets         uint8 [256 / group, 16]            each group's offset, times ``offset``
     for each 32 numbers:
         nibbles     [4, 16, 4]             low half: words 0 to 3, high half: 4 to 7
         pairs       [2, 16, 4]             two bits each of words 4 h to 4 h + 3
@@ -38,12 +38,12 @@ ROWS = 512
 """Rows that are repacked at a time."""
 
 Numbers: TypeAlias = NDArray[Any]
-"""numpy's types of small integers are lost in every operation, as its stubs see them."""
+"""Arrays of any type: numpy's stubs lose uint8 in every operation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """The numbers of some rows of a type's blocks, not packed. ``codes``: ``[rows, width]``. ``scale``,
+    """Some rows of quantised weights, each number by itself. ``codes``: ``[rows, width]``. ``scale``,
     ``offset``: as stored, ``[rows, blocks]``: float16, or the exponent. ``scales``, ``offsets``: ``[rows,
     blocks, groups]``. None: the type has none."""
 
@@ -83,7 +83,7 @@ def _in_shifts(raw: Numbers, bits: int) -> Numbers:
     return (runs >> shifts & ((1 << bits) - 1)).reshape(*raw.shape[:-1], -1)
 
 
-def fields_of(kind: PackedType, raw: Numbers) -> Unpacked:
+def unpacked(kind: PackedType, raw: Numbers) -> Unpacked:
     """The numbers in ``raw``, uint8 ``[rows, bytes of a row]`` as a file has them."""
     rows = len(raw)
     blocks = raw.reshape(rows, -1, kind.bytes)
@@ -167,14 +167,14 @@ def _unplaned(plane: Numbers, bits: int) -> Numbers:
     return cut.reshape(*plane.shape[:-3], 8, PANEL, 4)
 
 
-def _in_panels(kind: PackedType, fields: Unpacked) -> Numbers:
-    """``numbers`` of ``panels * 16`` rows, packed: uint8 ``[panels, blocks, unit]``."""
-    rows, width = fields.codes.shape
-    head = [_side_by_side(fields.scale[..., None])]
-    if fields.offset is not None:
-        head.append(_side_by_side(fields.offset[..., None]))
-    head += [_side_by_side(numbers) for numbers in (fields.scales, fields.offsets) if numbers is not None]
-    runs = fields.codes.reshape(rows // PANEL, PANEL, width // RUN, 8, 4).transpose(0, 2, 3, 1, 4)
+def _in_panels(kind: PackedType, some: Unpacked) -> Numbers:
+    """``some``, of ``panels * 16`` rows, packed: uint8 ``[panels, blocks, unit]``."""
+    rows, width = some.codes.shape
+    head = [_side_by_side(some.scale[..., None])]
+    if some.offset is not None:
+        head.append(_side_by_side(some.offset[..., None]))
+    head += [_side_by_side(numbers) for numbers in (some.scales, some.offsets) if numbers is not None]
+    runs = some.codes.reshape(rows // PANEL, PANEL, width // RUN, 8, 4).transpose(0, 2, 3, 1, 4)
     planes, at = [], 0
     for bits in kind.planes:
         plane = _plane(runs >> at & ((1 << bits) - 1), bits)
@@ -209,12 +209,9 @@ class Packed:
         """The matrix, float32 ``[rows, width]``."""
         return self._numbers(self.data.numpy()).flatten(0, 1)[: self.rows]
 
-    def values(self, data: Numbers | None = None) -> tuple[Numbers, Numbers, Numbers | None]:
-        """What the numbers are made of, for each row of each panel in ``data`` (None: all of them): integers
-        ``[panels, 16, width]``; the factor of each group, float32 ``[panels, 16, width / group]``; and what is
-        added to each number of a group, float32 of the same shape, or None."""
+    def _numbers(self, data: Numbers) -> Tensor:
+        """The numbers of some panels, uint8 ``[panels, blocks, unit]``: float32 ``[panels, 16, width]``."""
         kind = self.kind
-        data = self.data.numpy() if data is None else data
         panels, blocks, _ = data.shape
         at = 0
 
@@ -246,18 +243,13 @@ class Packed:
             at, low = at + size, low + bits
         whole = codes.transpose(0, 3, 1, 2, 4).reshape(panels, PANEL, self.width)
         if kind.table is not None:
-            integers = np.array(kind.table, np.int32)[whole]
+            integers = np.array(kind.table, np.float32)[whole]
         else:
-            integers = whole.astype(np.int32) - kind.zero
-        shape = (panels, PANEL, -1)
-        return integers, factor.reshape(shape), None if added is None else added.reshape(shape)
-
-    def _numbers(self, data: Numbers) -> Tensor:
-        integers, factor, added = self.values(data)
-        groups = integers.reshape(*factor.shape, -1).astype(np.float32) * factor[..., None]
+            integers = whole.astype(np.float32) - np.float32(kind.zero)
+        groups = integers.reshape(panels, PANEL, -1, kind.group) * factor.reshape(panels, PANEL, -1, 1)
         if added is not None:
-            groups += added[..., None]
-        return torch.from_numpy(groups.reshape(integers.shape))
+            groups += added.reshape(panels, PANEL, -1, 1)
+        return torch.from_numpy(groups.reshape(panels, PANEL, self.width))
 
 
 def _power(exponent: Numbers) -> Numbers:
@@ -298,12 +290,10 @@ def packed(
         source, row = places[:, begin:end]
         for at in np.unique(source):
             some[: len(row)][source == at] = lines[at][row[source == at]]
-        fields = fields_of(kind, some)
-        if not (
-            np.isfinite(fields.scale).all() and (fields.offset is None or np.isfinite(fields.offset).all())
-        ):
+        found = unpacked(kind, some)
+        if not (np.isfinite(found.scale).all() and (found.offset is None or np.isfinite(found.offset).all())):
             raise ValueError("a scale is not finite")
-        data[begin // PANEL : end // PANEL] = torch.from_numpy(_in_panels(kind, fields))
+        data[begin // PANEL : end // PANEL] = torch.from_numpy(_in_panels(kind, found))
 
     with ThreadPoolExecutor(max(1, torch.get_num_threads())) as pool:
         list(pool.map(pack, range(0, panels * PANEL, ROWS)))

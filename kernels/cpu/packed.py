@@ -40,8 +40,8 @@ from .vectors import (
 assert PANEL == LANES
 
 TAGS: dict[str, Any] = {name: (np.int8(0),) * kind.number for name, kind in TYPES.items()}
-"""For each type of packed weights a tuple whose length is the type's number. Passed as an argument, it selects
-the compiled version."""
+"""An argument that says which type of packed weights a compiled function gets: a tuple, as long as the type's
+number says. Numba compiles a version for each length."""
 
 _BY_NUMBER = {kind.number: kind for kind in TYPES.values()}
 
@@ -51,8 +51,8 @@ stay in its cache."""
 
 
 def _codes(builder: Any, kind: PackedType, at: Any) -> list[Any]:
-    """Write IR that unpacks the codes of 32 numbers of a panel at the pointer ``at``; returns a vector of words
-    for each of the 8 words, an unsigned byte for each number."""
+    """Write IR that unpacks the codes of 32 numbers of a panel at the pointer ``at``; returns 8 vectors,
+    one for each word of 4 numbers: the lanes are the rows, and each byte is a code."""
     words: list[Any] = [None] * 8
     begin, low = 0, 0
     for bits in kind.planes:

@@ -6,7 +6,7 @@ An error is one line with the file, the tensor and the cause.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,7 +17,6 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ...kernels.packed import Packed
 from ..errors import ModelUnreadable, ShardMissing, TensorInvalid
 from .fields import read_json
 from .weights import Piece
@@ -114,14 +113,6 @@ class Checkpoint:
         except (SafetensorError, OSError) as error:
             raise TensorInvalid(f"{stored.shard}: {stored.name}: {_one_line(error)}") from error
         return tensor
-
-    def packed_type(self, name: str) -> str | None:
-        """None: no tensor of safetensors files stays packed."""
-        return None
-
-    def packed(self, names: Sequence[str]) -> Packed:
-        """Not called: see `packed_type`."""
-        raise AssertionError(names)
 
     def start_digest(self) -> None:
         """Start to hash the shards in other threads."""

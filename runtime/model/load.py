@@ -125,6 +125,7 @@ def load_model(
                 value = stored.float() + piece.offset if piece.offset else stored
                 tensors[piece.into][piece.row : piece.row + piece.shape[0]].copy_(value)
             elif names := forms.together[piece.name]:
+                assert not isinstance(checkpoint, Checkpoint), "no tensor of safetensors stays packed"
                 packed.setdefault(piece.into, []).append(checkpoint.packed(names))
             done += count
             progress(done / sum(numbers), f"loading {piece.name}")
@@ -167,14 +168,17 @@ def forms_of(
     On a CPU quantised matrices stay packed if ``pack``, unless a scale of ``kv`` is folded into them. Those
     of one map that follow one another and have one type are packed as one; a map of which one matrix is not
     quantised is dequantised."""
+    kinds: dict[str, str | None] = {}
+    pack = pack and device.type == "cpu" and (kv.key_scale, kv.value_scale) == (1.0, 1.0)
+    if pack and not isinstance(weights, Checkpoint):
+        kinds = {piece.name: weights.packed_type(piece.name) for piece in pieces}
     into: dict[str, list[tuple[str | None, Piece]]] = {}
     for piece in pieces:
-        into.setdefault(piece.into, []).append((weights.packed_type(piece.name), piece))
-    pack = pack and device.type == "cpu" and (kv.key_scale, kv.value_scale) == (1.0, 1.0)
+        into.setdefault(piece.into, []).append((kinds.get(piece.name), piece))
     together: dict[str, tuple[str, ...]] = {}
     types, size = set[str](), 0
     for some in into.values():
-        if not pack or any(kind is None for kind, _ in some):
+        if any(kind is None for kind, _ in some):
             size += sum(prod(piece.shape) for _, piece in some) * dtype.itemsize
             continue
         for kind, alike in groupby(some, lambda one: one[0]):

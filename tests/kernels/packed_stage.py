@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
+from holdfast.kernels.linear import Linear, Matrix
 from holdfast.kernels.packed import Packed, packed
 from holdfast.kernels.packed_types import TYPES
 
@@ -27,6 +29,13 @@ def blocks(name: str, rows: int, width: int, seed: int = 0) -> np.ndarray:
 def matrix(name: str, rows: int, width: int, seed: int = 0) -> Packed:
     """`blocks`, packed in their order."""
     return packed(TYPES[name], [blocks(name, rows, width, seed)], width, [np.arange(rows)])
+
+
+def numbers_of(matrix: Matrix | Linear) -> torch.Tensor:
+    """All numbers of a matrix, or of a map that has one: as they are in a tensor, float32 of packed ones."""
+    if isinstance(matrix, Linear):
+        (matrix,) = matrix.matrices
+    return matrix.numbers() if isinstance(matrix, Packed) else matrix
 
 
 def dequantised(name: str, raw: np.ndarray) -> np.ndarray:

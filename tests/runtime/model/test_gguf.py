@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from holdfast.benchmarks.toys import make_toy
-from holdfast.kernels.linear import Linear, Matrix, numbers_of
+from holdfast.kernels.linear import Linear, Matrix
 from holdfast.kernels.packed import Packed
 from holdfast.kernels.packed_types import TYPES
 from holdfast.runtime.build import load_engine
@@ -31,7 +31,7 @@ from holdfast.runtime.settings import EngineSettings
 from holdfast.sessions.errors import TokenizerUnreadable
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 
-from ...kernels.packed_stage import dequantised
+from ...kernels.packed_stage import dequantised, numbers_of
 from .feeding import Fed, prompts
 from .gguf_toys import KINDS, Draft, draft
 
@@ -160,8 +160,8 @@ def test_every_type_is_unpacked_to_the_numbers_that_it_stands_for(
     stored = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
     for name, ours in (
         ("token_embd.weight", numbers_of(model.decoder.weights.embedding)),
-        ("blk.0.attn_output.weight", numbers_of(model.decoder.weights.layers[0].output.weight)),
-        ("blk.0.ffn_down.weight", numbers_of(model.decoder.weights.layers[0].down.weight)),
+        ("blk.0.attn_output.weight", numbers_of(model.decoder.weights.layers[0].output)),
+        ("blk.0.ffn_down.weight", numbers_of(model.decoder.weights.layers[0].down)),
     ):
         data = stored[name]
         if kind in ("F32", "F16"):
@@ -177,7 +177,7 @@ def test_every_type_is_unpacked_to_the_numbers_that_it_stands_for(
     assert model.weight_bytes == sum(sizes)
     dense = load_model(file, "cpu", "float32", pack=False)
     assert all(map(torch.equal, tensors_of(model), tensors_of(dense)))
-    queries = numbers_of(model.decoder.weights.layers[0].qkv.weight)[:256]
+    queries = numbers_of(model.decoder.weights.layers[0].qkv)[:256]
     if kind in ("Q4_K", "Q6_K"):  # rows of q: of each head 0, 2, 4, ..., then 1, 3, 5, ...
         rows = reference(stored["blk.0.attn_q.weight"], kind).view(4, 32, 2, 256)
         assert torch.equal(queries, rows.transpose(1, 2).reshape(256, 256))

@@ -11,11 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from holdfast.kernels.linear import numbers_of
 from holdfast.runtime.errors import ModelUnreadable, SettingsInvalid, TensorInvalid
 from holdfast.runtime.model import load
 from holdfast.runtime.model.checkpoint import SINGLE
 from holdfast.runtime.model.load import device_named, load_model
+
+from ...kernels.packed_stage import numbers_of
 
 
 @pytest.fixture
@@ -42,10 +43,10 @@ def test_fused_weights_are_the_stored_ones(tiny: Path) -> None:
     layer = model.decoder.weights.layers[1]
     attention, mlp = "model.layers.1.self_attn.", "model.layers.1.mlp."
     assert torch.equal(
-        numbers_of(layer.qkv.weight), torch.cat([stored[f"{attention}{one}_proj.weight"] for one in "qkv"])
+        numbers_of(layer.qkv), torch.cat([stored[f"{attention}{one}_proj.weight"] for one in "qkv"])
     )
     assert torch.equal(
-        numbers_of(layer.gate_up.weight),
+        numbers_of(layer.gate_up),
         torch.cat([stored[f"{mlp}{one}_proj.weight"] for one in ("gate", "up")]),
     )
     assert layer.head_norm is not None
@@ -55,8 +56,8 @@ def test_fused_weights_are_the_stored_ones(tiny: Path) -> None:
 
 def test_a_tied_head_is_the_embedding(tiny: Path, sharded: Path) -> None:
     tied, own = load_model(tiny, "cpu"), load_model(sharded, "cpu")
-    assert tied.decoder.weights.head.weight is tied.decoder.weights.embedding
-    head, embedding = own.decoder.weights.head.weight, own.decoder.weights.embedding
+    assert tied.decoder.weights.head.matrices[0] is tied.decoder.weights.embedding
+    head, embedding = own.decoder.weights.head, own.decoder.weights.embedding
     assert not torch.equal(numbers_of(head), numbers_of(embedding))
     assert tied.parameters == sum(tensor.numel() for tensor in load_file(tiny / SINGLE).values())
     assert own.parameters == tied.parameters + 256 * 64
@@ -67,7 +68,7 @@ def test_the_copy_of_a_tied_head_is_ignored_and_an_untied_one_needed(folder: Pat
     copy = tensors["model.embed_tokens.weight"].clone()
     save_file({**tensors, "lm_head.weight": copy}, folder / SINGLE)
     tied = load_model(folder, "cpu")
-    assert tied.decoder.weights.head.weight is tied.decoder.weights.embedding
+    assert tied.decoder.weights.head.matrices[0] is tied.decoder.weights.embedding
     assert (tied.config.tied_head, tied.config.notes) == (True, ())
     save_file(tensors, folder / SINGLE)
     edit(folder, tie_word_embeddings=False)
@@ -82,10 +83,10 @@ def test_a_stored_head_that_is_not_the_embedding_is_served_whatever_the_file_say
     near = embedding * (1 + 2**-20)
     save_file({**tensors, "model.embed_tokens.weight": embedding, "lm_head.weight": near}, folder / SINGLE)
     own, tied = load_model(folder, "cpu", "float32"), load_model(folder, "cpu", "bfloat16")
-    assert torch.equal(numbers_of(own.decoder.weights.head.weight), near)
+    assert torch.equal(numbers_of(own.decoder.weights.head), near)
     assert own.config.notes == ("lm_head.weight is not the embedding: it is served, not tie_word_embeddings",)
     assert own.parameters == tied.parameters + 256 * 64
-    assert tied.decoder.weights.head.weight is tied.decoder.weights.embedding
+    assert tied.decoder.weights.head.matrices[0] is tied.decoder.weights.embedding
     save_file({**tensors, "lm_head.weight": torch.zeros(256, 32)}, folder / SINGLE)
     with pytest.raises(TensorInvalid, match=r"lm_head\.weight: shape \[256, 32\], config\.json asks for"):
         load_model(folder, "cpu")
