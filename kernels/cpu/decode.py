@@ -1,8 +1,8 @@
 """Decode attention: rows of one token each. A row's context is cut into spans of `SPAN` positions; each (row,
 KV head, span) is computed on its own, and a row's spans are merged afterwards.
 
-Spans begin at fixed positions, so a row's numbers depend neither on the batch nor on the threads. K and V are
-read in place, and the next ones are prefetched.
+Spans begin at fixed positions, so a row's numbers depend neither on the batch nor on the threads; they have the
+bits that `prefill` gives the same token in a chunk. `lanes` describes how the numbers lie.
 """
 
 from __future__ import annotations
@@ -12,90 +12,207 @@ from typing import Any
 import numpy as np
 from numba import prange, types
 
-from .compiling import compiled, inlined
-from .elements import Pointer, exp, fetch, memory, narrow, offset, pointer, tanh
-from .products import dots, greatest, weigh
-from .vectors import LANES
-
-SPAN = 256
-"""Positions of the context per span."""
+from .compiling import compiled, in_order, inlined
+from .elements import Pointer, address_of, memory, narrow, offset, pointer
+from .lanes import (
+    LOWEST,
+    SPAN,
+    TILE,
+    UNSEEN,
+    aligned,
+    merge,
+    per_word,
+    product,
+    shrinks,
+    soften_one,
+    turn_lines,
+    weigh_tile,
+)
+from .tiles import cap, fetch_rows, line_of, locate, pack, sizes
+from .vectors import LANES, has_wide_registers
 
 ENOUGH = 4
 """From this many spans per thread on, a thread takes all KV heads of a span; with fewer, one, so that the
 threads have about equal work."""
 
-_LOWEST = np.float32(-1e30)
+WIDE = 4 if has_wide_registers() else 2
+"""Columns of a tile of sums."""
+COLUMN = LANES * LANES
+"""Numbers of scores or sums from one column of lanes to the next."""
+
+_LOWEST, _UNSEEN, _LOG2_E = np.float32(LOWEST), np.float32(UNSEEN), np.float32(1.4426950408889634)
+_score1, _score2, _score3, _score4 = (
+    product(rows, WIDE, run=1, apart=1, fresh=True) for rows in (1, 2, 3, 4)
+)
+_weigh1, _weigh2, _weigh3, _weigh4 = (weigh_tile(rows, WIDE) for rows in (1, 2, 3, 4))
+_weigh1_narrow, _weigh2_narrow, _weigh3_narrow, _weigh4_narrow = (
+    weigh_tile(rows, 1) for rows in (1, 2, 3, 4)
+)
 
 
 @inlined
-def _soften(scores: Any, scale: float, soft_cap: float) -> Any:
-    """Turn one query's ``scores`` (fp32 ``[positions]``), in place, into ``exp(score - greatest score)``;
-    before that they are multiplied by ``scale`` and capped at ``soft_cap`` (0: no cap). Returns the greatest
-    score and the sum of the results."""
-    for i in range(scores.size):
-        scores[i] *= np.float32(scale)
-    if soft_cap > 0:
-        cap = np.float32(soft_cap)
-        for i in range(scores.size):
-            scores[i] = cap * tanh(scores[i] / cap)
-    most, total, vectors = _LOWEST, np.float32(0), scores.size // LANES
-    if vectors:
-        most = max(most, greatest(memory(scores), vectors))
-    for i in range(vectors * LANES, scores.size):
-        most = max(most, scores[i])
-    for i in range(scores.size):
-        scores[i] = exp(scores[i] - most)
-    for i in range(scores.size):
-        total += scores[i]
-    return most, total
+def _workspace(dim: int, tag: Any) -> Any:
+    """Allocate one thread's scratch memory, the tuple ``work`` that the other functions here take, for up to
+    `LANES` queries. ``dim``: head_dim; ``tag``: a number of the element type.
+
+    Returns: arrays that own the memory, the second for lines of elements, ``[3 + 2 * TILE, …]``; pointers to
+    packed (keys, queries), queries ``[dim words, LANES]``; to (scores, shares, sums, softmax state); and the
+    addresses of a tile's keys, of the next tile's, and of the lines of keys and values that are read, int64
+    ``[4, TILE]``.
+    """
+    words, dims, _ = sizes(dim, tag)
+    queries = words * TILE
+    scores = queries + words * LANES
+    shares = scores + TILE * LANES
+    sums = shares + TILE * LANES
+    state = sums + dims * LANES
+    room = np.zeros(state + 3 * LANES, np.float32)
+    base = aligned(memory(room))
+    packed = (base, offset(base, queries))
+    numbers = (offset(base, scores), offset(base, shares), offset(base, sums), offset(base, state))
+    lines = np.zeros((3 + 2 * TILE, max(dims, words, 2 * LANES)), np.float32)
+    return (room, lines), packed, numbers, np.zeros((4, TILE), np.int64)
 
 
 @inlined
-def _attend_span(query: Pointer, arena: Pointer, span: Any, following: Any, shape: Any, scale: float,
-                 soft_cap: float, scores: Any, found: Any) -> None:  # fmt: skip
-    """Attend to one span of a row's context for the ``share`` query heads of one KV head. For each of these
-    heads it writes to ``found`` ``[share, dim + 2]``: the weighted sum of values, the greatest score, and the
-    sum of the weights.
+def _load_tile(dim: int, side: int, work: Any, tag: Any) -> None:
+    """Pack the keys of the tile whose key addresses are in ``work`` (see `_workspace`), and find its values. A
+    position without an address gets values of zero, and another position's keys. ``side``: how many numbers a
+    value lies behind its key in the arena."""
+    (_, lines), (keys, _), _, (places, _, used, values) = work
+    words, _, _ = sizes(dim, tag)
+    some, blank = np.int64(0), address_of(line_of(lines, 0, tag))
+    for at in range(TILE):
+        some = places[at] if some == 0 else some
+    for at in range(TILE):
+        used[at] = places[at] if places[at] else some
+        values[at] = address_of(offset(pointer(places[at], tag), side)) if places[at] else blank
+    if dim % (LANES * per_word(tag)):  # vectors are read whole, so lines are copied to where zeros follow
+        for at in range(TILE):
+            for each, line in ((used, 3 + at), (values, 3 + TILE + at)):
+                given, into = pointer(each[at], tag), line_of(lines, line, tag)
+                for i in range(dim):
+                    into[i] = given[i]
+                each[at] = address_of(into)
+    for group in range(TILE // LANES):
+        turn_lines(tag, offset(memory(used), group * LANES), words, offset(keys, group * words * LANES))
+
+
+@inlined
+def _score(share: int, words: int, work: Any, tag: Any) -> None:
+    """Score ``share`` queries against the packed tile; writes the scores into ``work`` (see `_workspace`)."""
+    _, (keys, queries), (scores, _, _, _), _ = work
+    line = words * LANES
+    for column in range(0, TILE // LANES, WIDE):
+        right = offset(keys, column * line)
+        for row in range(0, share, 4):
+            left, into = offset(queries, row), offset(scores, column * COLUMN + row * LANES)
+            if share - row >= 4:
+                _score4(tag, left, LANES, right, line, words, into, COLUMN)
+            elif share - row == 3:
+                _score3(tag, left, LANES, right, line, words, into, COLUMN)
+            elif share - row == 2:
+                _score2(tag, left, LANES, right, line, words, into, COLUMN)
+            else:
+                _score1(tag, left, LANES, right, line, words, into, COLUMN)
+
+
+@inlined
+def _weigh(share: int, dims: int, steps: int, work: Any, tag: Any) -> None:
+    """Add the tile's values, weighted by the shares, to the sums of ``share`` queries; all are in ``work`` (see
+    `_workspace`)."""
+    _, _, (_, shares, sums, _), (_, _, _, values) = work
+    places, column, columns = memory(values), 0, dims // LANES
+    while column < columns:
+        wide, at = column + WIDE <= columns, column * LANES
+        for row in range(0, share, 4):
+            left, into = offset(shares, row * TILE), offset(sums, column * COLUMN + row * LANES)
+            if share - row >= 4:
+                if wide:
+                    _weigh4(tag, places, at, steps, left, into)
+                else:
+                    _weigh4_narrow(tag, places, at, steps, left, into)
+            elif share - row == 3:
+                if wide:
+                    _weigh3(tag, places, at, steps, left, into)
+                else:
+                    _weigh3_narrow(tag, places, at, steps, left, into)
+            elif share - row == 2:
+                if wide:
+                    _weigh2(tag, places, at, steps, left, into)
+                else:
+                    _weigh2_narrow(tag, places, at, steps, left, into)
+            elif wide:
+                _weigh1(tag, places, at, steps, left, into)
+            else:
+                _weigh1_narrow(tag, places, at, steps, left, into)
+        column += WIDE if wide else 1
+
+
+@in_order
+def _soften(share: int, low: int, high: int, factor: Any, dims: int, work: Any, tag: Any) -> None:
+    """Turn the scores of ``share`` queries with a tile into shares, and update their running softmax and sums
+    in ``work`` (see `_workspace`). The queries see the positions ``[low, high)`` of the tile. ``factor``: the
+    scale times log2 e."""
+    _, _, (scores, shares, sums, state), _ = work
+    for query in range(share):
+        mine = offset(scores, query * LANES)
+        for at in range(low):
+            mine[at // LANES * COLUMN + at % LANES] = _UNSEEN
+        for at in range(high, TILE):
+            mine[at // LANES * COLUMN + at % LANES] = _UNSEEN
+        own, into = offset(state, query), offset(shares, query * TILE)
+        soften_one(tag, mine, factor, own, into, offset(sums, query * LANES), dims // LANES)
+
+
+@inlined
+def _attend_span(share: int, query: Pointer, arena: Pointer, span: Any, following: Any, shape: Any,
+                 scale: float, soft_cap: float, work: Any, found: Any, tag: Any) -> None:  # fmt: skip
+    """Attend to one span of a row's context for ``share`` query heads, at most `LANES`, of one KV head. For
+    each of these heads it writes to ``found`` ``[share, dims + 2]``: the weighted sum of values, the greatest
+    score times log2 e, and the sum of the weights.
 
     ``span``: (first position, position behind the last, pointer to the row's block table, offset of layer and
-    head in a block). ``following``: the span that is computed next, likewise. ``scores``: scratch, ``[share,
-    SPAN + 2 blocks]``. ``shape``: (query heads per KV head, kv_heads, head_dim, block_tokens, numbers of a
-    block). Blocks lie far apart, so that the processor cannot predict the next one: values are prefetched
-    while scores are computed, and the keys of the ``following`` span while values are added.
+    head in a block). ``following``: the span that is computed next, likewise: its first tile is prefetched.
+    ``shape``: (query heads per KV head, kv_heads, head_dim, block_tokens, numbers of a block).
     """
-    share, kv_heads, dim, slots, block_size = shape
-    low, high, table, head_at = span
-    first, last, room = low // slots, (high - 1) // slots, scores.shape[1]
-    base, side = first * slots, kv_heads * slots * dim
-    for block in range(first, last + 1):  # the first and last whole; scores outside the span are not used
-        keys = offset(arena, table[block] * block_size + head_at)
-        fetch(offset(keys, side), slots * dim)
-        dots(share, query, slots, keys, dim, offset(memory(scores), block * slots - base), room)
-    for j in range(share):
-        found[j, dim], found[j, dim + 1] = _soften(scores[j, low - base : high - base], scale, soft_cap)
-        found[j, :dim] = np.float32(0)
-    for block in range(first, last + 1):
-        _fetch_keys(arena, following, block - first, shape)
-        start, end = max(low, block * slots), min(high, (block + 1) * slots)
-        values = offset(arena, table[block] * block_size + head_at + side + start % slots * dim)
-        shares = offset(memory(scores), start - base)
-        weigh(share, shares, room, end - start, values, dim, memory(found), dim + 2)
-
-
-@inlined
-def _fetch_keys(arena: Pointer, span: Any, at: int, shape: Any) -> None:
-    """Prefetch into the processor's cache the keys of one block of a span: block number ``at``, counted from
-    the span's first. Does nothing if the span has no such block.
-
-    ``span``: (first position, position behind the last, pointer to the row's block table, offset of layer and
-    head in a block). ``shape``: (query heads per KV head, kv_heads, head_dim, block_tokens, numbers of a
-    block).
-    """
-    _, _, dim, slots, block_size = shape
-    low, high, table, head_at = span
-    block = low // slots + at
-    if block * slots < high:
-        fetch(offset(arena, table[block] * block_size + head_at), slots * dim)
+    (_, lines), (_, queries), (scores, _, sums, state), (places, ahead, _, _) = work
+    _, kv_heads, dim, slots, _ = shape
+    words, dims, steps = sizes(dim, tag)
+    side, (low, high, table, head_at) = kv_heads * slots * dim, span
+    line, rest = memory(lines[2]), line_of(lines, 1, tag)
+    for at in range(share):
+        pack(offset(query, at * dim), dim, rest, line, LANES)
+        for i in range(words):
+            queries[i * LANES + at] = line[i]
+    for i in range(dims * LANES):
+        sums[i] = np.float32(0)
+    for i in range(LANES):
+        state[i], state[LANES + i] = _LOWEST, np.float32(0)
+    first = low // TILE * TILE
+    locate(low, min(first + TILE, high), arena, table, head_at, shape, places)
+    for tile in range(first, high, TILE):
+        _load_tile(dim, side, work, tag)
+        if tile + TILE < high:
+            locate(tile + TILE, min(tile + 2 * TILE, high), arena, table, head_at, shape, ahead)
+        else:
+            begin, end, other, other_at = following
+            edge = begin // TILE * TILE + TILE
+            locate(begin, min(edge, end), arena, other, other_at, shape, ahead)
+        fetch_rows(0, TILE, dim, 0, ahead, tag)
+        _score(share, words, work, tag)
+        fetch_rows(0, TILE, dim, side, ahead, tag)
+        factor = np.float32(scale) * _LOG2_E
+        if soft_cap > 0:
+            cap(scores, TILE * LANES, scale, soft_cap)
+            factor = _LOG2_E
+        _soften(share, max(0, low - tile), min(TILE, high - tile), factor, dims, work, tag)
+        _weigh(share, dims, steps, work, tag)
+        places[:] = ahead
+    for at in range(share):
+        for i in range(dims):
+            found[at, i] = sums[i // LANES * COLUMN + at * LANES + i % LANES]
+        found[at, dims], found[at, dims + 1] = state[at], state[LANES + at]
 
 
 @inlined
@@ -143,18 +260,17 @@ def _span(piece: Any, singles: Any, contexts: Pointer, tables: Pointer, widest: 
 @inlined
 def _pieces(part: int, parts: int, singles: Any, spans: int, query: Pointer, arena: Pointer, starts: Pointer,
             contexts: Pointer, tables: Pointer, widest: int, layer_at: int, shape: Any, scale: float,
-            window: int, soft_cap: float, found: Any) -> None:  # fmt: skip
+            window: int, soft_cap: float, found: Any, tag: Any) -> None:  # fmt: skip
     """Compute all work units, (row, KV head, span), of thread number ``part`` of ``parts``, and write their
-    partial results to ``found`` ``[single rows, kv_heads, spans, share, dim + 2]``: for each query head the
+    partial results to ``found`` ``[single rows, kv_heads, spans, share, dims + 2]``: for each query head the
     weighted sum of values, the greatest score and the sum of the weights. A span that the row does not see
     gets weights of 0. The other arguments: see `attend_singles`."""
-    share, kv_heads, dim, slots, _ = shape
-    scores = np.empty((share, SPAN + 2 * slots), np.float32)
+    share, kv_heads, dim, _, _ = shape
+    _, dims, _ = sizes(dim, tag)
+    work = _workspace(dim, tag)
     number, rows = 0, singles.size
     piece = piece_of(number, part, parts, rows, spans, kv_heads)
     own = _span(piece, singles, contexts, tables, widest, layer_at, shape, window)
-    for block in range(SPAN // slots + 2):
-        _fetch_keys(arena, own, block, shape)
     while piece[0] < rows:
         at, head, span = piece
         number += 1
@@ -162,34 +278,39 @@ def _pieces(part: int, parts: int, singles: Any, spans: int, query: Pointer, are
         following = _span(piece, singles, contexts, tables, widest, layer_at, shape, window)
         into = found[at, head, span]
         if own[0] < own[1]:
-            queries = offset(query, (starts[singles[at]] * kv_heads + head) * share * dim)
-            _attend_span(queries, arena, own, following, shape, scale, soft_cap, scores, into)
+            first = (starts[singles[at]] * kv_heads + head) * share
+            for begin in range(0, share, LANES):
+                queries, count = offset(query, (first + begin) * dim), min(LANES, share - begin)
+                _attend_span(
+                    count, queries, arena, own, following, shape, scale, soft_cap, work, into[begin:], tag
+                )  # fmt: skip
         else:
-            into[:, dim], into[:, dim + 1] = _LOWEST, np.float32(0)
+            into[:, :dims], into[:, dims], into[:, dims + 1] = np.float32(0), _LOWEST, np.float32(0)
         own = following
 
 
-@inlined
-def _merge(found: Any, spans: int, dim: int, out: Pointer, to: int, tag: Any) -> None:
-    """Merge the partial results of one query head over its spans, and write the ``dim`` numbers of its
-    attention to ``out[to:]`` in the type of ``tag``. ``found`` ``[spans, dim + 2]``: the weighted sum of
-    values, the greatest score and the sum of the weights of each span; the first span's sum is
-    overwritten."""
-    most, total = _LOWEST, np.float32(0)
-    for span in range(spans):
-        most = max(most, found[span, dim])
-    first = found[0]
-    for span in range(spans):
-        if found[span, dim + 1] == 0:  # the query sees nothing of this span
-            if span == 0:
-                first[:dim] = np.float32(0)
-            continue
-        factor = exp(found[span, dim] - most)
-        total += found[span, dim + 1] * factor
-        for i in range(dim):
-            first[i] = (first[i] if span else np.float32(0)) + found[span, i] * factor
+@in_order
+def _merge(found: Any, spans: int, dim: int, factors: Any, out: Pointer, to: int, tag: Any) -> None:
+    """Merge the partial results of one query head over its spans, as `prefill` does it, and write the ``dim``
+    numbers of its attention to ``out[to:]`` in the type of ``tag``. ``found`` ``[spans, dims + 2]``: the
+    weighted sum of values, the greatest score and the sum of the weights of each span; the first span's are
+    overwritten. ``factors``: scratch, ``[4 * LANES]``."""
+    dims = found.shape[1] - 2
+    most, other, both = memory(factors), offset(memory(factors), LANES), offset(memory(factors), 2 * LANES)
+    whole, second = memory(found[0]), offset(both, LANES)
+    for span in range(1, spans):
+        mine = memory(found[span])
+        most[0], other[0] = whole[dims], mine[dims]
+        shrinks(most, other, both)
+        whole[dims] = most[0]
+        for i in range(0, dims, LANES):
+            merge(offset(whole, i), both[0], offset(mine, i), second[0])
+        most[0], other[0] = whole[dims + 1], mine[dims + 1]
+        merge(most, both[0], other, second[0])
+        whole[dims + 1] = most[0]
+    factor = np.float32(1) / whole[dims + 1]
     for i in range(dim):
-        out[to + i] = narrow(first[i] / total, tag)
+        out[to + i] = narrow(whole[i] * factor, tag)
 
 
 @compiled
@@ -212,21 +333,22 @@ def attend_singles(
     query, out, arena = pointer(query_at, tag), pointer(out_at, tag), pointer(arena_at, tag)
     word = types.int64(0)
     starts, contexts, tables = pointer(starts_at, word), pointer(contexts_at, word), pointer(tables_at, word)
-    spans = (longest + SPAN - 1) // SPAN
-    found = np.empty((singles.size, kv_heads, spans, share, dim + 2), np.float32)
+    spans, dims = (longest + SPAN - 1) // SPAN, (dim + LANES - 1) // LANES * LANES
+    found = np.empty((singles.size, kv_heads, spans, share, dims + 2), np.float32)
     if parts == 1:
         _pieces(
             0, 1, singles, spans, query, arena, starts, contexts, tables, widest, layer_at, shape, scale,
-            window, soft_cap, found,
+            window, soft_cap, found, tag,
         )  # fmt: skip
     else:
         for part in prange(parts):
             _pieces(
                 part, parts, singles, spans, query, arena, starts, contexts, tables, widest, layer_at, shape,
-                scale, window, soft_cap, found,
+                scale, window, soft_cap, found, tag,
             )  # fmt: skip
+    factors = np.zeros(4 * LANES, np.float32)
     for at in range(singles.size):
         for head in range(kv_heads):
             for j in range(share):
                 to = ((starts[singles[at]] * kv_heads + head) * share + j) * dim
-                _merge(found[at, head, :, j], spans, dim, out, to, tag)
+                _merge(found[at, head, :, j], spans, dim, factors, out, to, tag)

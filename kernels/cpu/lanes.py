@@ -1,8 +1,10 @@
-"""Prefill attention with a query in each lane of a vector: packing, products and softmax in LLVM IR.
+"""Attention in tiles: packing, products and softmax in LLVM IR, with the same bits for one query and for many.
 
-Scores are stored as ``[position, query]``, weighted values as ``[dim, query]``: numbers of K and V are spread
-over all lanes, queries and exponentials ("shares") are read as vectors, and nothing is summed across lanes.
-So a query's numbers depend on its own lane only, and neither K nor V is transposed.
+Of many queries (`prefill`) each has a lane of the vectors. Scores are stored as ``[position, query]``, weighted
+values as ``[dim, query]``: numbers of K and V are spread over all lanes, queries and exponentials ("shares")
+are read as vectors. So a query's numbers depend on its own lane only, and neither K nor V is transposed. For a
+few queries (`decode`) lanes are positions, then dims, and the queries' numbers are spread. Both do the same
+operations in the same order for each number, and merge the same spans of `SPAN` positions.
 
 The unit of depth is a **word** of 32 bits: one number of fp32, or two neighbouring ones of bfloat16 if the
 processor multiplies these directly (``vdpbf16ps``: exact products, fp32 sums); shares are then rounded to
@@ -18,6 +20,13 @@ bfloat16 after they are summed. A **column** is ``LANES`` queries. Sources: Dao 
     sums     [column, dims, LANES]                   fp32
     state    [column, 2, LANES]                      fp32: greatest score so far times log2 e; sum of shares
 
+In decode, with 16 queries in a column:
+
+    keys     [TILE / LANES, dim words, LANES]        words of `LANES` positions side by side
+    scores   [TILE / LANES, query, LANES]            fp32
+    shares   [query, TILE]                           words
+    sums     [dims / LANES, query, LANES]            fp32
+
 All memory is passed as pointers to fp32, also for words.
 """
 
@@ -25,16 +34,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 from .vectors import (
     FLOAT,
     HALVES,
+    I16,
     I32,
     I64,
     LANES,
+    WIDE,
     WORDS,
+    across,
     any_lane,
     constant,
     exp2,
@@ -46,17 +59,22 @@ from .vectors import (
     loop,
     multiplies_bf16,
     raw,
+    rounded,
     rounded_pairs,
     spread,
     store,
+    turned,
 )
 
 TILE = 64
 """Positions of the context in a tile of K and V."""
 
+SPAN = 4 * TILE
+"""Positions of the context that are attended to together; the results of spans are merged."""
+
 HEIGHTS = {1: 16, 2: 8} if has_wide_registers() else {1: 4, 2: 2}
-"""How many rows the tile of sums of `product` has, by its number of columns (1 or 2): as many as registers
-hold; divisors of `TILE`."""
+"""How many rows the tile of sums of `product` has in prefill, by its number of columns (1 or 2): as many as
+registers hold; divisors of `TILE`."""
 
 UNSEEN = float("-inf")
 LOWEST = -1e30
@@ -102,22 +120,29 @@ def pack_lines(typing: Any, first: Any, second: Any, into: Any) -> Any:
     ``second`` as its upper half."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind, words = first.dtype, load(builder, first.dtype, args[0])
-        if in_pairs(kind):  # bfloat16 is the upper half of fp32
-            low = builder.lshr(builder.bitcast(words, WORDS), constant(16, WORDS))
-            words = builder.or_(low, builder.bitcast(load(builder, kind, args[1]), WORDS))
-        store(builder, words, args[2])
+        store(builder, _words(builder, first.dtype, args[0], args[1]), args[2])
         return context.get_dummy_value()
 
     return types.void(first, second, into), codegen
 
 
-def product(columns: int, *, run: int, apart: int, fresh: bool) -> Any:
+def _words(builder: Any, kind: Any, first: Any, second: Any) -> Any:
+    """Write IR that makes `LANES` words of the elements of ``kind`` at the pointer ``first``, with those at the
+    pointer ``second`` as upper halves if words hold two bfloat16 (see `in_pairs`); returns the vector."""
+    if not in_pairs(kind):
+        return builder.bitcast(load(builder, kind, first), WORDS)
+    one, two = (raw(builder, ir.VectorType(I16, LANES), each) for each in (first, second))
+    order = [half * LANES + lane for lane in range(LANES) for half in (0, 1)]
+    mixed = ir.Constant(ir.VectorType(I32, 2 * LANES), order)
+    return builder.bitcast(builder.shuffle_vector(one, two, mixed), WORDS)
+
+
+def product(rows: int, columns: int, *, run: int, apart: int, fresh: bool) -> Any:
     """Make an intrinsic that computes one tile of a matrix product: ``into[row, lane] (+)= sum over steps of
     left[step, row] * right[step, lane]``.
 
-    A step is one word of 32 bits (one fp32 number, or two of bfloat16). The tile has ``HEIGHTS[columns]``
-    rows, and ``columns`` columns of `LANES` lanes. ``fresh``: overwrite ``into`` instead of adding.
+    A step is one word of 32 bits (one fp32 number, or two of bfloat16). The tile has ``columns`` columns of
+    `LANES` lanes. ``fresh``: overwrite ``into`` instead of adding.
 
     In ``left`` the word of a row at a step is ``step // run * left_line + step % run + row * apart``. Columns
     of ``right`` and ``into`` have `LANES` words for each step or row, and begin ``right_column`` and
@@ -125,7 +150,6 @@ def product(columns: int, *, run: int, apart: int, fresh: bool) -> Any:
     ``left``, ``left_line``, ``right``, ``right_column``, ``steps``, ``into``, ``into_column``; ``left``,
     ``right`` and ``into`` are pointers, the others values.
     """
-    rows = HEIGHTS[columns]
 
     @intrinsic  # type: ignore[untyped-decorator]
     def tile(
@@ -156,6 +180,66 @@ def product(columns: int, *, run: int, apart: int, fresh: bool) -> Any:
             return context.get_dummy_value()
 
         return types.void(tag, left, left_line, right, right_column, steps, into, into_column), codegen
+
+    return tile
+
+
+def weigh_tile(rows: int, columns: int) -> Any:
+    """Make an intrinsic that adds to the sums of ``rows`` queries the values of positions, in decode's layout,
+    weighted by their shares, for ``columns`` columns of `LANES` dims.
+
+    The intrinsic returns nothing. ``places``: pointer to the addresses of the positions' lines, at the first of
+    the dims; ``steps``: how many words of positions, a value; ``shares``, ``sums``: pointers to those of the
+    first query.
+    """
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def tile(typing: Any, tag: Any, places: Any, begin: Any, steps: Any, shares: Any, sums: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            _, addresses, first, count, words, into = args
+            kind, each = context.get_value_type(types.CPointer(tag)), 2 if in_pairs(tag) else 1
+            corners = [
+                builder.gep(into, [I64((column * LANES + row) * LANES)])
+                for row in range(rows)
+                for column in range(columns)
+            ]
+
+            def body(step: Any, sums: list[Any]) -> list[Any]:
+                at = builder.mul(step, I64(each))
+                lines = [
+                    builder.gep(
+                        builder.inttoptr(
+                            builder.load(builder.gep(addresses, [builder.add(at, I64(one))])), kind
+                        ),
+                        [first],
+                    )
+                    for one in range(each)
+                ]
+                vectors = [
+                    builder.bitcast(
+                        _words(
+                            builder,
+                            tag,
+                            *(builder.gep(lines[one % each], [I64(c * LANES)]) for one in (0, 1)),
+                        ),
+                        WIDE,
+                    )
+                    for c in range(columns)
+                ]
+                numbers = [
+                    spread(builder, builder.load(builder.gep(words, [builder.add(step, I64(row * TILE))])))
+                    for row in range(rows)
+                ]
+                multiply = fused_pairs if in_pairs(tag) else fused
+                pairs = [(number, vector) for number in numbers for vector in vectors]
+                return [multiply(builder, a, b, old) for (a, b), old in zip(pairs, sums, strict=True)]
+
+            begin = [load(builder, types.float32, place) for place in corners]
+            for vector, place in zip(loop(builder, count, begin, body), corners, strict=True):
+                store(builder, vector, place)
+            return context.get_dummy_value()
+
+        return types.void(tag, places, begin, steps, shares, sums), codegen
 
     return tile
 
@@ -217,9 +301,8 @@ def soften(
 
             loop(builder, dims, [], shrink)
         total = load(builder, types.float32, beside)
-        for part in _shares(builder, in_pairs(tag), scores, times, builder.fneg(most), shares):
-            total = builder.fadd(total, part)
-        store(builder, total, beside)
+        added = _shares(builder, in_pairs(tag), scores, times, builder.fneg(most), shares)
+        store(builder, builder.fadd(total, added), beside)
         return context.get_dummy_value()
 
     return types.void(tag, scores, factor, state, shares, sums, dims), codegen
@@ -242,24 +325,151 @@ def _greatest(builder: Any, scores: Any) -> Any:
     return first
 
 
-def _shares(builder: Any, paired: bool, scores: Any, times: Any, lowered: Any, shares: Any) -> list[Any]:
+def _shares(builder: Any, paired: bool, scores: Any, times: Any, lowered: Any, shares: Any) -> Any:
     """Write IR that stores ``2^(score * times + lowered)`` for one column's scores (`LANES` queries) of a tile
     at the pointer ``shares``; in bfloat16 if ``paired`` (words hold two numbers). ``scores``: a pointer;
-    ``times``, ``lowered``: vectors. Returns vectors with each lane's sums: of even and odd positions if
-    ``paired``, else one of all."""
-    together = 2 if paired else 1
+    ``times``, ``lowered``: vectors. Returns a vector, each lane's sum: of each 16 positions in turn, added in
+    pairs, and pairs of pairs."""
 
     def body(step: Any, sums: list[Any]) -> list[Any]:
-        place = builder.gep(scores, [builder.mul(step, I64(together * LANES))])
-        places = [builder.gep(place, [I64(at * LANES)]) for at in range(together)]
-        found = [
-            exp2(builder, fused(builder, load(builder, types.float32, one), times, lowered)) for one in places
-        ]
-        words = rounded_pairs(builder, *found) if paired else found[0]
-        store(builder, words, builder.gep(shares, [builder.mul(step, I64(LANES))]))
-        return [builder.fadd(old, new) for old, new in zip(sums, found, strict=True)]
+        place = builder.gep(scores, [builder.mul(step, I64(LANES * LANES))])
+        to = builder.gep(shares, [builder.mul(step, I64(LANES * LANES // (2 if paired else 1)))])
+        levels: list[tuple[int, Any]] = []
+        found: list[Any] = []
+        for at in range(LANES):
+            score = load(builder, types.float32, builder.gep(place, [I64(at * LANES)]))
+            found.append(exp2(builder, fused(builder, score, times, lowered)))
+            if not paired:
+                store(builder, found[at], builder.gep(to, [I64(at * LANES)]))
+            elif at % 2:
+                words = rounded_pairs(builder, found[at - 1], found[at])
+                store(builder, words, builder.gep(to, [I64(at // 2 * LANES)]))
+            levels.append((1, found[at]))
+            while len(levels) > 1 and levels[-1][0] == levels[-2][0]:
+                (count, right), (_, left) = levels.pop(), levels.pop()
+                levels.append((2 * count, builder.fadd(left, right)))
+        return [builder.fadd(sums[0], levels[0][1])]
 
-    return loop(builder, I64(TILE // together), [constant(0.0)] * together, body)
+    (total,) = loop(builder, I64(TILE // LANES), [constant(0.0)], body)
+    return total
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def soften_one(
+    typing: Any, tag: Any, scores: Any, factor: Any, state: Any, shares: Any, sums: Any, columns: Any
+) -> Any:
+    """Intrinsic, returns nothing: `soften` of one query in decode's layout. All pointers are those of the query
+    itself; ``columns``: how many vectors of sums it has, a value. For functions compiled `in_order`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _, scores, factor, state, shares, sums, columns = args
+        times, beside = spread(builder, factor), builder.gep(state, [I64(LANES)])
+        before = spread(builder, builder.load(state))
+        groups = [
+            load(builder, types.float32, builder.gep(scores, [I64(at * LANES * LANES)]))
+            for at in range(TILE // LANES)
+        ]
+        most = constant(UNSEEN)
+        for group in groups:
+            most = greater(builder, group, most)
+        most = across(builder, most, lambda one, other: greater(builder, other, one))
+        most = greater(builder, builder.fmul(most, times), before)
+        with builder.if_then(any_lane(builder, builder.fcmp_unordered("!=", most, before))):
+            shrunk = exp2(builder, builder.fsub(before, most))
+            builder.store(builder.extract_element(most, I32(0)), state)
+            total = builder.fmul(spread(builder, builder.load(beside)), shrunk)
+            builder.store(builder.extract_element(total, I32(0)), beside)
+
+            def shrink(step: Any, nothing: list[Any]) -> list[Any]:
+                place = builder.gep(sums, [builder.mul(step, I64(LANES * LANES))])
+                store(builder, builder.fmul(load(builder, types.float32, place), shrunk), place)
+                return nothing
+
+            loop(builder, columns, [], shrink)
+        lowered, added = builder.fneg(most), constant(0.0)
+        for at, group in enumerate(groups):
+            found = exp2(builder, fused(builder, group, times, lowered))
+            if in_pairs(tag):
+                store(builder, rounded(builder, found), builder.gep(shares, [I64(at * LANES // 2)]))
+            else:
+                store(builder, found, builder.gep(shares, [I64(at * LANES)]))
+            added = builder.fadd(added, across(builder, found, builder.fadd))
+        total = builder.fadd(spread(builder, builder.load(beside)), added)
+        builder.store(builder.extract_element(total, I32(0)), beside)
+        return context.get_dummy_value()
+
+    return types.void(tag, scores, factor, state, shares, sums, columns), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def shrinks(typing: Any, most: Any, other: Any, into: Any) -> Any:
+    """Intrinsic, returns nothing: of two spans with the greatest scores at the pointers ``most`` and ``other``
+    (`LANES` queries each), the factors on their sums when they are merged. The factors of the second are
+    stored behind those of the first at the pointer ``into``, and the greater scores at ``most``. For functions
+    compiled `in_order`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        place, second, to = args
+        one, two = (load(builder, types.float32, each) for each in (place, second))
+        most = greater(builder, two, one)
+        store(builder, exp2(builder, builder.fsub(one, most)), to)
+        store(builder, exp2(builder, builder.fsub(two, most)), builder.gep(to, [I64(LANES)]))
+        store(builder, most, place)
+        return context.get_dummy_value()
+
+    return types.void(most, other, into), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def merge(typing: Any, total: Any, factor: Any, other: Any, second: Any) -> Any:
+    """Intrinsic, returns nothing: ``total = total * factor + other * second`` of `LANES` numbers at the
+    pointers ``total`` and ``other``. ``factor``, ``second``: pointers to as many factors, or single values."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        place, first, added, then = args
+        first, then = (
+            spread(builder, each) if kind == types.float32 else load(builder, types.float32, each)
+            for each, kind in ((first, factor), (then, second))
+        )
+        shrunk = builder.fmul(load(builder, types.float32, place), first)
+        store(builder, fused(builder, load(builder, types.float32, added), then, shrunk), place)
+        return context.get_dummy_value()
+
+    return types.void(total, factor, other, second), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def turn_lines(typing: Any, tag: Any, places: Any, words: Any, into: Any) -> Any:
+    """Intrinsic, returns nothing: store the words of `LANES` lines, whose addresses are at the pointer
+    ``places``, side by side at the pointer ``into``: ``[words, LANES]``. ``words``: those of a line, a multiple
+    of `LANES`, a value. ``tag``: a number of the element type."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _, addresses, count, to = args
+        kind = context.get_value_type(types.CPointer(tag))
+        each = 2 * LANES if in_pairs(tag) else LANES
+        begins = [
+            builder.inttoptr(builder.load(builder.gep(addresses, [I64(line)])), kind) for line in range(LANES)
+        ]
+
+        def body(step: Any, nothing: list[Any]) -> list[Any]:
+            at = builder.mul(step, I64(each))
+            vectors = []
+            for begin in begins:
+                place = builder.gep(begin, [at])
+                if in_pairs(tag):
+                    vectors.append(builder.bitcast(raw(builder, HALVES, place), WORDS))
+                else:
+                    vectors.append(builder.bitcast(load(builder, tag, place), WORDS))
+            for word, vector in enumerate(turned(builder, vectors)):
+                line = builder.add(builder.mul(step, I64(LANES * LANES)), I64(word * LANES))
+                store(builder, vector, builder.gep(to, [line]))
+            return nothing
+
+        loop(builder, builder.udiv(count, I64(LANES)), [], body)
+        return context.get_dummy_value()
+
+    return types.void(tag, places, words, into), codegen
 
 
 @intrinsic  # type: ignore[untyped-decorator]

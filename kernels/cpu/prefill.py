@@ -15,8 +15,22 @@ from numba import prange, types
 
 from .batch import CHUNK_VECTORS
 from .compiling import compiled, in_order, inlined
-from .elements import Pointer, address_of, fetch, memory, narrow, offset, pointer, tanh
-from .lanes import HEIGHTS, LOWEST, TILE, aligned, hide, pack_line, pack_lines, per_word, product, soften
+from .elements import Pointer, memory, narrow, offset, pointer
+from .lanes import (
+    HEIGHTS,
+    LOWEST,
+    SPAN,
+    TILE,
+    aligned,
+    hide,
+    merge,
+    pack_lines,
+    per_word,
+    product,
+    shrinks,
+    soften,
+)
+from .tiles import cap, fetch_rows, line_of, locate, pack, sizes
 from .vectors import LANES
 
 COLUMNS = CHUNK_VECTORS // LANES
@@ -26,18 +40,10 @@ GROUP = max(HEIGHTS)
 
 _LOWEST, _LOG2_E = np.float32(LOWEST), np.float32(1.4426950408889634)
 _HEIGHT1, _HEIGHT2 = HEIGHTS[1], HEIGHTS[2]
-_score1, _score2 = (product(columns, run=LANES, apart=LANES, fresh=True) for columns in (1, 2))
-_weigh1, _weigh2 = (product(columns, run=1, apart=1, fresh=False) for columns in (1, 2))
-
-
-@inlined
-def _sizes(dim: int, tag: Any) -> Any:
-    """Sizes of the packed form of a head of ``dim`` numbers in the type of ``tag``: the words of 32 bits of a
-    packed key; the numbers of a query's weighted sum of values; and the words that the positions of a tile
-    take (`TILE`, or half of it if a word holds two bfloat16)."""
-    pair = per_word(tag)
-    words = (dim + pair * LANES - 1) // (pair * LANES) * LANES
-    return words, (dim + LANES - 1) // LANES * LANES, TILE // pair
+_score1, _score2 = (
+    product(rows, columns, run=LANES, apart=LANES, fresh=True) for columns, rows in HEIGHTS.items()
+)
+_weigh1, _weigh2 = (product(rows, columns, run=1, apart=1, fresh=False) for columns, rows in HEIGHTS.items())
 
 
 @inlined
@@ -46,40 +52,26 @@ def _workspace(dim: int, tag: Any) -> Any:
     head_dim; ``tag``: a number of the element type.
 
     Returns: the array that owns the memory; pointers to a tile's packed (keys, values); to all columns'
-    (queries, sums, softmax state); to the (scores, shares) of a group of columns; the first and last position
-    that each query sees, int32 ``[COLUMNS, 2, LANES]``; the addresses of a tile's keys, int64 ``[TILE]``; and
-    scratch for lines of elements, ``[4, …]``.
+    (queries, sums, softmax state, and both of the spans before, merged); to the (scores, shares) of a group of
+    columns; the first and last position that each query sees, int32 ``[COLUMNS, 2, LANES]``; the addresses of a
+    tile's keys, int64 ``[TILE]``; and scratch for lines of elements, ``[4, …]``.
     """
-    words, dims, steps = _sizes(dim, tag)
+    words, dims, steps = sizes(dim, tag)
     values = words * TILE
     queries = values + steps * dims
     scores = queries + COLUMNS * words * LANES
     shares = scores + GROUP * TILE * LANES
     sums = shares + GROUP * steps * LANES
     state = sums + COLUMNS * dims * LANES
-    room = np.zeros(state + COLUMNS * 2 * LANES + LANES, np.float32)
+    merged = state + COLUMNS * 2 * LANES
+    room = np.zeros(merged + COLUMNS * (dims + 2) * LANES + LANES, np.float32)
     keys = aligned(memory(room))
     tile = (keys, offset(keys, values))
-    per_query = (offset(keys, queries), offset(keys, sums), offset(keys, state))
+    per_query = (offset(keys, queries), offset(keys, sums), offset(keys, state), offset(keys, merged))
     limits = np.zeros((COLUMNS, 2, LANES), np.int32)
     places = np.zeros(TILE, np.int64)
     lines = np.zeros((4, max(dims, words, 2 * LANES)), np.float32)
     return room, tile, per_query, (offset(keys, scores), offset(keys, shares)), limits, places, lines
-
-
-@inlined
-def _pack(line: Pointer, dim: int, rest: Pointer, into: Pointer, apart: int) -> None:
-    """Pack a key or query of ``dim`` elements at ``line`` into words of 32 bits at ``into``: `LANES` of them
-    every ``apart`` words, padded with zeros. ``rest``: zeroed scratch for the elements that fill no whole
-    vector."""
-    unit = LANES * per_word(line[0])
-    whole = dim // unit * unit
-    for i in range(0, whole, unit):
-        pack_line(offset(line, i), offset(into, i // unit * apart))
-    if whole < dim:
-        for i in range(dim - whole):
-            rest[i] = line[whole + i]
-        pack_line(rest, offset(into, whole // unit * apart))
 
 
 @inlined
@@ -97,38 +89,16 @@ def _mix(first: Pointer, second: Pointer, dim: int, rest: Pointer, other: Pointe
 
 
 @inlined
-def _locate(
-    low: int, high: int, arena: Pointer, table: Pointer, head_at: int, shape: Any, places: Any
-) -> None:
-    """Write to ``places`` ``[TILE]`` the addresses of the keys at the positions ``[low, high)`` of one tile,
-    and 0 for the tile's other positions.
-
-    ``table``: the row's block table. ``head_at``: the offset of layer and KV head in a block. ``shape``:
-    (query heads per KV head, kv_heads, head_dim, block_tokens, numbers of a block).
-    """
-    _, _, dim, slots, block_size = shape
-    places[:] = 0
-    position = low
-    while position < high:
-        block = position // slots
-        at = table[block] * block_size + head_at - block * slots * dim
-        end = min(high, (block + 1) * slots)
-        for each in range(position, end):
-            places[each % TILE] = address_of(offset(arena, at + each * dim))
-        position = end
-
-
-@inlined
 def _load_tile(dim: int, side: int, work: Any, tag: Any) -> None:
     """Pack the keys and values of one tile into ``work`` (see `_workspace`), from the key addresses in it. A
     position without an address gets values of zero, and keeps the keys of an earlier tile. ``side``: how many
     numbers a value lies behind its key in the arena."""
     _, (keys, values), _, _, _, places, lines = work
-    _, dims, steps = _sizes(dim, tag)
-    blank, rest, other = _line(lines, 0, tag), _line(lines, 1, tag), _line(lines, 2, tag)
+    _, dims, steps = sizes(dim, tag)
+    blank, rest, other = line_of(lines, 0, tag), line_of(lines, 1, tag), line_of(lines, 2, tag)
     for row in range(TILE):
         if places[row]:
-            _pack(pointer(places[row], tag), dim, rest, offset(keys, row * LANES), TILE * LANES)
+            pack(pointer(places[row], tag), dim, rest, offset(keys, row * LANES), TILE * LANES)
     pair = per_word(tag)
     for step in range(steps):
         one, two = places[step * pair], places[step * pair + pair - 1]
@@ -138,34 +108,19 @@ def _load_tile(dim: int, side: int, work: Any, tag: Any) -> None:
 
 
 @inlined
-def _line(lines: Any, at: int, tag: Any) -> Pointer:
-    return pointer(address_of(memory(lines[at])), tag)
-
-
-@inlined
-def _fetch(row: int, rows: int, dim: int, side: int, places: Any, tag: Any) -> None:
-    """Prefetch into the processor's cache the keys of ``dim`` elements at the addresses ``places[row : row +
-    rows]`` or, if ``side`` is not 0, their values, which lie ``side`` numbers behind them. An address of 0 is
-    passed over."""
-    for at in range(row, row + rows):
-        if places[at]:
-            fetch(offset(pointer(places[at], tag), side), dim)
-
-
-@inlined
 def _score(columns: int, column: int, ahead: bool, dim: int, side: int, work: Any, tag: Any) -> None:
     """Score ``columns`` (1 or 2) columns of queries, from number ``column`` on, against all keys of the
     packed tile; writes the scores into ``work`` (see `_workspace`).
 
     A column is `LANES` query vectors. ``ahead``: prefetch the next tile's keys meanwhile.
     """
-    _, (keys, _), (queries, _, _), (scores, _), _, places, _ = work
-    words, _, _ = _sizes(dim, tag)
+    _, (keys, _), (queries, _, _, _), (scores, _), _, places, _ = work
+    words, _, _ = sizes(dim, tag)
     right, apart, line = offset(queries, column * words * LANES), words * LANES, TILE * LANES
     height = _HEIGHT1 if columns == 1 else _HEIGHT2
     for row in range(0, TILE, height):
         if ahead:
-            _fetch(row, height, dim, 0, places, tag)
+            fetch_rows(row, height, dim, 0, places, tag)
         left, into = offset(keys, row * LANES), offset(scores, row * LANES)
         if columns == 1:
             _score1(tag, left, line, right, apart, words, into, line)
@@ -178,14 +133,14 @@ def _weigh(columns: int, column: int, ahead: bool, dim: int, side: int, work: An
     """Add the packed tile's values, weighted by the shares (exponentials of the scores), to the sums of
     ``columns`` (1 or 2) columns of queries from number ``column`` on; all are in ``work`` (see `_workspace`).
     ``ahead``: prefetch the next tile's values meanwhile, which lie ``side`` numbers behind their keys."""
-    _, (_, values), (_, sums, _), (_, shares), _, places, _ = work
-    _, dims, steps = _sizes(dim, tag)
+    _, (_, values), (_, sums, _, _), (_, shares), _, places, _ = work
+    _, dims, steps = sizes(dim, tag)
     height = _HEIGHT1 if columns == 1 else _HEIGHT2
     each = (TILE * height + dims - 1) // dims
     for row in range(0, dims, height):
         if ahead:
             at = row // height * each
-            _fetch(at, min(each, TILE - at), dim, side, places, tag)
+            fetch_rows(at, min(each, TILE - at), dim, side, places, tag)
         left, into = offset(values, row), offset(sums, (column * dims + row) * LANES)
         if columns == 1:
             _weigh1(tag, left, dims, shares, steps * LANES, steps, into, dims * LANES)
@@ -201,13 +156,12 @@ def _soften(
     (exponentials), masked by what each query sees, and update the column's running softmax and sums in
     ``work`` (see `_workspace`). ``column``: its number among all; ``at``: its index in the group of columns
     that is scored together. ``soft_cap``: 0 for none."""
-    _, _, (_, sums, state), (scores, shares), limits, _, _ = work
-    _, dims, steps = _sizes(dim, tag)
+    _, _, (_, sums, state, _), (scores, shares), limits, _, _ = work
+    _, dims, steps = sizes(dim, tag)
     mine, factor = offset(scores, at * TILE * LANES), np.float32(scale) * _LOG2_E
     if soft_cap > 0:
-        cap, factor = np.float32(soft_cap), _LOG2_E
-        for i in range(TILE * LANES):
-            mine[i] = cap * tanh(mine[i] * np.float32(scale) / cap)
+        cap(mine, TILE * LANES, scale, soft_cap)
+        factor = _LOG2_E
     oldest, newest = limits[column, 0], limits[column, 1]
     if tile < oldest[LANES - 1] or tile + TILE - 1 > newest[0]:
         hide(mine, tile, memory(oldest), memory(newest))
@@ -231,10 +185,14 @@ def _attend_block(first: int, count: int, arena: Pointer, table: Pointer, head_a
     columns = (count * share + LANES - 1) // LANES
     begin = max(0, first - window + 1) if window else 0
     start = begin // TILE * TILE
-    _locate(begin, min(start + TILE, end), arena, table, head_at, shape, places)
+    locate(begin, min(start + TILE, end), arena, table, head_at, shape, places)
+    _begin(columns, dim, work, tag)
     for tile in range(start, end, TILE):
+        if tile % SPAN == 0 and tile > start:
+            _merge(columns, tile // SPAN - start // SPAN == 1, dim, work, tag)
+            _begin(columns, dim, work, tag)
         _load_tile(dim, side, work, tag)
-        _locate(tile + TILE, min(tile + 2 * TILE, end), arena, table, head_at, shape, places)
+        locate(tile + TILE, min(tile + 2 * TILE, end), arena, table, head_at, shape, places)
         oldest = max(0, (tile - first) * share) // LANES  # earlier columns see nothing of the tile
         newest = columns
         if window:
@@ -245,6 +203,57 @@ def _attend_block(first: int, count: int, arena: Pointer, table: Pointer, head_a
             for at in range(together):
                 _soften(column + at, at, tile, dim, scale, soft_cap, work, tag)
             _weigh(together, column, column == oldest, dim, side, work, tag)
+    if (end - 1) // SPAN > start // SPAN:
+        _merge(columns, False, dim, work, tag)
+        _finish(columns, dim, work, tag)
+
+
+@inlined
+def _begin(columns: int, dim: int, work: Any, tag: Any) -> None:
+    """Reset the sums and softmax state of ``columns`` columns in ``work`` (see `_workspace`): a span begins."""
+    _, sums, state, _ = work[2]
+    _, dims, _ = sizes(dim, tag)
+    for i in range(columns * dims * LANES):
+        sums[i] = np.float32(0)
+    for i in range(columns * 2 * LANES):
+        state[i] = np.float32(0) if i & LANES else _LOWEST
+
+
+@in_order
+def _merge(columns: int, first: bool, dim: int, work: Any, tag: Any) -> None:
+    """Merge the span that ends into the result of those before it, for ``columns`` columns in ``work`` (see
+    `_workspace`). ``first``: there is none before it."""
+    _, sums, state, merged = work[2]
+    _, dims, _ = sizes(dim, tag)
+    factors, line = work[3][1], dims * LANES  # the shares are not needed any more
+    for column in range(columns):
+        into, own = offset(merged, column * (line + 2 * LANES)), offset(state, column * 2 * LANES)
+        whole, mine = offset(into, 2 * LANES), offset(sums, column * line)
+        if first:
+            for i in range(2 * LANES):
+                into[i] = own[i]
+            for i in range(line):
+                whole[i] = mine[i]
+            continue
+        second = offset(factors, LANES)
+        shrinks(into, own, factors)
+        merge(offset(into, LANES), factors, offset(own, LANES), second)
+        for i in range(0, line, LANES):
+            merge(offset(whole, i), factors, offset(mine, i), second)
+
+
+@inlined
+def _finish(columns: int, dim: int, work: Any, tag: Any) -> None:
+    """Take the merged results of all spans as the sums and softmax state of ``columns`` columns."""
+    _, sums, state, merged = work[2]
+    _, dims, _ = sizes(dim, tag)
+    line = dims * LANES
+    for column in range(columns):
+        into = offset(merged, column * (line + 2 * LANES))
+        for i in range(2 * LANES):
+            state[column * 2 * LANES + i] = into[i]
+        for i in range(line):
+            sums[column * line + i] = into[2 * LANES + i]
 
 
 @inlined
@@ -252,32 +261,27 @@ def _take(
     vectors: int, first: int, line: int, query: Pointer, shape: Any, window: int, work: Any, tag: Any
 ) -> None:
     """Pack ``vectors`` query vectors into ``work`` (see `_workspace`), as columns of ``LANES`` vectors, with
-    the positions that each sees, and reset their sums and softmax state. The free lanes of the last column
-    get copies of the last vector.
+    the positions that each sees. The free lanes of the last column get copies of the last vector.
 
     The vectors are those of some tokens, with the query heads of one KV head each. ``line``: the index of the
     first vector in ``query``; ``first``: the position of its token. ``window``: the tokens that a query sees;
     0: all.
     """
     share, kv_heads, dim, _, _ = shape
-    _, _, (queries, sums, state), _, limits, _, lines = work
-    words, dims, _ = _sizes(dim, tag)
-    packed, rest = memory(lines[3]), _line(lines, 1, tag)
+    _, _, (queries, _, _, _), _, limits, _, lines = work
+    words, _, _ = sizes(dim, tag)
+    packed, rest = memory(lines[3]), line_of(lines, 1, tag)
     columns = (vectors + LANES - 1) // LANES
     for lane in range(columns * LANES):
         vector = min(lane, vectors - 1)
         token, column = vector // share, lane // LANES
         place = offset(query, (line + token * kv_heads * share + vector % share) * dim)
-        _pack(place, dim, rest, packed, LANES)
+        pack(place, dim, rest, packed, LANES)
         own = offset(queries, column * words * LANES + lane % LANES)
         for i in range(words):
             own[i * LANES] = packed[i]
         limits[column, 0, lane % LANES] = max(0, first + token - window + 1) if window else 0
         limits[column, 1, lane % LANES] = first + token
-    for i in range(columns * dims * LANES):
-        sums[i] = np.float32(0)
-    for i in range(columns * 2 * LANES):
-        state[i] = np.float32(0) if i & LANES else _LOWEST
 
 
 @inlined
@@ -285,8 +289,8 @@ def _give(vectors: int, line: int, out: Pointer, shape: Any, work: Any, tag: Any
     """Write the attention of ``vectors`` query vectors from ``work`` (see `_workspace`) to ``out``: their
     weighted sums divided by the sums of weights. ``line``: the index of the first vector in ``out``."""
     share, kv_heads, dim, _, _ = shape
-    _, sums, state = work[2]
-    _, dims, _ = _sizes(dim, tag)
+    _, sums, state, _ = work[2]
+    _, dims, _ = sizes(dim, tag)
     for vector in range(vectors):
         column, lane = vector // LANES, vector % LANES
         to = (line + vector // share * kv_heads * share + vector % share) * dim

@@ -141,6 +141,41 @@ def rounded_pairs(builder: Any, low: Any, high: Any) -> Any:
     return builder.bitcast(builder.shuffle_vector(behind, behind, mixed), WORDS)
 
 
+def rounded(builder: Any, numbers: Any) -> Any:
+    """Write IR that rounds a vector of fp32 numbers to bfloat16, to nearest even, two neighbours in a word;
+    returns the vector of `LANES` / 2 words."""
+    found = _call(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", HALVES, numbers, numbers)
+    return picked(builder, builder.bitcast(found, WORDS), range(LANES // 2))
+
+
+def turned(builder: Any, vectors: Vectors) -> Vectors:
+    """Write IR that turns `LANES` vectors of words: vector i of the result has word i of each of ``vectors``,
+    in order."""
+    step = 1
+    while step < LANES:
+        # In groups of 2 * step lanes: the halves of two vectors that are `step` apart change places.
+        low = [lane if not lane & step else LANES + lane - step for lane in range(LANES)]
+        high = [lane + step if not lane & step else LANES + lane for lane in range(LANES)]
+        orders = (ir.Constant(WORDS, low), ir.Constant(WORDS, high))
+        vectors = [
+            builder.shuffle_vector(vectors[at & ~step], vectors[at | step], orders[bool(at & step)])
+            for at in range(LANES)
+        ]
+        step *= 2
+    return vectors
+
+
+def across(builder: Any, vector: Any, join: Callable[[Any, Any], Any]) -> Any:
+    """Write IR that joins the lanes of ``vector`` in pairs, then pairs of pairs; returns a vector with the
+    result in every lane. ``join``: writes the IR that joins two vectors."""
+    step = 1
+    while step < LANES:
+        beside = ir.Constant(WORDS, [lane ^ step for lane in range(LANES)])
+        vector = join(vector, builder.shuffle_vector(vector, vector, beside))
+        step *= 2
+    return vector
+
+
 def byte_products(builder: Any, codes: Any, numbers: Any, old: Any, most: int) -> Any:
     """Write IR that adds to each of the words ``old`` four exact products: of the unsigned bytes in the same
     word of ``codes``, none above ``most``, and the signed bytes in that of ``numbers``, none below -127.
