@@ -115,8 +115,8 @@ class Kernels(Protocol):
         ...
 
     def packed_linear(self, x: Tensor, weight: Packed, bias: Tensor | None = None) -> Tensor:
-        """`linear` with a packed weight. Each run of 32 numbers of ``x`` is rounded to 8 bits first, as
-        `packed.rounded` does it; the rest is exact but for the sums in fp32."""
+        """`linear` with a packed weight. If that is quantised, each run of 32 numbers of ``x`` is rounded to 8
+        bits first, as `packed.rounded` does it; the rest is exact but for the sums in fp32."""
         ...
 
     def packed_rows(self, weight: Packed, ids: Tensor, dtype: torch.dtype) -> Tensor:

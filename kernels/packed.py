@@ -1,4 +1,4 @@
-"""Quantised weights as ggml's files have them, in panels that a processor multiplies without unpacking first.
+"""Weights in panels that a processor multiplies as they are: quantised ones of ggml's types, and plain ones.
 
 A matrix ``[rows, width]`` is cut into **panels** of 16 rows, a panel into the blocks of its type (32 or 256
 numbers of each row), a block into **words** of 4 numbers. Each number is a **code** (an unsigned integer of 2
@@ -15,7 +15,8 @@ together in memory: scales first, codes behind them, each with the 16 rows side 
         bits        [16, 4]                one bit of each of the 8 words
         bytes       [8, 16, 4]
 
-The types are in `packed_types`.
+Plain numbers have no head; a block is ``[32, 16]`` of them, in bfloat16 ``[16, 16, 2]``. The types are in
+`packed_types`.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .packed_types import PANEL, RUN, PackedType
+from .packed_types import PANEL, PLAIN, RUN, PackedType
 
 LEAST = 1e-36
 """A run of activations that are all smaller counts as 0: 127 divided by them would be infinite."""
@@ -186,8 +188,8 @@ def _in_panels(kind: PackedType, some: Unpacked) -> Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Rows of a weight matrix, packed. ``data``: uint8 ``[panels, blocks, unit]`` on the CPU; the rows behind
-    ``rows`` in the last panel are zero. ``width``: numbers of a row."""
+    """Rows of a weight matrix, packed. ``data``: uint8 ``[panels, blocks, unit]`` on the CPU; what lies behind
+    ``rows`` in the last panel, or behind ``width`` in the last block, is zero. ``width``: numbers of a row."""
 
     kind: PackedType
     rows: int
@@ -213,6 +215,11 @@ class Packed:
         """The numbers of some panels, uint8 ``[panels, blocks, unit]``: float32 ``[panels, 16, width]``."""
         kind = self.kind
         panels, blocks, _ = data.shape
+        if not kind.number:
+            stored = (
+                torch.from_numpy(data).view(getattr(torch, kind.name)).view(panels, -1, PANEL, _beside(kind))
+            )
+            return stored.transpose(1, 2).flatten(2)[:, :, : self.width].float()
         at = 0
 
         def next_of(count: int, of: type[np.generic]) -> Numbers:
@@ -298,3 +305,23 @@ def packed(
     with ThreadPoolExecutor(max(1, torch.get_num_threads())) as pool:
         list(pool.map(pack, range(0, panels * PANEL, ROWS)))
     return Packed(kind, rows, width, data)
+
+
+def _beside(kind: PackedType) -> int:
+    """How many numbers of a row lie side by side in a panel of a plain type."""
+    return 2 if kind.name == "bfloat16" else 1
+
+
+def plain(weight: Tensor) -> Packed:
+    """Put a matrix that is not quantised, ``[rows, width]``, into panels."""
+    rows, width = weight.shape
+    kind = PLAIN[str(weight.dtype).removeprefix("torch.")]
+    panels, blocks, beside = -(-rows // PANEL), -(-width // RUN), _beside(kind)
+    data = torch.zeros((panels, blocks * RUN // beside, PANEL, beside), dtype=weight.dtype)
+    whole = data.transpose(1, 2).unflatten(2, (blocks, RUN // beside))
+    for at in range(0, panels, ROWS):
+        some = weight[at * PANEL : (at + ROWS) * PANEL]
+        if len(some) % PANEL or width % RUN:
+            some = F.pad(some, (0, -width % RUN, 0, -len(some) % PANEL))
+        whole[at : at + ROWS].copy_(some.view(-1, PANEL, blocks, RUN // beside, beside))
+    return Packed(kind, rows, width, data.view(torch.uint8).view(panels, blocks, kind.unit))

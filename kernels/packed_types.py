@@ -1,4 +1,4 @@
-"""The types of quantised weights that stay packed (`packed`). No torch.
+"""The types of weights in panels (`packed`). No torch.
 
 Sources: ggml's ``ggml-common.h`` and ``ggml-quants.c``; for MXFP4 the Open Compute Project's "Microscaling
 Formats (MX)" 1.0."""
@@ -18,9 +18,10 @@ _FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the va
 
 @dataclass(frozen=True, slots=True)
 class PackedType:
-    """A type of quantised numbers.
+    """A type of numbers in panels.
 
-    ``number``: distinguishes it in compiled code. ``bytes``: of one row's block in a file. ``block``: numbers
+    ``number``: distinguishes it in compiled code; 0: the numbers are not quantised, and have a plane of their
+    bits, no scale and no code. ``bytes``: of one row's block in a file. ``block``: numbers
     of a block. ``group``: numbers with one scale. ``planes``: the bits of a code in each plane, lowest first:
     4 (nibbles), 2 (pairs), 1 (bits), 8 (bytes). ``zero``: the code of the number 0, subtracted from each
     code. ``offset``: whether there are offsets. ``table``: what codes stand for, plus ``zero``; None: they
@@ -50,6 +51,8 @@ class PackedType:
     @property
     def head(self) -> int:
         """The bytes of a panel's block before its codes."""
+        if not self.number:
+            return 0
         scales = PANEL * (1 if self.exponent else 2) * (2 if self.offset else 1)
         return scales + PANEL * self.groups * (2 if self.offset and not self.joined else 1)
 
@@ -60,7 +63,7 @@ class PackedType:
 
     def bytes_of(self, rows: int, width: int) -> int:
         """The bytes of a packed matrix ``[rows, width]``."""
-        return -(-rows // PANEL) * (width // self.block) * self.unit
+        return -(-rows // PANEL) * -(-width // self.block) * self.unit
 
     @property
     def unit(self) -> int:
@@ -86,4 +89,11 @@ TYPES = {
         PackedType("MXFP4", 13, 17, 32, 32, (4,), zero=12, table=_FP4, exponent=True),
     )
 }
-"""The types that are served packed, by their names in ggml."""
+"""The types of quantised numbers, by their names in ggml."""
+
+PLAIN = {
+    name: PackedType(name, 0, RUN * bits // 8, RUN, RUN, (bits,))
+    for name, bits in (("float32", 32), ("float16", 16), ("bfloat16", 16))
+}
+"""The types of numbers that are not quantised, by their names in torch. A panel has the 16 rows side by side,
+number by number; in bfloat16 two neighbouring numbers of a row, then the next row's two."""

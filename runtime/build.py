@@ -353,10 +353,8 @@ def _backend(settings: EngineSettings, model: LoadedModel, liveness: Liveness) -
 
 
 def packs(settings: EngineSettings) -> bool:
-    """Whether quantised weights stay packed: the CPU backend computes, as no other is fast with them, and not
-    in float32, which is asked for where numbers are to be those of the dequantised weights. Loads nothing."""
-    if settings.dtype == "float32":
-        return False
+    """Whether weights are kept in panels, quantised ones as they are: the CPU backend computes, as no other is
+    fast with them. Loads nothing."""
     narrow = None if settings.kv_dtype == "auto" else getattr(torch, settings.kv_dtype)
     try:
         name, _ = named(settings.kernels, device_named(settings.device), Needs(torch.float32, stored=narrow))

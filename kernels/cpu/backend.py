@@ -15,14 +15,14 @@ from ..batch import PagedBatch
 from ..interface import Attention, HeadNorm
 from ..packed import Packed
 from ..reference import backend
-from ..reference.backend import by_slot, copy_blocks, look_up
+from ..reference.backend import by_slot, copy_blocks, linear, look_up
 from ..reference.penalties import allow, count
 from ..reference.seeded_sampling import log_probabilities, sample
 from . import copying, decode, elementwise, packed, penalties, prefill
+from . import linear as products
 from .batch import CpuBatch, lay_out
 from .compiling import parts_for
 from .elements import TAGS
-from .linear import few_rows, many_rows
 
 __all__ = [
     "add_norm",
@@ -45,8 +45,8 @@ __all__ = [
     "sample",
 ]
 
-FEW_ROWS = 32
-"""Up to this many rows our own matrix product is used; with more, torch's is faster."""
+KINDS = {**packed.TAGS, **{str(dtype).removeprefix("torch."): tag for dtype, tag in TAGS.items()}}
+"""For each type of weights in panels an argument that selects the compiled version."""
 
 PRODUCTS, NUMBERS, PAIRS, BYTES, CELLS = 1 << 17, 1 << 14, 1 << 15, 1 << 19, 1 << 16
 """The least work of a thread when an operation is split over threads; in this order: multiplications of a
@@ -64,24 +64,12 @@ def copy_pieces(source: Tensor, target: Tensor, pieces: NDArray[np.int64], size:
     copying.copy(parts, source.data_ptr(), target.data_ptr(), np.ascontiguousarray(pieces), size)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias``: ``[tokens, k]``, ``[n, k]``, ``[n]`` to ``[tokens, n]``."""
-    rows, k = x.shape
-    if rows > FEW_ROWS:
-        return many_rows(x, weight, bias)
-    n = weight.shape[0]
-    out = x.new_empty((rows, n))
-    at = 0 if bias is None else bias.data_ptr()
-    parts = parts_for(rows * n * k, PRODUCTS)
-    few_rows(parts, x.data_ptr(), weight.data_ptr(), at, out.data_ptr(), rows, n, k, TAGS[x.dtype])
-    return out
-
-
 def packed_linear(x: Tensor, weight: Packed, bias: Tensor | None = None) -> Tensor:
     """`linear` with a packed weight, for any number of rows."""
     rows, width = x.shape
     out = x.new_empty((rows, weight.rows))
-    packed.product(
+    product = packed.product if weight.kind.number else products.product
+    product(
         parts_for(rows * weight.rows * width, PRODUCTS),
         x.data_ptr(),
         weight.data.data_ptr(),
@@ -90,7 +78,7 @@ def packed_linear(x: Tensor, weight: Packed, bias: Tensor | None = None) -> Tens
         rows,
         weight.rows,
         width,
-        packed.TAGS[weight.kind.name],
+        KINDS[weight.kind.name],
         TAGS[x.dtype],
     )
     return out
@@ -99,10 +87,9 @@ def packed_linear(x: Tensor, weight: Packed, bias: Tensor | None = None) -> Tens
 def packed_rows(weight: Packed, ids: Tensor, dtype: torch.dtype) -> Tensor:
     """The rows ``ids``, int64 ``[n]``, of a packed matrix: ``[n, in]`` in ``dtype``."""
     out = torch.empty((len(ids), weight.width), dtype=dtype)
-    kind, places = packed.TAGS[weight.kind.name], ids.contiguous()
-    packed.rows(
-        places.data_ptr(), len(ids), weight.data.data_ptr(), out.data_ptr(), weight.width, kind, TAGS[dtype]
-    )
+    kind, places = KINDS[weight.kind.name], ids.contiguous()
+    rows = packed.rows if weight.kind.number else products.rows
+    rows(places.data_ptr(), len(ids), weight.data.data_ptr(), out.data_ptr(), weight.width, kind, TAGS[dtype])
     return out
 
 

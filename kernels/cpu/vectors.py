@@ -293,30 +293,6 @@ def exp2(builder: Any, x: Any) -> Any:
     return builder.select(builder.fcmp_unordered(">=", x, constant(_LEAST)), result, constant(0.0))
 
 
-def summed(builder: Any, vectors: Vectors) -> Any:
-    """Write IR that sums several vectors across their lanes; returns one vector: lane i has the sum over all
-    lanes of vector i of ``vectors``, which are 8 to 16."""
-    shuffle, step = builder.shuffle_vector, 1
-    if len(vectors) > LANES // 2:
-        vectors = vectors + [ir.Constant(WIDE, None)] * (LANES - len(vectors))
-    while len(vectors) > 1:
-        # Lanes in groups of 2 * step: of the first vector's sums so far the first half, then of the second's.
-        first = [at + (LANES - step if at & step else 0) for at in range(LANES)]
-        second = [at + step for at in first]
-        ones, others = ir.Constant(WORDS, first), ir.Constant(WORDS, second)
-        vectors = [
-            builder.fadd(shuffle(a, b, ones), shuffle(a, b, others))
-            for a, b in zip(vectors[::2], vectors[1::2], strict=True)
-        ]
-        step *= 2
-    (found,) = vectors
-    while step < LANES:
-        moved = [(at + step) % LANES for at in range(LANES)]
-        found = builder.fadd(found, shuffle(found, found, ir.Constant(WORDS, moved)))
-        step *= 2
-    return found
-
-
 def loop(builder: Any, count: Any, begin: Vectors, body: Callable[[Any, Vectors], Vectors]) -> Vectors:
     """Write IR for a loop of ``count`` steps, at least one. ``body(step, vectors)`` writes the IR of a step,
     and returns the vectors for the next step; the first step gets ``begin``. Returns the vectors of the last

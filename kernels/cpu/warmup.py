@@ -20,7 +20,7 @@ import torch
 from llvmlite import binding
 
 from ..interface import Attention, HeadNorm
-from ..packed import Packed
+from ..packed import Packed, plain
 from ..packed_types import PANEL, TYPES
 from . import backend, cores
 from .compiling import LAYER, cache_folder, join_torch, leave_compiler
@@ -116,7 +116,9 @@ def _steps(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], object]]]:
     some = torch.zeros(64, dtype=torch.uint8)
     yield "cores", lambda: cores.computing(1)
     yield "copying", lambda: backend.copy_pieces(some, some.clone(), pieces, 64)
-    yield "linear", lambda: backend.linear(x, weight)
+    panels, ids = plain(weight), torch.zeros(1, dtype=torch.int64)
+    yield "products", lambda: backend.packed_linear(x, panels)
+    yield "rows", lambda: backend.packed_rows(panels, ids, dtype)
     yield "norm", lambda: backend.rms_norm(x, weight[0], 1e-6)
     yield "gated", lambda: backend.gated(weight, "silu")
     yield "rotation", lambda: backend.rotate_and_store(qkv, norm, (x, x), arena, 0, chunk.slots)

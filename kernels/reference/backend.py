@@ -153,7 +153,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def packed_linear(x: Tensor, weight: Packed, bias: Tensor | None = None) -> Tensor:
-    """`linear` with a packed weight, and with ``x`` rounded to 8 bits. The sums are in fp32."""
+    """`linear` with a packed weight; if that is quantised, ``x`` is rounded to 8 bits. The sums are in fp32."""
+    if not weight.kind.number:
+        return F.linear(x, weight.numbers().to(x.dtype), bias)
     return F.linear(rounded(x), weight.numbers(), None if bias is None else bias.float()).to(x.dtype)
 
 

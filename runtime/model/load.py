@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...kernels.packed import Packed
+from ...kernels.packed import Packed, plain
 from ...kernels.packed_types import TYPES
 from ...kvstore.groups import KVGroup
 from ...kvstore.keys import namespace_digest
@@ -93,15 +93,15 @@ def load_model(
     progress: Callable[[float, str], None] = lambda done, what: None,
     max_context: int | None = None,
     kv: KVFormat = AS_COMPUTED,
-    pack: bool = True,
+    pack: bool = False,
 ) -> LoadedModel:
     """Load model ``name`` (``pocket``, ``smollm2``, a folder, a GGUF file or a hub id).
 
     ``device``: as torch names it; ``auto``: CUDA if there is one. ``dtype``: ``float32``, ``bfloat16``,
     ``float16``; ``auto``: as stored. ``max_context``: the longest sequence to serve; rotary settings may
-    depend on it. ``kv``: how K and V are stored. ``pack``: whether quantised weights stay packed where the
-    device's kernels take them so; otherwise they are dequantised. ``progress``: called with the fraction that
-    is done, 0 to 1, and what is being done.
+    depend on it. ``kv``: how K and V are stored. ``pack``: whether matrices are kept in panels, as the CPU's
+    kernels take them, quantised ones as they are; otherwise these are dequantised. ``progress``: called with
+    the fraction that is done, 0 to 1, and what is being done.
 
     Raises:
         ModelUnreadable: a subclass, naming file and cause. Nothing is allocated on the device in this case.
@@ -131,6 +131,9 @@ def load_model(
             progress(done / sum(numbers), f"loading {piece.name}")
         digest = checkpoint.digest()
     fold_kv_scales(kv, config, tensors)
+    if pack and target.type == "cpu":
+        for into in [name for name, tensor in tensors.items() if tensor.ndim == 2]:
+            packed[into] = [plain(tensors.pop(into))]
     return LoadedModel(
         name=str(name),
         folder=folder,
@@ -161,7 +164,7 @@ def forms_of(
     dtype: torch.dtype,
     device: torch.device,
     kv: KVFormat = AS_COMPUTED,
-    pack: bool = True,
+    pack: bool = False,
 ) -> WeightForms:
     """The forms of the ``pieces`` of ``weights`` on ``device``, with ``dtype`` for what does not stay packed.
 

@@ -12,9 +12,10 @@ import torch
 
 pytest.importorskip("numba")
 
-from holdfast.kernels.cpu import backend, linear
+from holdfast.kernels.cpu import backend
 from holdfast.kernels.cpu.decode import heads_together, piece_of
 from holdfast.kernels.interface import Attention, HeadNorm
+from holdfast.kernels.packed import plain
 from holdfast.kernels.reference import backend as reference
 
 from .cpu_stage import DTYPES, LAYER, LAYERS, SHAPES, TOLERANCE, Stage, numbers
@@ -130,42 +131,36 @@ def test_rotate_and_store(kind: str, turning: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (37, 80), (21, 96), (64, 33), (700, 256)])
-def test_linear(n: int, k: int, dtype: torch.dtype) -> None:
+def test_products(n: int, k: int, dtype: torch.dtype) -> None:
     for rows, biased in product((1, 2, 3, 4, 5, 9, 19, 40), (False, True)):
         x, weight = numbers(rows, k, dtype=dtype, seed=1), numbers(n, k, dtype=dtype, seed=2)
         bias = numbers(n, dtype=dtype, seed=3) if biased else None
         expected = x.double() @ weight.double().T + (bias.double() if biased else 0)
-        got = backend.linear(x, weight, bias).double()
+        got, panels = backend.packed_linear(x, plain(weight), bias), plain(weight)
+        assert got.dtype == dtype
         atol = TOLERANCE[dtype] * math.sqrt(k)
-        torch.testing.assert_close(got, expected, rtol=TOLERANCE[dtype], atol=atol, msg=f"{rows} {biased}")
+        torch.testing.assert_close(
+            got.double(), expected, rtol=TOLERANCE[dtype], atol=atol, msg=f"{rows} {biased}"
+        )
+        ids = torch.tensor([n - 1, 0, n // 2])
+        assert torch.equal(backend.packed_rows(panels, ids, dtype), weight[ids])
+        assert torch.equal(panels.take(ids), weight[ids].float())
+        assert torch.equal(panels.numbers(), weight.float())
 
 
-@pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("biased", [False, True])
-def test_linear_of_many_rows_on_either_kind_of_processor(
-    biased: bool, dtype: torch.dtype, native: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("k", [33, 96])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_row_of_a_product_is_the_same_in_any_company(
+    threads: int, k: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights are widened in groups of 12 outputs, which 37 is no multiple of."""
-    monkeypatch.setitem(linear.NATIVE, dtype, native)
-    monkeypatch.setattr(linear, "WIDENED", 12 * 80)
-    x, weight = numbers(90, 80, dtype=dtype, seed=1), numbers(37, 80, dtype=dtype, seed=2)
-    bias = numbers(37, dtype=dtype, seed=3) if biased else None
-    expected = x.double() @ weight.double().T + (bias.double() if biased else 0)
-    got = backend.linear(x, weight, bias)
-    assert got.dtype == dtype
-    atol = TOLERANCE[dtype] * math.sqrt(80)
-    torch.testing.assert_close(got.double(), expected, rtol=TOLERANCE[dtype], atol=atol)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("k", [80, 96])  # without tiles, with them
-def test_a_row_of_a_product_is_the_same_in_any_company(k: int, dtype: torch.dtype) -> None:
-    x, weight = numbers(backend.FEW_ROWS, k, dtype=dtype, seed=1), numbers(77, k, dtype=dtype, seed=2)
-    for rows in (2, 3, 4, 7, backend.FEW_ROWS):
-        whole = backend.linear(x[:rows], weight)
-        for row in range(rows):
-            assert torch.equal(whole[row : row + 1], backend.linear(x[row : row + 1].contiguous(), weight))
+    monkeypatch.setattr(backend, "parts_for", lambda work, grain: threads)
+    x, weight = numbers(90, k, dtype=dtype, seed=1), plain(numbers(77, k, dtype=dtype, seed=2))
+    whole = backend.packed_linear(x, weight)
+    for rows in (1, 2, 3, 4, 7, 8, 9, 60):
+        for first in (0, 5, 30):
+            some = x[first : first + rows].contiguous()
+            assert torch.equal(whole[first : first + rows], backend.packed_linear(some, weight))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

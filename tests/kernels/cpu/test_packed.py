@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from holdfast.kernels.cpu import backend
+from holdfast.kernels.packed import plain
 from holdfast.kernels.packed_types import TYPES
 from holdfast.kernels.reference import backend as reference
 
@@ -77,11 +78,23 @@ import sys, numpy
 import torch
 from holdfast.kernels.cpu.compiling import join_torch
 from holdfast.kernels.cpu import backend
-from holdfast.tests.kernels.cpu.cpu_stage import numbers
+from holdfast.kernels.interface import Attention
+from holdfast.kernels.packed import plain
+from holdfast.tests.kernels.cpu.cpu_stage import LAYER, Stage, numbers
 from holdfast.tests.kernels.packed_stage import matrix
 join_torch()
 x = numbers(9, 768, dtype=torch.float32, seed=1)
 found = {name: backend.packed_linear(x, matrix(name, 37, 768)).numpy() for name in sys.argv[2:]}
+found["plain"] = backend.packed_linear(x, plain(numbers(37, 768, dtype=torch.float32, seed=2))).numpy()
+for dtype in (torch.float32, torch.bfloat16):
+    stage, how = Stage([300], [300], 2, 3, 64, 16, dtype), Attention(0.1)
+    arena, query = stage.filled(backend), stage.query
+    whole = backend.paged_attention(query, arena, LAYER, backend.lay_out(arena, [0], [300], stage.tables), how)
+    one = backend.lay_out(arena, [299], [1], stage.tables)
+    assert torch.equal(whole[299:], backend.paged_attention(query[299:].clone(), arena, LAYER, one, how))
+    weight = plain(numbers(40, 48, dtype=dtype, seed=3))
+    whole = backend.packed_linear(query.view(-1, 48), weight)
+    assert torch.equal(whole[3:4], backend.packed_linear(query.view(-1, 48)[3:4].clone(), weight))
 numpy.savez(sys.argv[1], **found)
 """
 PROCESSORS = {
@@ -102,3 +115,5 @@ def test_every_processor_computes_the_same(processor: str, tmp_path: Path) -> No
     with np.load(place) as found:
         for name in names:
             assert np.array_equal(found[name], backend.packed_linear(x, matrix(name, 37, 768)).numpy()), name
+        weight = plain(numbers(37, 768, dtype=torch.float32, seed=2))
+        assert np.array_equal(found["plain"], backend.packed_linear(x, weight).numpy())

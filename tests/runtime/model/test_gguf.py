@@ -155,7 +155,7 @@ def test_every_type_is_unpacked_to_the_numbers_that_it_stands_for(
     kind: str, wide: Path, tmp_path: Path
 ) -> None:
     file = packed_draft(wide, kind).write(tmp_path / "toy.gguf")
-    model = load_model(file, "cpu", "float32")
+    model = load_model(file, "cpu", "float32", pack=True)
     reader = gguf.GGUFReader(file)
     stored = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
     for name, ours in (
@@ -175,7 +175,7 @@ def test_every_type_is_unpacked_to_the_numbers_that_it_stands_for(
     matrices = {id(part): part for part in matrices_of(model)}.values()  # a tied head once
     sizes = [part.data.nbytes if isinstance(part, Packed) else part.nbytes for part in matrices]
     assert model.weight_bytes == sum(sizes)
-    dense = load_model(file, "cpu", "float32", pack=False)
+    dense = load_model(file, "cpu", "float32")
     assert all(map(torch.equal, tensors_of(model), tensors_of(dense)))
     queries = numbers_of(model.decoder.weights.layers[0].qkv)[:256]
     if kind in ("Q4_K", "Q6_K"):  # rows of q: of each head 0, 2, 4, ..., then 1, 3, 5, ...
@@ -201,8 +201,8 @@ def test_an_engine_keeps_weights_packed_where_its_kernels_multiply_them_fast(
         )
         hello = load_engine(settings, lambda done, what: None, Liveness()).hello
         sizes[kernels, dtype] = hello.weights / hello.parameters
-    assert sizes["reference", "auto"] == 2 and sizes["cpu", "float32"] == 4
-    assert 1 < sizes["cpu", "auto"] < 1.1
+    assert sizes["reference", "auto"] == 2
+    assert 1 < sizes["cpu", "auto"] < 1.1 and 1 < sizes["cpu", "float32"] < 1.1
 
 
 @pytest.mark.parametrize(
