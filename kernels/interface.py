@@ -6,9 +6,9 @@ compute; the others are faster.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from .batch import Numbers, PagedBatch, Tables
 from .device import Device
 from .packed import Packed
 from .reference.seeded_sampling import Typical
+
+if TYPE_CHECKING:
+    from .layer import Layer, Shape, WholeLayers
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,11 @@ class Kernels(Protocol):
 
     def packed_rows(self, weight: Packed, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """The rows ``ids``, int64 ``[n]``, of a packed matrix: ``[n, in]`` in ``dtype``."""
+        ...
+
+    def whole(self, layers: Sequence[Layer], shape: Shape) -> WholeLayers | None:
+        """What computes all ``layers`` of a decoder in one call, with the bits of the operations here; None:
+        this backend has nothing like it for them."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -6,6 +6,8 @@ Operations without a loop of their own go to the reference.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -13,16 +15,19 @@ from torch import Tensor
 
 from ..batch import PagedBatch
 from ..interface import Attention, HeadNorm
+from ..layer import Layer, Shape
 from ..packed import Packed
 from ..reference import backend
 from ..reference.backend import by_slot, copy_blocks, linear, look_up
 from ..reference.penalties import allow, count
 from ..reference.seeded_sampling import log_probabilities, sample
-from . import copying, decode, elementwise, packed, penalties, prefill
-from . import linear as products
+from . import copying, packed, penalties
+from . import linear as plain
 from .batch import CpuBatch, lay_out
 from .compiling import parts_for
 from .elements import TAGS
+from .layers import GATES, Layers, batch_operands, fits, matrices_of, norm_kind, tables_of
+from .program import ATTEND, GATE, KINDS, MULTIPLY, NORM, ROTATE, attention_bytes, run_one, scratch_bytes
 
 __all__ = [
     "add_norm",
@@ -43,17 +48,13 @@ __all__ = [
     "rms_norm",
     "rotate_and_store",
     "sample",
+    "whole",
 ]
-
-KINDS = {**packed.TAGS, **{str(dtype).removeprefix("torch."): tag for dtype, tag in TAGS.items()}}
-"""For each type of weights in panels an argument that selects the compiled version."""
 
 PRODUCTS, NUMBERS, PAIRS, BYTES, CELLS = 1 << 17, 1 << 14, 1 << 15, 1 << 19, 1 << 16
 """The least work of a thread when an operation is split over threads; in this order: multiplications of a
 matrix product, numbers of a row-wise loop, multiplications of queries with keys, bytes to copy, cells of a
 tally."""
-
-_KINDS = {"silu": elementwise.SILU, "gelu_tanh": elementwise.GELU_TANH}
 
 
 def copy_pieces(source: Tensor, target: Tensor, pieces: NDArray[np.int64], size: int) -> None:
@@ -67,28 +68,19 @@ def copy_pieces(source: Tensor, target: Tensor, pieces: NDArray[np.int64], size:
 def packed_linear(x: Tensor, weight: Packed, bias: Tensor | None = None) -> Tensor:
     """`linear` with a packed weight, for any number of rows."""
     rows, width = x.shape
-    out = x.new_empty((rows, weight.rows))
-    product = packed.product if weight.kind.number else products.product
-    product(
-        parts_for(rows * weight.rows * width, PRODUCTS),
-        x.data_ptr(),
-        weight.data.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-        out.data_ptr(),
-        rows,
-        weight.rows,
-        width,
-        KINDS[weight.kind.name],
-        TAGS[x.dtype],
-    )
+    out, parts = x.new_empty((rows, weight.rows)), _parts(rows * weight.rows * width, PRODUCTS)
+    scratch = torch.empty(scratch_bytes(rows, width, parts), dtype=torch.uint8)
+    operands = [rows, width, x.data_ptr(), scratch.data_ptr(), out.data_ptr(), weight.rows]
+    operands += matrices_of([weight], bias, x.dtype)
+    run_one(parts, MULTIPLY, operands, x.dtype, (0.0, 0.0))
     return out
 
 
 def packed_rows(weight: Packed, ids: Tensor, dtype: torch.dtype) -> Tensor:
     """The rows ``ids``, int64 ``[n]``, of a packed matrix: ``[n, in]`` in ``dtype``."""
     out = torch.empty((len(ids), weight.width), dtype=dtype)
+    rows = packed.rows if weight.kind.number else plain.rows
     kind, places = KINDS[weight.kind.name], ids.contiguous()
-    rows = packed.rows if weight.kind.number else products.rows
     rows(places.data_ptr(), len(ids), weight.data.data_ptr(), out.data_ptr(), weight.width, kind, TAGS[dtype])
     return out
 
@@ -99,29 +91,17 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if weight.shape != (width,):
         return backend.rms_norm(x, weight, eps)
     out, rows = torch.empty_like(x), x.numel() // width
-    parts = parts_for(x.numel(), NUMBERS)
-    elementwise.norm(
-        parts, x.data_ptr(), 0, weight.data_ptr(), 0, out.data_ptr(), rows, width, eps, TAGS[x.dtype]
-    )
+    operands = (rows, width, x.data_ptr(), 0, weight.data_ptr(), 0, out.data_ptr())
+    run_one(_parts(x.numel(), NUMBERS), NORM, operands, x.dtype, (eps, 0.0))
     return out
 
 
 def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The sum ``x + residual``, written over ``residual``, and its RMSNorm, written over ``x``; returned in
     this order."""
-    width = x.shape[-1]
-    elementwise.norm(
-        parts_for(x.numel(), NUMBERS),
-        x.data_ptr(),
-        residual.data_ptr(),
-        weight.data_ptr(),
-        residual.data_ptr(),
-        x.data_ptr(),
-        x.numel() // width,
-        width,
-        eps,
-        TAGS[x.dtype],
-    )
+    width, sums = x.shape[-1], residual.data_ptr()
+    operands = (x.numel() // width, width, x.data_ptr(), sums, weight.data_ptr(), sums, x.data_ptr())
+    run_one(_parts(x.numel(), NUMBERS), NORM, operands, x.dtype, (eps, 0.0))
     return residual, x
 
 
@@ -141,30 +121,15 @@ def rotate_and_store(
     offset``.
     """
     tokens, heads, dim = qkv.shape
-    _, layers, sides, kv_heads, block_tokens, _ = arena.shape
+    _, layers, _, kv_heads, block_tokens, _ = arena.shape
     q_heads = heads - 2 * kv_heads
     query = qkv.new_empty((tokens, q_heads, dim))
     cos, sin = angles
-    layer_size = sides * kv_heads * block_tokens * dim
-    kind, weight, eps = elementwise.NO_NORM, 0, 0.0
-    if norm is not None:
-        kind = elementwise.WHOLE if norm.whole else elementwise.PER_HEAD
-        weight, eps = norm.weight.data_ptr(), norm.eps
-    elementwise.rotate_and_store(
-        parts_for(qkv.numel(), NUMBERS),
-        tokens,
-        slots.data_ptr(),
-        qkv.data_ptr(),
-        weight,
-        kind,
-        eps,
-        cos.data_ptr(),
-        sin.data_ptr(),
-        arena.data_ptr(),
-        query.data_ptr(),
-        (q_heads, kv_heads, dim, cos.shape[-1], block_tokens, layers * layer_size, layer * layer_size),
-        TAGS[qkv.dtype],
-    )
+    weight, eps = (0, 0.0) if norm is None else (norm.weight.data_ptr(), norm.eps)
+    operands = [tokens, q_heads, kv_heads, dim, cos.shape[-1], block_tokens, layers, layer]
+    operands += [slots.data_ptr(), qkv.data_ptr(), weight, norm_kind(norm), cos.data_ptr(), sin.data_ptr()]
+    operands += [arena.data_ptr(), query.data_ptr()]
+    run_one(_parts(qkv.numel(), NUMBERS), ROTATE, operands, qkv.dtype, (eps, 0.0))
     return query
 
 
@@ -172,31 +137,21 @@ def paged_attention(query: Tensor, arena: Tensor, layer: int, batch: PagedBatch,
     """Causal attention of each row's tokens over its own blocks: ``[tokens, q_heads, head_dim]``. ``batch``:
     made by this backend's `lay_out`. Rows of one token and rows of several go to a loop each."""
     assert isinstance(batch, CpuBatch), "a batch is laid out by the backend that attends to it"
-    _, layers, sides, kv_heads, block_tokens, dim = arena.shape
-    layer_size = sides * kv_heads * block_tokens * dim
-    out = torch.empty_like(query)
-    places = (
-        query.data_ptr(),
-        out.data_ptr(),
-        arena.data_ptr(),
-        batch.row_starts.data_ptr(),
-        batch.context_lengths.data_ptr(),
-        batch.tables.data_ptr(),
-        batch.tables.shape[1],
-        layer * layer_size,
-        (query.shape[1] // kv_heads, kv_heads, dim, block_tokens, layers * layer_size),
-        float(how.scale),
-        how.window or 0,
-        float(how.soft_cap or 0.0),
-        TAGS[query.dtype],
+    _, layers, _, kv_heads, block_tokens, dim = arena.shape
+    q_heads = query.shape[1]
+    out, scratch = (
+        torch.empty_like(query),
+        torch.empty(attention_bytes(batch, q_heads, dim), dtype=torch.uint8),
     )
-    if batch.singles.size:
-        seen = min(batch.longest, how.window or batch.longest)
-        parts = parts_for(batch.singles.size * seen * query.shape[1] * dim, PAIRS)
-        decode.attend_singles(parts, batch.singles, batch.longest, *places)
+    seen = min(batch.longest, how.window or batch.longest)
+    work = batch.singles.size * seen * q_heads * dim
     if batch.chunks.size:
-        parts = parts_for(query.numel() * batch.tables.shape[1] * block_tokens, PAIRS)
-        prefill.attend_chunks(parts, batch.chunks, batch.most, *places)
+        work += query.numel() * batch.tables.shape[1] * block_tokens
+    operands = [*batch_operands(batch, scratch), q_heads, kv_heads, dim, block_tokens, layers, layer]
+    operands += [how.window or 0, query.data_ptr(), out.data_ptr(), arena.data_ptr(), *tables_of(batch)]
+    run_one(
+        _parts(work, PAIRS), ATTEND, operands, query.dtype, (float(how.scale), float(how.soft_cap or 0.0))
+    )
     return out
 
 
@@ -205,11 +160,20 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
     ``silu`` or ``gelu_tanh``."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((rows, width))
-    parts = parts_for(gate_up.numel(), NUMBERS)
-    elementwise.gated(
-        parts, gate_up.data_ptr(), out.data_ptr(), rows, width, _KINDS[activation], TAGS[gate_up.dtype]
-    )
+    operands = (rows, width, gate_up.data_ptr(), out.data_ptr(), GATES[activation])
+    run_one(_parts(gate_up.numel(), NUMBERS), GATE, operands, gate_up.dtype, (0.0, 0.0))
     return out
+
+
+def whole(layers: Sequence[Layer], shape: Shape) -> Layers | None:
+    """What computes all ``layers`` in one call; None: there is a matrix that is not packed."""
+    return Layers(layers, shape) if fits(layers) else None
+
+
+def _parts(work: int, grain: int) -> int:
+    """On how many threads to do ``work``: on all, or on one if their parts would be smaller than ``grain``."""
+    threads = parts_for(work, grain)
+    return threads if threads == torch.get_num_threads() else 1
 
 
 def penalize(

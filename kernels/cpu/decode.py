@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import prange, types
 
-from .compiling import compiled, in_order, inlined
+from .compiling import in_order, inlined
 from .elements import Pointer, address_of, memory, narrow, offset, pointer
 from .lanes import (
     LOWEST,
@@ -236,20 +235,19 @@ def piece_of(number: int, part: int, parts: int, rows: int, spans: int, kv_heads
 
 
 @inlined
-def _span(piece: Any, singles: Any, contexts: Pointer, tables: Pointer, widest: int, layer_at: int,
-          shape: Any, window: int) -> Any:  # fmt: skip
+def _span(piece: Any, singles: Pointer, rows: int, contexts: Pointer, tables: Pointer, widest: int,
+          layer_at: int, shape: Any, window: int) -> Any:  # fmt: skip
     """Where a work unit's K and V are. ``piece``: the unit, (index in ``singles``, KV head, span number).
     Returns its first position, the position behind its last one (no work if that is not greater), a pointer
     to the row's block table, and the offset of layer and head in a block.
 
-    ``singles``: the indices of the rows of one token. ``contexts``: each row's context length. ``tables``:
-    block tables, ``[rows, widest]``. ``layer_at``: the layer's offset in a block. ``shape``: (query heads per
-    KV head, kv_heads, head_dim, block_tokens, numbers of a block). ``window``: tokens that a query sees, 0
-    for all.
-    """
+    ``singles``: the indices of the ``rows`` rows of one token. ``contexts``: each row's context length.
+    ``tables``: block tables, ``[rows, widest]``. ``layer_at``: the layer's offset in a block. ``shape``:
+    (query heads per KV head, kv_heads, head_dim, block_tokens, numbers of a block). ``window``: tokens that a
+    query sees, 0 for all."""
     _, _, dim, slots, _ = shape
     at, head, span = piece
-    if at >= singles.size:
+    if at >= rows:
         return 0, 0, tables, layer_at
     row = singles[at]
     low = max(span * SPAN, contexts[row] - window if window else 0)
@@ -258,24 +256,35 @@ def _span(piece: Any, singles: Any, contexts: Pointer, tables: Pointer, widest: 
 
 
 @inlined
-def _pieces(part: int, parts: int, singles: Any, spans: int, query: Pointer, arena: Pointer, starts: Pointer,
-            contexts: Pointer, tables: Pointer, widest: int, layer_at: int, shape: Any, scale: float,
-            window: int, soft_cap: float, found: Any, tag: Any) -> None:  # fmt: skip
-    """Compute all work units, (row, KV head, span), of thread number ``part`` of ``parts``, and write their
-    partial results to ``found`` ``[single rows, kv_heads, spans, share, dims + 2]``: for each query head the
-    weighted sum of values, the greatest score and the sum of the weights. A span that the row does not see
-    gets weights of 0. The other arguments: see `attend_singles`."""
+def attend_singles(
+    part: int, parts: int, singles: Pointer, rows: int, spans: int, query: Pointer, arena: Pointer,
+    starts: Pointer, contexts: Pointer, tables: Pointer, widest: int, layer_at: int, shape: Any, scale: float,
+    window: int, soft_cap: float, found: Any, tag: Any,
+) -> None:  # fmt: skip
+    """Decode attention: compute all work units, (row, KV head, span), of thread number ``part`` of ``parts``,
+    and write their partial results to ``found`` ``[rows, kv_heads, spans, share, dims + 2]``: for each query
+    head the weighted sum of values, the greatest score and the sum of the weights. A span that the row does not
+    see gets weights of 0. `merge_singles` does the rest.
+
+    ``singles``: the indices of the ``rows`` rows with one token, int64. ``spans``: those of the longest of
+    their contexts. ``query``: ``[tokens, q_heads, head_dim]``. ``starts``, ``contexts``, ``tables`` ``[…,
+    widest]``: the batch's ``row_starts``, ``context_lengths`` and ``tables``. ``layer_at``: the offset of the
+    layer in a block, in numbers. ``shape``: (query heads per KV head, kv_heads, head_dim, block_tokens, numbers
+    of a block). ``scale``: the factor on scores. ``window``, ``soft_cap``: 0 for none. ``tag``: a number of the
+    element type (`elements.TAGS`).
+    """
     share, kv_heads, dim, _, _ = shape
     _, dims, _ = sizes(dim, tag)
-    work = _workspace(dim, tag)
-    number, rows = 0, singles.size
-    piece = piece_of(number, part, parts, rows, spans, kv_heads)
-    own = _span(piece, singles, contexts, tables, widest, layer_at, shape, window)
+    piece = piece_of(0, part, parts, rows, spans, kv_heads)
+    if piece[0] >= rows:
+        return
+    work, number = _workspace(dim, tag), 0
+    own = _span(piece, singles, rows, contexts, tables, widest, layer_at, shape, window)
     while piece[0] < rows:
         at, head, span = piece
         number += 1
         piece = piece_of(number, part, parts, rows, spans, kv_heads)
-        following = _span(piece, singles, contexts, tables, widest, layer_at, shape, window)
+        following = _span(piece, singles, rows, contexts, tables, widest, layer_at, shape, window)
         into = found[at, head, span]
         if own[0] < own[1]:
             first = (starts[singles[at]] * kv_heads + head) * share
@@ -313,42 +322,15 @@ def _merge(found: Any, spans: int, dim: int, factors: Any, out: Pointer, to: int
         out[to + i] = narrow(whole[i] * factor, tag)
 
 
-@compiled
-def attend_singles(
-    parts: int, singles: Any, longest: int, query_at: int, out_at: int, arena_at: int, starts_at: int,
-    contexts_at: int, tables_at: int, widest: int, layer_at: int, shape: Any, scale: float, window: int,
-    soft_cap: float, tag: Any,
-) -> None:  # fmt: skip
-    """Decode attention: rows with one token each, on ``parts`` threads; writes the result to ``out_at``.
-    Compiled numba code.
-
-    Names with ``_at``, but ``layer_at``, are addresses of tensors: ``query`` and ``out`` ``[tokens, q_heads,
-    head_dim]``, the arena, and the batch's ``row_starts``, ``context_lengths`` and ``tables``. ``singles``:
-    the indices of the rows with one token, int64. ``longest``: the longest of their contexts. ``widest``: the
-    second size of ``tables``. ``layer_at``: the offset of the layer in a block, in numbers. ``shape``: (query
-    heads per KV head, kv_heads, head_dim, block_tokens, numbers of a block). ``scale``: the factor on scores.
-    ``window``, ``soft_cap``: 0 for none. ``tag``: a number of the element type (`elements.TAGS`).
-    """
-    share, kv_heads, dim = shape[0], shape[1], shape[2]
-    query, out, arena = pointer(query_at, tag), pointer(out_at, tag), pointer(arena_at, tag)
-    word = types.int64(0)
-    starts, contexts, tables = pointer(starts_at, word), pointer(contexts_at, word), pointer(tables_at, word)
-    spans, dims = (longest + SPAN - 1) // SPAN, (dim + LANES - 1) // LANES * LANES
-    found = np.empty((singles.size, kv_heads, spans, share, dims + 2), np.float32)
-    if parts == 1:
-        _pieces(
-            0, 1, singles, spans, query, arena, starts, contexts, tables, widest, layer_at, shape, scale,
-            window, soft_cap, found, tag,
-        )  # fmt: skip
-    else:
-        for part in prange(parts):
-            _pieces(
-                part, parts, singles, spans, query, arena, starts, contexts, tables, widest, layer_at, shape,
-                scale, window, soft_cap, found, tag,
-            )  # fmt: skip
+@inlined
+def merge_singles(part: int, parts: int, singles: Pointer, rows: int, spans: int, starts: Pointer, shape: Any,
+                  found: Any, out: Pointer, tag: Any) -> None:  # fmt: skip
+    """Merge the partial results of `attend_singles` that belong to thread number ``part`` of ``parts``, and
+    write them to ``out``, ``[tokens, q_heads, head_dim]``. The arguments are its own."""
+    share, kv_heads, dim, _, _ = shape
     factors = np.zeros(4 * LANES, np.float32)
-    for at in range(singles.size):
-        for head in range(kv_heads):
-            for j in range(share):
-                to = ((starts[singles[at]] * kv_heads + head) * share + j) * dim
-                _merge(found[at, head, :, j], spans, dim, factors, out, to, tag)
+    for unit in range(part, rows * kv_heads, parts):
+        at, head = unit // kv_heads, unit % kv_heads
+        for j in range(share):
+            to = ((starts[singles[at]] * kv_heads + head) * share + j) * dim
+            _merge(found[at, head, :, j], spans, dim, factors, out, to, tag)

@@ -3,7 +3,7 @@
 Each number of the result is one sum in fp32, of one product after the other; of bfloat16, where the processor
 can (``vdpbf16ps``), of two products at a time. A lane is a row of the weights, and nothing is summed across
 lanes: so it depends on its own row of the activations and its own row of the weights alone, whatever else is
-computed with it. """
+computed with it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, prange, types
+from numba import njit, types
 from numba.extending import intrinsic
 
 from ..packed_types import PANEL, RUN
-from .compiling import alone, exact
-from .elements import Pointer, address_of, memory, narrow, offset, pointer, widen
+from .compiling import alone
+from .elements import Pointer, memory, narrow, offset, pointer, widen
 from .vectors import (
     FLOAT,
     I64,
@@ -143,11 +143,14 @@ _strict = njit(nogil=True, error_model="numpy", fastmath=False)
 
 
 @_strict  # type: ignore[untyped-decorator]
-def _take(low: int, high: int, x: Pointer, width: int, line: int, size: int, rows: Any, tag: Any) -> None:
-    """Copy the rows ``[low, high)`` of the activations ``x`` ``[rows, width]`` to ``rows``, each to ``line``
-    bytes, padded with zeros: in fp32 if ``size`` is 4, else as they are."""
-    wide, same = pointer(address_of(memory(rows)), np.float32(0)), pointer(address_of(memory(rows)), tag)
-    padded = line // size
+def take(low: int, high: int, rows: int, x_at: int, lines_at: int, width: int, kind: Any, tag: Any) -> None:
+    """Copy the rows ``[low, high)`` of the activations ``[rows, width]`` to the scratch memory at ``lines_at``,
+    4 bytes for each number of each row in whole runs, in the form in which `multiply` takes them: each padded
+    with zeros, in fp32 or as they are. ``kind``, ``tag``: numbers of the types of the weights and of the
+    activations (`elements.TAGS`)."""
+    _, size, _ = _size(kind)
+    x, padded = pointer(x_at, tag), (width + RUN - 1) // RUN * RUN
+    wide, same = pointer(lines_at, np.float32(0)), pointer(lines_at, tag)
     for row in range(low, high):
         at = row * padded
         if size == 4:
@@ -163,11 +166,11 @@ def _take(low: int, high: int, x: Pointer, width: int, line: int, size: int, row
 
 
 @_strict  # type: ignore[untyped-decorator]
-def _panels(low: int, high: int, weights: Pointer, size: int, rows: Any, first: int, end: int, line: int,
-            runs: int, bias: Pointer, biased: bool, out: Pointer, n: int, kind: Any,
+def _panels(low: int, high: int, weights: Pointer, size: int, lines: Pointer, first: int, end: int, line: int,
+            runs: int, bias: Pointer, biased: bool, out: Pointer, out_line: int, n: int, kind: Any,
             tag: Any) -> None:  # fmt: skip
     """Multiply the panels ``[low, high)``, of ``size`` bytes each, with the activations ``[first, end)`` of
-    ``rows``, of ``line`` bytes each."""
+    ``lines``, of ``line`` bytes each."""
     room = np.empty((TOGETHER, 8, PANEL), np.float32)
     panel = low
     while panel < high:
@@ -176,7 +179,7 @@ def _panels(low: int, high: int, weights: Pointer, size: int, rows: Any, first: 
         while row < end:
             left = end - row
             done = WIDE_ROWS if left >= WIDE_ROWS else 4 if left >= 4 else 2 if left >= 2 else 1
-            x, to = offset(memory(rows), row * line), memory(room)
+            x, to = offset(lines, row * line), memory(room)
             if some == 1:
                 if done == 8:
                     _tile8(kind, begin, size, x, line, runs, to)
@@ -200,7 +203,7 @@ def _panels(low: int, high: int, weights: Pointer, size: int, rows: Any, first: 
                 column = (panel + at) * PANEL
                 count = min(PANEL, n - column)
                 for each in range(done):
-                    place = offset(out, (row + each) * n + column)
+                    place = offset(out, (row + each) * out_line + column)
                     if biased:
                         for i in range(count):
                             room[at, each, i] += widen(bias[column + i])
@@ -210,41 +213,26 @@ def _panels(low: int, high: int, weights: Pointer, size: int, rows: Any, first: 
         panel += some
 
 
-@exact
-def product(
-    parts: int, x_at: int, weight_at: int, bias_at: int, out_at: int, rows: int, n: int, width: int,
-    kind: Any, tag: Any,
-) -> None:  # fmt: skip
-    """``out = x @ weight.T + bias`` on ``parts`` threads: ``[rows, width]``, the packed ``[n, width]``, ``[n]``
-    (address 0: no bias) to ``[rows, n]``. Compiled numba code; names with ``_at`` are addresses, ``kind`` and
-    ``tag`` numbers of the types of the weights and of the other elements (`elements.TAGS`)."""
-    x, bias, out = pointer(x_at, tag), pointer(bias_at, tag), pointer(out_at, tag)
-    weights, biased = pointer(weight_at, np.uint8(0)), bias_at != 0
+@_strict  # type: ignore[untyped-decorator]
+def multiply(low: int, high: int, rows: int, lines_at: int, weight_at: int, bias_at: int, out_at: int,
+             out_line: int, n: int, width: int, kind: Any, tag: Any) -> None:  # fmt: skip
+    """Multiply the panels ``[low, high)`` of a packed matrix ``[n, width]`` with the ``rows`` activations that
+    `take` has left at ``lines_at``, add ``bias`` ``[n]`` (address 0: none), and write their columns of the
+    result, whose rows begin ``out_line`` numbers apart. ``kind``, ``tag``: as for `take`."""
+    bias, out, weights = pointer(bias_at, tag), pointer(out_at, tag), pointer(weight_at, np.uint8(0))
     number, size, _ = _size(kind)
-    runs, count = (width + RUN - 1) // RUN, (n + PANEL - 1) // PANEL
+    runs, lines = (width + RUN - 1) // RUN, pointer(lines_at, np.uint8(0))
     line, panel = runs * RUN * size, runs * RUN * PANEL * number
-    lines, some = np.empty(rows * line, np.uint8), max(8, ROOM // line // 8 * 8)
-    if parts == 1 or rows < 2 * parts:  # less work than the start of threads
-        _take(0, rows, x, width, line, size, lines, tag)
-    else:
-        for part in prange(parts):
-            _take(rows * part // parts, rows * (part + 1) // parts, x, width, line, size, lines, tag)
-    if parts == 1:
-        for first in range(0, rows, some):
-            _panels(0, count, weights, panel, lines, first, min(first + some, rows), line, runs, bias, biased,
-                    out, n, kind, tag)  # fmt: skip
-    else:
-        for part in prange(parts):
-            low, high = count * part // parts, count * (part + 1) // parts
-            for first in range(0, rows, some):
-                _panels(low, high, weights, panel, lines, first, min(first + some, rows), line, runs, bias,
-                        biased, out, n, kind, tag)  # fmt: skip
+    some = max(8, ROOM // line // 8 * 8)
+    for first in range(0, rows, some):
+        _panels(low, high, weights, panel, lines, first, min(first + some, rows), line, runs, bias,
+                bias_at != 0, out, out_line, n, kind, tag)  # fmt: skip
 
 
 @alone
 def rows(ids_at: int, count: int, weight_at: int, out_at: int, width: int, kind: Any, tag: Any) -> None:
-    """Write ``count`` rows of a packed matrix ``[n, width]`` to ``[count, width]``, by their ``ids``, int64.
-    Compiled numba code; arguments as those of `product`."""
+    """Write ``count`` rows of a packed matrix to ``[count, width]``, by their ``ids``, int64. Compiled numba
+    code; names with ``_at`` are addresses; ``kind``, ``tag``: as for `take`."""
     ids, weights, out = pointer(ids_at, np.int64(0)), pointer(weight_at, kind), pointer(out_at, tag)
     _, _, beside = _size(kind)
     panel = (width + RUN - 1) // RUN * RUN * PANEL

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, prange, types
+from numba import njit, types
 from numba.extending import intrinsic
 
 from ..packed import LEAST
 from ..packed_types import PANEL, RUN, TYPES, PackedType
-from .compiling import alone, exact
+from .compiling import alone
 from .elements import Pointer, bits_of, memory, narrow, offset, pointer, widen
 from .vectors import (
     I8,
@@ -232,10 +232,23 @@ _LEAST = np.float32(LEAST)
 
 
 @_strict  # type: ignore[untyped-decorator]
-def _round(low: int, high: int, x: Pointer, width: int, group: int, zero: int, numbers: Any, scales: Any,
-           starts: Any, sums: Any) -> None:  # fmt: skip
-    """Round the rows ``[low, high)`` of the activations ``x`` ``[rows, width]`` to 8 bits: see `_tile`. A run
-    with a number that is not finite gets a scale of NaN."""
+def _lines(at: int, rows: int, width: int, group: int) -> Any:
+    """Where the rounded activations, ``[rows, width]``, lie in the scratch memory at the address ``at``:
+    pointers to ``numbers``, ``scales``, ``starts`` and ``sums`` (see `_tile`)."""
+    scales = at + rows * width
+    starts = scales + rows * width // RUN * 4
+    sums = starts + rows * width // group * 4
+    kept = (pointer(scales, np.float32(0)), pointer(starts, np.int32(0)), pointer(sums, np.float32(0)))
+    return pointer(at, np.int8(0)), *kept
+
+
+@_strict  # type: ignore[untyped-decorator]
+def take(low: int, high: int, rows: int, x_at: int, lines_at: int, width: int, kind: Any, tag: Any) -> None:
+    """Round the rows ``[low, high)`` of the activations ``[rows, width]`` to 8 bits, into the scratch memory at
+    ``lines_at``: see `_tile`. It has 4 bytes for each number. A run with a number that is not finite gets a
+    scale of NaN. ``kind``: one of `TAGS`; ``tag``: a number of the element type (`elements.TAGS`)."""
+    group, zero, _, _ = _sizes(kind)
+    x, (numbers, scales, starts, sums) = pointer(x_at, tag), _lines(lines_at, rows, width, group)
     line = np.empty(RUN, np.float32)
     for run in range(low * width // RUN, high * width // RUN):
         most, wrong = np.float32(0), np.float32(0)
@@ -261,10 +274,10 @@ def _round(low: int, high: int, x: Pointer, width: int, group: int, zero: int, n
 
 @_strict  # type: ignore[untyped-decorator]
 def _panels(low: int, high: int, panels: Pointer, size: int, blocks: int, first: int, end: int, width: int,
-            group: int, numbers: Any, scales: Any, starts: Any, sums: Any, bias: Pointer, biased: bool,
-            out: Pointer, n: int, kind: Any, tag: Any) -> None:  # fmt: skip
+            group: int, lines: Any, bias: Pointer, biased: bool, out: Pointer, out_line: int, n: int, kind: Any,
+            tag: Any) -> None:  # fmt: skip
     """Multiply the panels ``[low, high)`` with the rows ``[first, end)`` of the rounded activations."""
-    runs, cut = width // RUN, width // group
+    runs, cut, (numbers, scales, starts, sums) = width // RUN, width // group, lines
     room = np.empty((8, PANEL), np.float32)
     to = memory(room)
     for panel in range(low, high):
@@ -272,8 +285,8 @@ def _panels(low: int, high: int, panels: Pointer, size: int, blocks: int, first:
         row, count = first, min(PANEL, n - panel * PANEL)
         while row < end:
             done = 8 if end - row >= 8 else 4 if end - row >= 4 else 2 if end - row >= 2 else 1
-            q, d = offset(memory(numbers), row * width), offset(memory(scales), row * runs)
-            s, o = offset(memory(starts), row * cut), offset(memory(sums), row * cut)
+            q, d = offset(numbers, row * width), offset(scales, row * runs)
+            s, o = offset(starts, row * cut), offset(sums, row * cut)
             if done == 8:
                 _tile8(kind, weights, blocks, q, d, s, o, runs, to)
             elif done == 4:
@@ -283,7 +296,7 @@ def _panels(low: int, high: int, panels: Pointer, size: int, blocks: int, first:
             else:
                 _tile1(kind, weights, blocks, q, d, s, o, runs, to)
             for each in range(done):
-                place = offset(out, (row + each) * n + panel * PANEL)
+                place = offset(out, (row + each) * out_line + panel * PANEL)
                 if biased:
                     for i in range(count):
                         room[each, i] += widen(bias[panel * PANEL + i])
@@ -292,38 +305,18 @@ def _panels(low: int, high: int, panels: Pointer, size: int, blocks: int, first:
             row += done
 
 
-@exact
-def product(
-    parts: int, x_at: int, weight_at: int, bias_at: int, out_at: int, rows: int, n: int, width: int,
-    kind: Any, tag: Any,
-) -> None:  # fmt: skip
-    """``out = x @ weight.T + bias`` on ``parts`` threads: ``[rows, width]``, the packed ``[n, width]``, ``[n]``
-    (address 0: no bias) to ``[rows, n]``. Compiled numba code; names with ``_at`` are addresses, ``kind`` is
-    one of `TAGS`, ``tag`` a number of the element type (`elements.TAGS`)."""
-    x, bias, out = pointer(x_at, tag), pointer(bias_at, tag), pointer(out_at, tag)
-    panels = pointer(weight_at, np.uint8(0))
-    group, zero, block, unit = _sizes(kind)
-    blocks = width // block
-    numbers, scales = np.empty(rows * width, np.int8), np.empty(rows * width // RUN, np.float32)
-    starts, sums = np.empty(rows * width // group, np.int32), np.empty(rows * width // group, np.float32)
-    biased, count = bias_at != 0, (n + PANEL - 1) // PANEL
-    some = max(8, ROOM // width // 8 * 8)
-    if parts == 1 or rows < 2 * parts:  # less work than the start of threads
-        _round(0, rows, x, width, group, zero, numbers, scales, starts, sums)
-    else:
-        for each in prange(parts):
-            low, high = rows * each // parts, rows * (each + 1) // parts
-            _round(low, high, x, width, group, zero, numbers, scales, starts, sums)
-    if parts == 1:
-        for first in range(0, rows, some):
-            _panels(0, count, panels, blocks * unit, blocks, first, min(first + some, rows), width, group,
-                    numbers, scales, starts, sums, bias, biased, out, n, kind, tag)  # fmt: skip
-    else:
-        for each in prange(parts):
-            low, high = count * each // parts, count * (each + 1) // parts
-            for first in range(0, rows, some):
-                _panels(low, high, panels, blocks * unit, blocks, first, min(first + some, rows), width, group,
-                        numbers, scales, starts, sums, bias, biased, out, n, kind, tag)  # fmt: skip
+@_strict  # type: ignore[untyped-decorator]
+def multiply(low: int, high: int, rows: int, lines_at: int, weight_at: int, bias_at: int, out_at: int,
+             out_line: int, n: int, width: int, kind: Any, tag: Any) -> None:  # fmt: skip
+    """Multiply the panels ``[low, high)`` of a packed matrix ``[n, width]`` with the ``rows`` activations that
+    `take` has left at ``lines_at``, add ``bias`` ``[n]`` (address 0: none), and write their columns of the
+    result, whose rows begin ``out_line`` numbers apart. ``kind``, ``tag``: as for `take`."""
+    bias, out, panels = pointer(bias_at, tag), pointer(out_at, tag), pointer(weight_at, np.uint8(0))
+    group, _, block, unit = _sizes(kind)
+    blocks, lines, some = width // block, _lines(lines_at, rows, width, group), max(8, ROOM // width // 8 * 8)
+    for first in range(0, rows, some):
+        _panels(low, high, panels, blocks * unit, blocks, first, min(first + some, rows), width, group, lines,
+                bias, bias_at != 0, out, out_line, n, kind, tag)  # fmt: skip
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -360,7 +353,7 @@ def _unpack(typing: Any, tag: Any, block: Any, codes: Any, factors: Any, added: 
 @alone
 def rows(ids_at: int, count: int, weight_at: int, out_at: int, width: int, kind: Any, tag: Any) -> None:
     """Write ``count`` rows of a packed matrix ``[n, width]`` to ``[count, width]``, by their ``ids``, int64.
-    Compiled numba code; arguments as those of `product`."""
+    Compiled numba code; names with ``_at`` are addresses; ``kind``, ``tag``: as for `take`."""
     ids, panels, out = pointer(ids_at, np.int64(0)), pointer(weight_at, np.uint8(0)), pointer(out_at, tag)
     group, zero, block, unit = _sizes(kind)
     codes, factors = np.empty(block * PANEL, np.uint8), np.empty((block // group, PANEL), np.float32)

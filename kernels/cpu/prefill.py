@@ -11,10 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import prange, types
 
 from .batch import CHUNK_VECTORS
-from .compiling import compiled, in_order, inlined
+from .compiling import in_order, inlined
 from .elements import Pointer, memory, narrow, offset, pointer
 from .lanes import (
     HEIGHTS,
@@ -300,31 +299,6 @@ def _give(vectors: int, line: int, out: Pointer, shape: Any, work: Any, tag: Any
 
 
 @inlined
-def _blocks(part: int, parts: int, chunks: Any, blocks: int, tokens: int, query: Pointer, out: Pointer,
-            arena: Pointer, starts: Pointer, contexts: Pointer, tables: Pointer, widest: int, layer_at: int,
-            shape: Any, scale: float, window: int, soft_cap: float, tag: Any) -> None:  # fmt: skip
-    """Compute the work units of thread ``part`` of ``parts``, and write their results to ``out``. A unit is
-    (a block of ``tokens`` tokens, chunk, KV head); units are numbered with the last blocks first, as they see
-    most, and the thread takes every ``parts``-th. ``blocks``: blocks of the longest chunk. The other
-    arguments: see `attend_chunks`."""
-    share, kv_heads, dim, slots, _ = shape
-    work = _workspace(dim, tag)
-    for piece in range(part, blocks * chunks.size * kv_heads, parts):
-        head, row = piece % kv_heads, chunks[piece // kv_heads % chunks.size]
-        total = starts[row + 1] - starts[row]
-        begin = (blocks - 1 - piece // (kv_heads * chunks.size)) * tokens
-        count = min(tokens, total - begin)
-        if count <= 0:
-            continue
-        first = contexts[row] - total + begin
-        line = ((starts[row] + begin) * kv_heads + head) * share
-        head_at, table = layer_at + head * slots * dim, offset(tables, row * widest)
-        _take(count * share, first, line, query, shape, window, work, tag)
-        _attend_block(first, count, arena, table, head_at, shape, scale, window, soft_cap, work, tag)
-        _give(count * share, line, out, shape, work, tag)
-
-
-@inlined
 def block_tokens(most: int, share: int, alike: int, parts: int) -> int:
     """How many tokens of a chunk are one work unit and share packed tiles of K and V, so that all ``parts``
     threads have about the same work. ``most``: the tokens of the longest chunk. ``share``: query heads per KV
@@ -341,35 +315,33 @@ def block_tokens(most: int, share: int, alike: int, parts: int) -> int:
     return best
 
 
-@compiled
+@inlined
 def attend_chunks(
-    parts: int, chunks: Any, most: int, query_at: int, out_at: int, arena_at: int, starts_at: int,
-    contexts_at: int, tables_at: int, widest: int, layer_at: int, shape: Any, scale: float, window: int,
-    soft_cap: float, tag: Any,
+    part: int, parts: int, chunks: Pointer, rows: int, most: int, query: Pointer, out: Pointer, arena: Pointer,
+    starts: Pointer, contexts: Pointer, tables: Pointer, widest: int, layer_at: int, shape: Any, scale: float,
+    window: int, soft_cap: float, tag: Any,
 ) -> None:  # fmt: skip
-    """Prefill attention: rows with several tokens each, on ``parts`` threads; writes the result to
-    ``out_at``. Compiled numba code. ``chunks``: the indices of the rows, int64; ``most``: tokens of the
-    longest of them.
+    """Prefill attention: compute the work units of thread ``part`` of ``parts``, and write their results to
+    ``out``. A unit is (a block of tokens, chunk, KV head); units are numbered with the last blocks first, as
+    they see most, and the thread takes every ``parts``-th.
 
-    Names with ``_at``, but ``layer_at``, are addresses of tensors: ``query`` and ``out`` ``[tokens, q_heads,
-    head_dim]``, the arena, and the batch's ``row_starts``, ``context_lengths`` and ``tables``. ``widest``:
-    the second size of ``tables``. ``layer_at``: the offset of the layer in a block, in numbers. ``shape``:
-    (query heads per KV head, kv_heads, head_dim, block_tokens, numbers of a block). ``scale``: the factor on
-    scores. ``window``, ``soft_cap``: 0 for none. ``tag``: a number of the element type (`elements.TAGS`).
+    ``chunks``: the indices of the ``rows`` rows with several tokens, int64; ``most``: tokens of the longest of
+    them. The other arguments are those of `decode.attend_singles`.
     """
-    query, out, arena = pointer(query_at, tag), pointer(out_at, tag), pointer(arena_at, tag)
-    word = types.int64(0)
-    starts, contexts, tables = pointer(starts_at, word), pointer(contexts_at, word), pointer(tables_at, word)
-    tokens = block_tokens(most, shape[0], chunks.size * shape[1], parts)
+    share, kv_heads, dim, slots, _ = shape
+    tokens = block_tokens(most, share, rows * kv_heads, parts)
     blocks = (most + tokens - 1) // tokens
-    if parts == 1:
-        _blocks(
-            0, 1, chunks, blocks, tokens, query, out, arena, starts, contexts, tables, widest, layer_at,
-            shape, scale, window, soft_cap, tag,
-        )  # fmt: skip
-    else:
-        for part in prange(parts):
-            _blocks(
-                part, parts, chunks, blocks, tokens, query, out, arena, starts, contexts, tables, widest,
-                layer_at, shape, scale, window, soft_cap, tag,
-            )  # fmt: skip
+    work = _workspace(dim, tag)
+    for piece in range(part, blocks * rows * kv_heads, parts):
+        head, row = piece % kv_heads, chunks[piece // kv_heads % rows]
+        total = starts[row + 1] - starts[row]
+        begin = (blocks - 1 - piece // (kv_heads * rows)) * tokens
+        count = min(tokens, total - begin)
+        if count <= 0:
+            continue
+        first = contexts[row] - total + begin
+        line = ((starts[row] + begin) * kv_heads + head) * share
+        head_at, table = layer_at + head * slots * dim, offset(tables, row * widest)
+        _take(count * share, first, line, query, shape, window, work, tag)
+        _attend_block(first, count, arena, table, head_at, shape, scale, window, soft_cap, work, tag)
+        _give(count * share, line, out, shape, work, tag)

@@ -8,7 +8,7 @@ its row-wise operations: norms, rotation, activation, sampling.
 from __future__ import annotations
 
 from ..batch import lay_out
-from ..reference.backend import copy_pieces, packed_linear, packed_rows
+from ..reference.backend import copy_pieces, packed_linear, packed_rows, whole
 from .backend import (
     add_norm,
     allow,
@@ -45,4 +45,5 @@ __all__ = [
     "rms_norm",
     "rotate_and_store",
     "sample",
+    "whole",
 ]

@@ -5,7 +5,8 @@ The arena is contiguous, ``[block, layer, k|v, head, slot, dim]``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,6 +21,9 @@ from ..interface import Attention, HeadNorm
 from ..packed import Packed, rounded
 from .penalties import allow, count, penalize
 from .seeded_sampling import log_probabilities, sample
+
+if TYPE_CHECKING:
+    from ..layer import Layer, Shape, WholeLayers
 
 __all__ = [
     "add_norm",
@@ -42,6 +46,7 @@ __all__ = [
     "rotate_and_store",
     "sample",
     "store_kv",
+    "whole",
 ]
 
 
@@ -162,6 +167,11 @@ def packed_linear(x: Tensor, weight: Packed, bias: Tensor | None = None) -> Tens
 def packed_rows(weight: Packed, ids: Tensor, dtype: torch.dtype) -> Tensor:
     """The rows ``ids``, int64 ``[n]``, of a packed matrix: ``[n, in]`` in ``dtype``."""
     return weight.take(ids).to(dtype)
+
+
+def whole(layers: Sequence[Layer], shape: Shape) -> WholeLayers | None:
+    """Nothing: layers are computed operation by operation."""
+    return None
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

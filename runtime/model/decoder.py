@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...kernels.batch import PagedBatch
 from ...kernels.interface import Attention, HeadNorm, Kernels
+from ...kernels.layer import Layer, Shape, WholeLayers
 from ...kernels.linear import rows_of
 from ...kernels.reference import backend
 from .config import ModelConfig
@@ -67,6 +68,7 @@ class Decoder:
         self._plans = tuple(self._plan(layer) for layer in range(config.layers))
         # The factor is rounded to the type of the embedding, as in transformers.
         self._embedding_scale = float(torch.tensor(config.scales.embedding, dtype=self.dtype))
+        self._whole = self._made_whole()
 
     @property
     def device(self) -> torch.device:
@@ -96,6 +98,9 @@ class Decoder:
         turns = [_Turns(by_rope[kind.rope], scale_of[kind.rope]) for kind in self.config.kinds]
         first = self.weights.layers[0].before_attention
         x = residual if first is None else self.kernels.rms_norm(residual, first, self.config.norm_eps)
+        if self._whole is not None and all(turn.query_scale is None for turn in turns):
+            x = x.clone() if first is None else x
+            return self._whole(x, residual, [turn.angles for turn in turns], batch, arenas)
         for layer, plan in zip(self.weights.layers, self._plans, strict=True):
             x = self._attend(layer, plan, x, turns[plan.kind], batch, arenas[plan.kind])
             residual, x = self._join(x, residual, layer.after_attention, layer.before_mlp)
@@ -112,6 +117,32 @@ class Decoder:
         if scales.logits_cap is not None:
             logits = scales.logits_cap * torch.tanh(logits / scales.logits_cap)
         return logits
+
+    def _made_whole(self) -> WholeLayers | None:
+        """What computes all layers in one call, if the backend has it."""
+        config = self.config
+        if config.scales.residual != 1.0:
+            return None
+        layers = [
+            Layer(
+                kind=plan.kind,
+                number=plan.number,
+                attention=plan.attention,
+                head_norm=plan.head_norm,
+                qkv=layer.qkv,
+                output=layer.output,
+                after_attention=layer.after_attention,
+                before_mlp=layer.before_mlp,
+                gate_up=layer.gate_up,
+                down=layer.down,
+                after_mlp=layer.after_mlp,
+                next_norm=plan.next_norm,
+            )
+            for layer, plan in zip(self.weights.layers, self._plans, strict=True)
+        ]
+        heads = (config.query_heads, config.kv_heads, config.head_dim)
+        shape = Shape(config.hidden_size, *heads, config.norm_eps, config.activation, self.dtype)
+        return self.kernels.whole(layers, shape)
 
     def _attend(
         self,

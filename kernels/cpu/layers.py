@@ -1,0 +1,229 @@
+"""All layers of a decoder as one program: one call of compiled code for a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..batch import PagedBatch
+from ..interface import HeadNorm
+from ..layer import Layer, Shape
+from ..linear import Linear, Matrix
+from ..packed import Packed
+from . import elementwise
+from .batch import CpuBatch
+from .compiling import parts_for
+from .cores import computing
+from .program import (
+    ATTEND,
+    GATE,
+    MATRICES,
+    MULTIPLY,
+    NORM,
+    OPERANDS,
+    ROTATE,
+    attention_bytes,
+    piece,
+    run,
+    runner,
+    scratch_bytes,
+)
+
+GATES = {"silu": elementwise.SILU, "gelu_tanh": elementwise.GELU_TANH}
+
+LEAST = 1 << 17
+"""The least multiplications of a thread: with fewer in a step, one thread computes it."""
+
+_STEP = (
+    "tokens",
+    "x",
+    "residual",
+    "qkv",
+    "query",
+    "attended",
+    "y",
+    "gate_up",
+    "gated",
+    "scratch",
+    "slots",
+    "singles",
+    "longest",
+    "singles_at",
+    "found",
+    "chunks",
+    "most",
+    "chunks_at",
+    "starts",
+    "contexts",
+    "tables",
+    "widest",
+)
+"""The values of a program that differ from step to step, in order; those of the kinds of layers follow."""
+_KIND = ("cos", "sin", "turning", "arena", "layers", "block_tokens")
+
+
+def fits(layers: Sequence[Layer]) -> bool:
+    """Whether `Layers` can compute these: all matrices are packed."""
+    linears = [one for layer in layers for one in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+    return all(isinstance(matrix, Packed) for one in linears for matrix in one.matrices)
+
+
+def norm_kind(norm: HeadNorm | None) -> int:
+    """The number of a norm of queries and keys, for `elementwise.rotate_tokens`."""
+    if norm is None:
+        return elementwise.NO_NORM
+    return elementwise.WHOLE if norm.whole else elementwise.PER_HEAD
+
+
+def matrices_of(matrices: Sequence[Matrix], bias: Tensor | None, dtype: torch.dtype) -> list[int]:
+    """The last operands of a `MULTIPLY` with packed ``matrices``, for activations of ``dtype``."""
+    operands, at = [], 0 if bias is None else bias.data_ptr()
+    for matrix in matrices:
+        assert isinstance(matrix, Packed)
+        operands += [piece(matrix.kind.name, dtype), matrix.data.data_ptr(), at, matrix.rows]
+        at += matrix.rows * dtype.itemsize if at else 0
+    return [*operands, *[0] * (4 * (MATRICES - len(matrices))), dtype.itemsize]
+
+
+def batch_operands(batch: CpuBatch, scratch: Tensor) -> tuple[int, ...]:
+    """The first operands of an `ATTEND` of a batch."""
+    singles, chunks = (each.__array_interface__["data"][0] for each in (batch.singles, batch.chunks))
+    rows = (batch.singles.size, batch.longest, singles, scratch.data_ptr())
+    return *rows, batch.chunks.size, batch.most, chunks
+
+
+def tables_of(batch: CpuBatch) -> tuple[int, ...]:
+    """The last operands of an `ATTEND` of a batch."""
+    places = (batch.row_starts, batch.context_lengths, batch.tables)
+    return *(each.data_ptr() for each in places), batch.tables.shape[1]
+
+
+class Layers:
+    """`kernels.layer.WholeLayers` on the CPU."""
+
+    def __init__(self, layers: Sequence[Layer], shape: Shape) -> None:
+        """``layers``: all their matrices are packed."""
+        self._layers = layers  # their weights are in the program by address
+        self._shape = shape
+        self._kinds = 1 + max(layer.kind for layer in layers)
+        names = [*_STEP, *(f"{name} {kind}" for kind in range(self._kinds) for name in _KIND)]
+        self._places = {name: place for place, name in enumerate(names)}
+        self._values, self._known = [0] * len(names), {}
+        self._factors: list[float] = [0.0]
+        self._width = max(max(_widths(layer)) for layer in layers)
+        self._inner = layers[0].down.matrices[0].shape[1]
+        self._work = sum(
+            np.prod(m.shape) for layer in layers for one in _linears(layer) for m in one.matrices
+        )
+        rows = [row for layer in layers for row in self._rows(layer)]
+        self._program = np.array(rows)
+        self._numbers = np.array(self._values)
+        self._factor_array = np.array(self._factors)
+        self._runner = runner(shape.dtype)
+        threads = torch.get_num_threads()
+        self._apart = threads == 1 or len({*computing(threads)}) == threads
+
+    def __call__(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        angles: Sequence[tuple[Tensor, Tensor]],
+        batch: PagedBatch,
+        arenas: Sequence[Tensor],
+    ) -> Tensor:
+        """As `WholeLayers`; ``batch`` is made by this backend's `lay_out`."""
+        assert isinstance(batch, CpuBatch), "a batch is laid out by the backend that attends to it"
+        shape, tokens = self._shape, len(x)
+        parts = parts_for(tokens * self._work, LEAST)
+        if parts < torch.get_num_threads() or not self._apart:
+            parts = 1  # the threads of a program wait for one another
+        wide, queries = shape.q_heads + 2 * shape.kv_heads, shape.q_heads * shape.head_dim
+        sizes = [tokens * wide * shape.head_dim, tokens * queries, tokens * queries, tokens * shape.hidden]
+        sizes += [2 * tokens * self._inner, tokens * self._inner]
+        room = torch.empty(sum(sizes), dtype=shape.dtype)
+        places = [room.data_ptr() + sum(sizes[:at]) * shape.dtype.itemsize for at in range(len(sizes))]
+        scratch = torch.empty(scratch_bytes(tokens, self._width, parts), dtype=torch.uint8)
+        found = torch.empty(attention_bytes(batch, shape.q_heads, shape.head_dim), dtype=torch.uint8)
+        values = [
+            tokens,
+            x.data_ptr(),
+            residual.data_ptr(),
+            *places,
+            scratch.data_ptr(),
+            batch.slots.data_ptr(),
+        ]
+        values += [*batch_operands(batch, found), *tables_of(batch)]
+        for (cos, sin), arena in zip(angles, arenas, strict=True):
+            values += [cos.data_ptr(), sin.data_ptr(), cos.shape[-1]]
+            values += [arena.data_ptr(), arena.shape[1], arena.shape[4]]
+        numbers = self._numbers.copy()  # several threads may call at once
+        numbers[: len(values)] = values
+        run(parts, self._runner, self._program, numbers, self._factor_array)
+        return x
+
+    def _of(self, value: int) -> int:
+        """The place of a value that is the same in every step."""
+        if value not in self._known:
+            self._known[value] = len(self._values)
+            self._values.append(value)
+        return self._known[value]
+
+    def _row(self, operation: int, *operands: int | str, factors: tuple[float, ...] = ()) -> list[int]:
+        """A row of the program. Operands: values, or the names of values that differ from step to step."""
+        places = [self._places[one] if isinstance(one, str) else self._of(one) for one in operands]
+        row = [operation, *(self._factor(one) for one in factors)]
+        return [*row, *[0] * (3 - len(row)), *places, *[self._of(0)] * (OPERANDS - len(places))]
+
+    def _factor(self, factor: float) -> int:
+        self._factors.append(float(factor))
+        return len(self._factors) - 1
+
+    def _rows(self, layer: Layer) -> list[list[int]]:
+        """The operations of a layer."""
+        shape, kind, head_norm = self._shape, layer.kind, layer.head_norm
+        heads = (shape.q_heads, shape.kv_heads, shape.head_dim)
+        wide, queries = (shape.q_heads + 2 * shape.kv_heads) * shape.head_dim, shape.q_heads * shape.head_dim
+        weight, eps = (0, 0.0) if head_norm is None else (head_norm.weight.data_ptr(), head_norm.eps)
+        how, inner = layer.attention, self._inner
+        turn = ("slots", "qkv", weight, norm_kind(head_norm), f"cos {kind}", f"sin {kind}", f"arena {kind}")
+        blocks = (f"block_tokens {kind}", f"layers {kind}", layer.number)
+        rows = ("singles", "longest", "singles_at", "found", "chunks", "most", "chunks_at")
+        places = (f"arena {kind}", "starts", "contexts", "tables", "widest")
+        attend = (how.window or 0, "query", "attended", *places)
+        return [
+            self._product(layer.qkv, shape.hidden, "x", "qkv", wide),
+            self._row(ROTATE, "tokens", *heads, f"turning {kind}", *blocks, *turn, "query", factors=(eps,)),
+            self._row(ATTEND, *rows, *heads, *blocks, *attend, factors=(how.scale, how.soft_cap or 0.0)),
+            self._product(layer.output, queries, "attended", "y", shape.hidden),
+            *self._join(layer.after_attention, layer.before_mlp),
+            self._product(layer.gate_up, shape.hidden, "x", "gate_up", 2 * inner),
+            self._row(GATE, "tokens", inner, "gate_up", "gated", GATES[shape.activation]),
+            self._product(layer.down, inner, "gated", "y", shape.hidden),
+            *self._join(layer.after_mlp, layer.next_norm),
+        ]
+
+    def _product(self, linear: Linear, width: int, x: str, out: str, columns: int) -> list[int]:
+        matrices = matrices_of(linear.matrices, linear.bias, self._shape.dtype)
+        return self._row(MULTIPLY, "tokens", width, x, "scratch", out, columns, *matrices)
+
+    def _join(self, after: Tensor | None, before: Tensor | None) -> list[list[int]]:
+        """Add a sublayer's output to the residual, and make the next one's input."""
+        hidden, eps, rows = self._shape.hidden, self._shape.eps, []
+        if after is not None:
+            norm = ("tokens", hidden, "y", 0, after.data_ptr(), 0, "y")
+            rows.append(self._row(NORM, *norm, factors=(eps,)))
+        weight = 0 if before is None else before.data_ptr()
+        join = ("tokens", hidden, "y", "residual", weight, "residual", "x")
+        return [*rows, self._row(NORM, *join, factors=(eps,))]
+
+
+def _linears(layer: Layer) -> tuple[Linear, ...]:
+    return layer.qkv, layer.output, layer.gate_up, layer.down
+
+
+def _widths(layer: Layer) -> list[int]:
+    """How many numbers a row of each matrix of a layer has."""
+    return [matrix.shape[1] for one in _linears(layer) for matrix in one.matrices]
