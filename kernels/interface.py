@@ -21,7 +21,7 @@ from .packed import Packed
 from .reference.seeded_sampling import Typical
 
 if TYPE_CHECKING:
-    from .layer import Layer, Shape, WholeLayers
+    from .layer import Layer, LayerSizes, WholeLayers
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class Kernels(Protocol):
         """The rows ``ids``, int64 ``[n]``, of a packed matrix: ``[n, in]`` in ``dtype``."""
         ...
 
-    def whole(self, layers: Sequence[Layer], shape: Shape) -> WholeLayers | None:
+    def whole(self, layers: Sequence[Layer], shape: LayerSizes) -> WholeLayers | None:
         """What computes all ``layers`` of a decoder in one call, with the bits of the operations here; None:
         this backend has nothing like it for them."""
         ...

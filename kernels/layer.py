@@ -39,7 +39,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class LayerSizes:
     """The sizes of all layers. ``eps``: that of all norms but those of heads; ``activation``: of the gate;
     ``dtype``: of activations and of K and V."""
 

@@ -318,7 +318,7 @@ def plain(weight: Tensor) -> Packed:
     kind = PLAIN[str(weight.dtype).removeprefix("torch.")]
     panels, blocks, beside = -(-rows // PANEL), -(-width // RUN), _beside(kind)
     data = torch.zeros((panels, blocks * RUN // beside, PANEL, beside), dtype=weight.dtype)
-    whole = data.transpose(1, 2).unflatten(2, (blocks, RUN // beside))
+    whole = data.view(panels, blocks, -1, PANEL, beside).permute(0, 3, 1, 2, 4)
     for at in range(0, panels, ROWS):
         some = weight[at * PANEL : (at + ROWS) * PANEL]
         if len(some) % PANEL or width % RUN:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..batch import PagedBatch
 from ..interface import Attention, HeadNorm
-from ..layer import Layer, Shape
+from ..layer import Layer, LayerSizes
 from ..packed import Packed
 from ..reference import backend
 from ..reference.backend import by_slot, copy_blocks, linear, look_up
@@ -27,7 +27,18 @@ from .batch import CpuBatch, lay_out
 from .compiling import parts_for
 from .elements import TAGS
 from .layers import GATES, Layers, batch_operands, fits, matrices_of, norm_kind, tables_of
-from .program import ATTEND, GATE, KINDS, MULTIPLY, NORM, ROTATE, attention_bytes, run_one, scratch_bytes
+from .program import (
+    ATTEND,
+    GATE,
+    KINDS,
+    MULTIPLY,
+    NORM,
+    ROTATE,
+    at_once,
+    attention_bytes,
+    run_one,
+    scratch_bytes,
+)
 
 __all__ = [
     "add_norm",
@@ -165,15 +176,14 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
     return out
 
 
-def whole(layers: Sequence[Layer], shape: Shape) -> Layers | None:
+def whole(layers: Sequence[Layer], shape: LayerSizes) -> Layers | None:
     """What computes all ``layers`` in one call; None: there is a matrix that is not packed."""
     return Layers(layers, shape) if fits(layers) else None
 
 
 def _parts(work: int, grain: int) -> int:
-    """On how many threads to do ``work``: on all, or on one if their parts would be smaller than ``grain``."""
-    threads = parts_for(work, grain)
-    return threads if threads == torch.get_num_threads() else 1
+    """On how many threads to run an operation."""
+    return at_once(parts_for(work, grain))
 
 
 def penalize(

@@ -10,13 +10,12 @@ from torch import Tensor
 
 from ..batch import PagedBatch
 from ..interface import HeadNorm
-from ..layer import Layer, Shape
+from ..layer import Layer, LayerSizes
 from ..linear import Linear, Matrix
 from ..packed import Packed
 from . import elementwise
 from .batch import CpuBatch
 from .compiling import parts_for
-from .cores import computing
 from .program import (
     ATTEND,
     GATE,
@@ -25,6 +24,7 @@ from .program import (
     NORM,
     OPERANDS,
     ROTATE,
+    at_once,
     attention_bytes,
     piece,
     run,
@@ -104,27 +104,26 @@ def tables_of(batch: CpuBatch) -> tuple[int, ...]:
 class Layers:
     """`kernels.layer.WholeLayers` on the CPU."""
 
-    def __init__(self, layers: Sequence[Layer], shape: Shape) -> None:
+    def __init__(self, layers: Sequence[Layer], shape: LayerSizes) -> None:
         """``layers``: all their matrices are packed."""
         self._layers = layers  # their weights are in the program by address
         self._shape = shape
         self._kinds = 1 + max(layer.kind for layer in layers)
         names = [*_STEP, *(f"{name} {kind}" for kind in range(self._kinds) for name in _KIND)]
         self._places = {name: place for place, name in enumerate(names)}
-        self._values, self._known = [0] * len(names), {}
+        self._values = [0] * len(names)
+        self._known: dict[int, int] = {}
         self._factors: list[float] = [0.0]
         self._width = max(max(_widths(layer)) for layer in layers)
-        self._inner = layers[0].down.matrices[0].shape[1]
+        self._inner: int = layers[0].down.matrices[0].shape[1]
         self._work = sum(
-            np.prod(m.shape) for layer in layers for one in _linears(layer) for m in one.matrices
+            m.shape[0] * m.shape[1] for layer in layers for one in _linears(layer) for m in one.matrices
         )
         rows = [row for layer in layers for row in self._rows(layer)]
         self._program = np.array(rows)
         self._numbers = np.array(self._values)
         self._factor_array = np.array(self._factors)
         self._runner = runner(shape.dtype)
-        threads = torch.get_num_threads()
-        self._apart = threads == 1 or len({*computing(threads)}) == threads
 
     def __call__(
         self,
@@ -137,9 +136,7 @@ class Layers:
         """As `WholeLayers`; ``batch`` is made by this backend's `lay_out`."""
         assert isinstance(batch, CpuBatch), "a batch is laid out by the backend that attends to it"
         shape, tokens = self._shape, len(x)
-        parts = parts_for(tokens * self._work, LEAST)
-        if parts < torch.get_num_threads() or not self._apart:
-            parts = 1  # the threads of a program wait for one another
+        parts = at_once(parts_for(tokens * self._work, LEAST))
         wide, queries = shape.q_heads + 2 * shape.kv_heads, shape.q_heads * shape.head_dim
         sizes = [tokens * wide * shape.head_dim, tokens * queries, tokens * queries, tokens * shape.hidden]
         sizes += [2 * tokens * self._inner, tokens * self._inner]

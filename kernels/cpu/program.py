@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import carray, cfunc, config, prange, types
+from numba import carray, cfunc, config, get_num_threads, prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -22,6 +22,7 @@ from ..packed_types import PANEL, RUN, TYPES
 from . import decode, elementwise, linear, packed, prefill
 from .batch import CpuBatch
 from .compiling import cache_folder, compiled, inlined
+from .cores import computing
 from .elements import TAGS, Pointer, address_of, memory, offset, pointer
 from .lanes import SPAN
 from .vectors import I64, LANES
@@ -312,6 +313,18 @@ def run(parts: int, address: int, program: Any, values: Any, factors: Any) -> No
     else:
         for part in prange(parts):
             _part(part, parts, address, program, operations, values, counter, factors)
+
+
+@cache
+def _run_at_once(parts: int) -> bool:
+    return len({*computing(parts)}) == parts
+
+
+def at_once(parts: int) -> int:
+    """On how many threads to run a program that is cut into at most ``parts``: threads wait for one another, so
+    there must be as many, which OpenMP may be told not to start."""
+    parts = min(parts, get_num_threads())
+    return parts if parts == 1 or _run_at_once(parts) else 1
 
 
 def scratch_bytes(rows: int, width: int, parts: int) -> int:

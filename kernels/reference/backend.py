@@ -23,7 +23,7 @@ from .penalties import allow, count, penalize
 from .seeded_sampling import log_probabilities, sample
 
 if TYPE_CHECKING:
-    from ..layer import Layer, Shape, WholeLayers
+    from ..layer import Layer, LayerSizes, WholeLayers
 
 __all__ = [
     "add_norm",
@@ -169,7 +169,7 @@ def packed_rows(weight: Packed, ids: Tensor, dtype: torch.dtype) -> Tensor:
     return weight.take(ids).to(dtype)
 
 
-def whole(layers: Sequence[Layer], shape: Shape) -> WholeLayers | None:
+def whole(layers: Sequence[Layer], shape: LayerSizes) -> WholeLayers | None:
     """Nothing: layers are computed operation by operation."""
     return None
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...kernels.batch import PagedBatch
 from ...kernels.interface import Attention, HeadNorm, Kernels
-from ...kernels.layer import Layer, Shape, WholeLayers
+from ...kernels.layer import Layer, LayerSizes, WholeLayers
 from ...kernels.linear import rows_of
 from ...kernels.reference import backend
 from .config import ModelConfig
@@ -141,7 +141,7 @@ class Decoder:
             for layer, plan in zip(self.weights.layers, self._plans, strict=True)
         ]
         heads = (config.query_heads, config.kv_heads, config.head_dim)
-        shape = Shape(config.hidden_size, *heads, config.norm_eps, config.activation, self.dtype)
+        shape = LayerSizes(config.hidden_size, *heads, config.norm_eps, config.activation, self.dtype)
         return self.kernels.whole(layers, shape)
 
     def _attend(

@@ -1,5 +1,6 @@
 """Same output on every path: a second turn with KV that stayed, came from the host tier or from disk, was
-computed again, or came up in part and was computed in part, says what the undisturbed one says. Greedy, fp32.
+computed again, or came up in part and was computed in part, says what the undisturbed one says. Greedy, by the
+CPU's kernels in bfloat16 (SmolLM2 packed, as its file is), and by the reference in float32.
 
 The pocket model's own conversations, and others with SmolLM2 where it was fetched; real arena, slots and
 LMDB file. What is moved must be the same bytes: the device's blocks are hashed before they are lost and after
@@ -10,12 +11,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from xxhash import xxh3_64_intdigest
 
 from holdfast.benchmarks.harness.replay import InlineDisk
+from holdfast.kernels.backends import Needs, choose
 from holdfast.kvstore.arena import DeviceArena
 from holdfast.kvstore.block_mover import BlockMover
 from holdfast.kvstore.disk.store import RecordStore
@@ -36,7 +38,13 @@ from .test_parity import pocket_prompts
 BLOCK, SAID, BLOCKS = 16, 20, 128
 SLOTS = {"pocket": 384, "smollm2": 96}
 SHORT, LONG = {"pocket": 5, "smollm2": 1}, 200
-MODELS = ("pocket", pytest.param("smollm2", marks=[needed, pytest.mark.timeout(600)]))
+SLOW = [needed, pytest.mark.timeout(600)]
+MODELS = (
+    ("pocket", "bfloat16", "cpu"),
+    ("pocket", "float32", "reference"),
+    pytest.param(("smollm2", "bfloat16", "cpu"), marks=SLOW),
+    pytest.param(("smollm2", "float32", "cpu"), marks=SLOW),
+)
 PATHS = ("resident", "host", "disk", "recomputed", "split")
 
 
@@ -107,9 +115,14 @@ class Stage:
                 self.store.drop([key])
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=MODELS, ids=str)
 def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    model = load_model(request.param, "cpu", "float32")
+    name, dtype, kernels = request.param
+    if kernels == "cpu":
+        pytest.importorskip("numba")
+    model = load_model(name, "cpu", dtype, pack=kernels == "cpu")
+    backend = choose(kernels, model.decoder.device, Needs(model.decoder.dtype, packed=model.packed))
+    model = replace(model, decoder=model.decoder.computing_by(backend.kernels))
     (group,) = model.kv_groups(BLOCK)
     arena = DeviceArena(group, BLOCKS, "cpu")
     arena.poison(range(BLOCKS))

@@ -1,0 +1,46 @@
+"""A decoder's layers in one call of the CPU backend: the bits of its operations one by one, of every family, on
+one thread and on two, and the same for a prompt in any cut and company."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("numba")
+
+from holdfast.benchmarks.toys import FAMILIES, make_toy
+from holdfast.kernels.cpu import backend, layers
+from holdfast.runtime.model.load import LoadedModel, load_model
+
+from .feeding import Fed, prompts
+
+SEPARATE: Any = SimpleNamespace(**{**vars(backend), "whole": lambda layers, sizes: None})
+"""The CPU backend without the call for all layers."""
+
+
+def computed_by(model: LoadedModel, kernels: Any) -> LoadedModel:
+    return replace(model, decoder=model.decoder.computing_by(kernels))
+
+
+@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    for module in (backend, layers):
+        monkeypatch.setattr(module, "parts_for", lambda work, grain: request.param)
+    return int(request.param)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"granite"}))
+def test_all_layers_in_one_call(family: str, dtype: str, threads: int, tmp_path: Path) -> None:
+    model = load_model(make_toy("tiny", tmp_path, family=family), "cpu", dtype, pack=True)
+    whole, apart = (computed_by(model, kernels) for kernels in (backend, SEPARATE))
+    fed = Fed(whole, prompts(90, 31, 70)).in_a_mix()
+    assert torch.equal(fed.logits(), Fed(apart, prompts(90, 31, 70)).in_a_mix().logits())
+    for row, prompt in enumerate(fed.prompts):
+        alone = Fed(whole, [prompt]).in_chunks(len(prompt)).logits()
+        assert torch.equal(fed.logits(row), alone), f"prompt {row} in a mix"
