@@ -18,6 +18,7 @@ from holdfast.kernels.cpu import backend, layers
 from holdfast.runtime.model.load import LoadedModel, load_model
 
 from .feeding import Fed, prompts
+from .gguf_toys import draft
 
 SEPARATE: Any = SimpleNamespace(**{**vars(backend), "whole": lambda layers, sizes: None})
 """The CPU backend without the call for all layers."""
@@ -44,3 +45,19 @@ def test_all_layers_in_one_call(family: str, dtype: str, threads: int, tmp_path:
     for row, prompt in enumerate(fed.prompts):
         alone = Fed(whole, [prompt]).in_chunks(len(prompt)).logits()
         assert torch.equal(fed.logits(row), alone), f"prompt {row} in a mix"
+
+
+def test_matrices_of_several_types_in_one_map(threads: int, tmp_path: Path) -> None:
+    """Values and gates of another type than queries, keys and ups: each has activations of its own form."""
+    folder = make_toy("tiny", tmp_path / "folder", vocab_size=265, hidden_size=64, intermediate_size=96)
+    made = draft(folder, "Q4_1")
+    for name, (numbers, _) in made.tensors.items():
+        if "attn_v" in name or "ffn_gate" in name:
+            made.tensors[name] = (numbers, "Q8_0")
+    model = load_model(made.write(tmp_path / "toy.gguf"), "cpu", "float32", pack=True)
+    assert model.packed == ("Q4_1", "Q8_0")
+    assert len(model.decoder.weights.layers[0].qkv.matrices) == 2
+    whole, apart = (computed_by(model, kernels) for kernels in (backend, SEPARATE))
+    fed = Fed(whole, prompts(40, 9)).in_a_mix()
+    assert torch.equal(fed.logits(), Fed(apart, prompts(40, 9)).in_a_mix().logits())
+    assert torch.allclose(fed.logits(), Fed(model, prompts(40, 9)).in_a_mix().logits(), atol=1e-3)
