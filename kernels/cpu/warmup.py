@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from llvmlite import binding
 
-from ..interface import Attention, HeadNorm
 from ..packed import Packed, plain
 from ..packed_types import PANEL, TYPES
 from . import backend, cores
@@ -106,29 +105,17 @@ def _steps(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield for each kernel its name and a function that calls it once, on a few numbers of ``dtype``; the
     call compiles it."""
     dim, rows = 32, 3
-    arena = torch.zeros((3, 1, 2, 1, 16, dim), dtype=dtype)
     x, weight = torch.ones((rows, dim), dtype=dtype), torch.ones((dim, dim), dtype=dtype)
-    qkv = torch.ones((rows, 4, dim), dtype=dtype)
-    table = np.arange(3, dtype=np.int32)
-    chunk, single = (backend.lay_out(arena, [0], [count], [table]) for count in (rows, 1))
-    norm = HeadNorm(torch.ones((3, dim), dtype=dtype), 1e-6)
+    panels, first = plain(weight), torch.zeros(1, dtype=torch.int64)
     pieces = np.zeros((1, 2), dtype=np.int64)
     some = torch.zeros(64, dtype=torch.uint8)
     yield "cores", lambda: cores.computing(1)
     yield "copying", lambda: backend.copy_pieces(some, some.clone(), pieces, 64)
-    panels, ids = plain(weight), torch.zeros(1, dtype=torch.int64)
+    yield "the operations of layers", lambda: backend.rms_norm(x, weight[0], 1e-6)
     yield "products", lambda: backend.packed_linear(x, panels)
-    yield "rows", lambda: backend.packed_rows(panels, ids, dtype)
-    yield "norm", lambda: backend.rms_norm(x, weight[0], 1e-6)
-    yield "gated", lambda: backend.gated(weight, "silu")
-    yield "rotation", lambda: backend.rotate_and_store(qkv, norm, (x, x), arena, 0, chunk.slots)
-    how = Attention(1.0)
-    cells, ones = torch.zeros((rows, dim), dtype=torch.int32), torch.ones(1)
-    first = torch.zeros(1, dtype=torch.int64)
-    strengths = [ones.double()] * 3
+    yield "rows", lambda: backend.packed_rows(panels, first, dtype)
+    cells, strengths = torch.zeros((rows, dim), dtype=torch.int32), [torch.ones(1).double()] * 3
     yield "penalties", lambda: backend.penalize(cells.float(), first, cells, first, *strengths)
-    yield "decoding", lambda: backend.paged_attention(qkv[:1, :2].contiguous(), arena, 0, single, how)
-    yield "prefilling", lambda: backend.paged_attention(qkv[:, :2].contiguous(), arena, 0, chunk, how)
 
 
 def _packed_steps(dtype: torch.dtype, packed: Sequence[str]) -> Iterator[tuple[str, Callable[[], object]]]:
