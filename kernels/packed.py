@@ -21,7 +21,7 @@ Plain numbers have no head; a block is ``[32, 16]`` of them, in bfloat16 ``[16, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -36,8 +36,8 @@ from .packed_types import PANEL, PLAIN, RUN, PackedType
 
 LEAST = 1e-36
 """A run of activations that are all smaller counts as 0: 127 divided by them would be infinite."""
-ROWS = 512
-"""Rows that are repacked at a time."""
+AT_ONCE = 1 << 19
+"""Numbers that are repacked at a time: the arrays stay in the processor's cache."""
 
 Numbers: TypeAlias = NDArray[Any]
 """Arrays of any type: numpy's stubs lose uint8 in every operation."""
@@ -145,16 +145,16 @@ def _side_by_side(numbers: Numbers) -> Numbers:
 
 
 def _plane(words: Numbers, bits: int) -> Numbers:
-    """One plane of codes, uint8 ``[..., 8 words, 16 rows, 4]`` of values below ``1 << bits``."""
-    if bits == 8:
-        return words
+    """One plane of codes, uint32 ``[..., bits, 16]``, of words, uint32 ``[..., 8, 16]``: each byte of a word is
+    a value below ``1 << bits``."""
     per = 8 // bits
     # Nibbles: words 0 to 3 are low halves. Pairs and bits: a byte has the neighbouring words.
-    cut = words.reshape(*words.shape[:-3], per, -1, PANEL, 4)
+    cut = words.reshape(*words.shape[:-2], per, bits, PANEL).swapaxes(-3, -2)
     if bits != 4:
-        cut = words.reshape(*words.shape[:-3], -1, per, PANEL, 4).swapaxes(-4, -3)
-    shifts = np.arange(0, 8, bits, dtype=np.uint8).reshape(per, 1, 1, 1)
-    found: Numbers = np.bitwise_or.reduce(cut << shifts, axis=-4)
+        cut = words.reshape(*words.shape[:-2], bits, per, PANEL)
+    found: Numbers = cut[..., 0, :].copy()
+    for at in range(1, per):
+        found |= cut[..., at, :] << np.uint32(at * bits)
     return found
 
 
@@ -169,21 +169,22 @@ def _unplaned(plane: Numbers, bits: int) -> Numbers:
     return cut.reshape(*plane.shape[:-3], 8, PANEL, 4)
 
 
-def _in_panels(kind: PackedType, some: Unpacked) -> Numbers:
-    """``some``, of ``panels * 16`` rows, packed: uint8 ``[panels, blocks, unit]``."""
+def _into_panels(kind: PackedType, some: Unpacked, panels: Numbers) -> None:
+    """Pack the rows of ``some`` into ``panels``, uint8 ``[rows / 16, blocks, unit]``."""
     rows, width = some.codes.shape
-    head = [_side_by_side(some.scale[..., None])]
-    if some.offset is not None:
-        head.append(_side_by_side(some.offset[..., None]))
-    head += [_side_by_side(numbers) for numbers in (some.scales, some.offsets) if numbers is not None]
-    runs = some.codes.reshape(rows // PANEL, PANEL, width // RUN, 8, 4).transpose(0, 2, 3, 1, 4)
-    planes, at = [], 0
+    singles = [one[..., None] for one in (some.scale, some.offset) if one is not None]
+    groups = [one for one in (some.scales, some.offsets) if one is not None]
+    panels[..., : kind.head] = np.concatenate([_side_by_side(one) for one in (*singles, *groups)], axis=-1)
+    # A word is 4 codes: what shifts move from one into its neighbour is masked.
+    words = some.codes.view(np.uint32).reshape(rows // PANEL, PANEL, width // RUN, 8).transpose(0, 2, 3, 1)
+    words = np.ascontiguousarray(words).reshape(rows // PANEL, width // kind.block, -1, 8, PANEL)
+    runs = panels[..., kind.head :].view(np.uint32).reshape(*words.shape[:3], -1)
+    at = begin = 0
     for bits in kind.planes:
-        plane = _plane(runs >> at & ((1 << bits) - 1), bits)
-        planes.append(plane.reshape(*plane.shape[:2], -1))
-        at += bits
-    codes = np.concatenate(planes, axis=-1).reshape(rows // PANEL, width // kind.block, -1)
-    return np.concatenate((*head, codes), axis=-1)
+        values = words >> np.uint32(at) & np.uint32(0x01010101 * ((1 << bits) - 1))
+        end = begin + bits * PANEL
+        runs[..., begin:end] = _plane(values, bits).reshape(*words.shape[:3], -1)
+        at, begin = at + bits, end
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,34 +277,40 @@ def rounded(x: Tensor) -> Tensor:
 
 
 def packed(
-    kind: PackedType, raws: Sequence[Numbers], width: int, orders: Sequence[NDArray[np.int64]]
+    kind: PackedType,
+    raws: Sequence[Numbers],
+    width: int,
+    orders: Sequence[NDArray[np.int64]],
+    told: Callable[[int], None] = lambda count: None,
 ) -> Packed:
     """Pack the rows of several matrices of ``width`` numbers a row, one behind the other. ``raws``: of each,
     uint8 ``[bytes]`` as a file has them. ``orders``: of each, the numbers of its rows in their new order.
+    ``told``: called with the bytes of each packed part, by the thread that packed it; what it raises ends all.
 
     Raises ``ValueError``: a scale is not finite.
     """
     lines = [raw.reshape(-1, width // kind.block * kind.bytes) for raw in raws]
     rows, blocks = sum(map(len, lines)), width // kind.block
-    panels = -(-rows // PANEL)
+    panels, step = -(-rows // PANEL), max(1, AT_ONCE // (PANEL * width))
     data = torch.empty((panels, blocks, kind.unit), dtype=torch.uint8)
     places = np.concatenate(
         [np.stack((np.full(len(each), at), each)) for at, each in enumerate(orders)], axis=1
     )
 
     def pack(begin: int) -> None:
-        end = min(begin + ROWS, panels * PANEL)
-        some = np.zeros((end - begin, lines[0].shape[1]), np.uint8)
-        source, row = places[:, begin:end]
+        part = data[begin : begin + step]
+        some = np.zeros((len(part) * PANEL, lines[0].shape[1]), np.uint8)
+        source, row = places[:, begin * PANEL : begin * PANEL + len(some)]
         for at in np.unique(source):
             some[: len(row)][source == at] = lines[at][row[source == at]]
         found = unpacked(kind, some)
         if not (np.isfinite(found.scale).all() and (found.offset is None or np.isfinite(found.offset).all())):
             raise ValueError("a scale is not finite")
-        data[begin // PANEL : end // PANEL] = torch.from_numpy(_in_panels(kind, found))
+        _into_panels(kind, found, part.numpy())
+        told(part.nbytes)
 
     with ThreadPoolExecutor(max(1, torch.get_num_threads())) as pool:
-        list(pool.map(pack, range(0, panels * PANEL, ROWS)))
+        list(pool.map(pack, range(0, panels, step)))
     return Packed(kind, rows, width, data)
 
 
@@ -319,9 +326,10 @@ def plain(weight: Tensor) -> Packed:
     panels, blocks, beside = -(-rows // PANEL), -(-width // RUN), _beside(kind)
     data = torch.zeros((panels, blocks * RUN // beside, PANEL, beside), dtype=weight.dtype)
     whole = data.view(panels, blocks, -1, PANEL, beside).permute(0, 3, 1, 2, 4)
-    for at in range(0, panels, ROWS):
-        some = weight[at * PANEL : (at + ROWS) * PANEL]
+    step = max(1, AT_ONCE // (PANEL * width))
+    for at in range(0, panels, step):
+        some = weight[at * PANEL : (at + step) * PANEL]
         if len(some) % PANEL or width % RUN:
             some = F.pad(some, (0, -width % RUN, 0, -len(some) % PANEL))
-        whole[at : at + ROWS].copy_(some.view(-1, PANEL, blocks, RUN // beside, beside))
+        whole[at : at + step].copy_(some.view(-1, PANEL, blocks, RUN // beside, beside))
     return Packed(kind, rows, width, data.view(torch.uint8).view(panels, blocks, kind.unit))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -85,11 +84,10 @@ class GGUFFile:
         """The bytes of a tensor, uint8 ``[bytes]``; a view of the memory-mapped file."""
         return np.frombuffer(self._bytes, np.uint8, tensor.end - tensor.begin, tensor.begin)
 
-    def forget(self, tensors: Iterable[PackedTensor]) -> None:
-        """Give the system back the memory of these tensors' pages; they are read again when they are needed."""
-        for one in tensors:
-            begin = one.begin // mmap.PAGESIZE * mmap.PAGESIZE
-            self._bytes.madvise(mmap.MADV_DONTNEED, begin, one.end - begin)
+    def forget(self) -> None:
+        """Give the system back the memory of the file's pages, which are read again when they are needed: also
+        of those that came along, up to 2 MiB around each tensor."""
+        self._bytes.madvise(mmap.MADV_DONTNEED)
 
     def _begin(self) -> int:
         """Check the magic number and the version, and read the number of tensors, which is returned."""

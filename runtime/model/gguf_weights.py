@@ -94,9 +94,9 @@ class GGUFWeights:
         stored = self._file.tensors[self._stored_name(name)]
         return stored.kind if stored.kind in TYPES and len(stored.shape) == 2 else None
 
-    def packed(self, names: Sequence[str]) -> Packed:
-        """Tensors of one type and width, packed as one, by their names in a checkpoint. Raises
-        ``TensorInvalid``."""
+    def packed(self, names: Sequence[str], told: Callable[[int], None] = lambda count: None) -> Packed:
+        """Tensors of one type and width, packed as one, by their names in a checkpoint. ``told``: called
+        with the bytes of each packed part, by a thread of its own. Raises ``TensorInvalid``."""
         some = [self._file.tensors[self._stored_name(name)] for name in names]
         orders = []
         for name, stored in zip(names, some, strict=True):
@@ -105,13 +105,16 @@ class GGUFWeights:
                 order = order.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
             orders.append(order)
         raws = [self._file.array(stored) for stored in some]
+
+        def part(count: int) -> None:
+            self._file.forget()  # so that a large matrix is not in memory twice
+            told(count)
+
         try:
-            return packed(TYPES[some[0].kind], raws, some[0].shape[1], orders)
+            return packed(TYPES[some[0].kind], raws, some[0].shape[1], orders, part)
         except ValueError as error:
             names_of = ", ".join(stored.name for stored in some)
             raise TensorInvalid(f"{self._file.path}: {names_of}: {error}") from None
-        finally:
-            self._file.forget(some)
 
     def start_digest(self) -> None:
         """Start to hash the file in another thread."""

@@ -23,6 +23,7 @@ from .config import DTYPES, ModelConfig, read_config
 from .decoder import Decoder
 from .folder import find_model
 from .kv_format import AS_COMPUTED, KVFormat
+from .progress import WeightsProgress
 from .weights import (
     EMBEDDING,
     HEAD,
@@ -101,7 +102,7 @@ def load_model(
     ``float16``; ``auto``: as stored. ``max_context``: the longest sequence to serve; rotary settings may
     depend on it. ``kv``: how K and V are stored. ``pack``: whether matrices are kept in panels, as the CPU's
     kernels take them, quantised ones as they are; otherwise these are dequantised. ``progress``: called with
-    the fraction that is done, 0 to 1, and what is being done.
+    the fraction that is done, 0 to 1, and what is being done, also by threads that pack.
 
     Raises:
         ModelUnreadable: a subclass, naming file and cause. Nothing is allocated on the device in this case.
@@ -115,20 +116,20 @@ def load_model(
         config, pieces = as_stored(config, checkpoint, kind)
         checkpoint.start_digest()
         forms = forms_of(pieces, checkpoint, kind, target, kv, pack)
-        numbers, done = [prod(piece.shape) for piece in pieces], 0
+        told = WeightsProgress(forms.bytes, progress)
         tensors = allocate((piece for piece in pieces if piece.name not in forms.together), target, kind)
         packed: dict[str, list[Packed]] = {}
-        for piece, count in zip(pieces, numbers, strict=True):
+        for piece in pieces:
+            told.begin(piece.name)
             if piece.name not in forms.together:
                 stored = checkpoint.read(piece.name)
                 # The offset is added in fp32: in bf16, 1 + w would lose a small w.
                 value = stored.float() + piece.offset if piece.offset else stored
                 tensors[piece.into][piece.row : piece.row + piece.shape[0]].copy_(value)
+                told.done(prod(piece.shape) * kind.itemsize)
             elif names := forms.together[piece.name]:
                 assert not isinstance(checkpoint, Checkpoint), "no tensor of safetensors stays packed"
-                packed.setdefault(piece.into, []).append(checkpoint.packed(names))
-            done += count
-            progress(done / sum(numbers), f"loading {piece.name}")
+                packed.setdefault(piece.into, []).append(checkpoint.packed(names, told.done))
         digest = checkpoint.digest()
     fold_kv_scales(kv, config, tensors)
     if pack and target.type == "cpu":
@@ -140,7 +141,7 @@ def load_model(
         config=config,
         decoder=Decoder(config, assemble(config, tensors, packed), key_scale=kv.key_scale),
         weights_digest=digest,
-        parameters=sum(numbers),
+        parameters=sum(prod(piece.shape) for piece in pieces),
         weight_bytes=forms.bytes,
         packed=forms.types,
         kv=kv,

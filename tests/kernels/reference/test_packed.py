@@ -37,6 +37,18 @@ def test_matrices_are_packed_one_behind_the_other_in_a_new_order() -> None:
     assert np.array_equal(made.numbers().numpy(), wanted)
 
 
+def test_the_bytes_of_parts_are_told_and_who_is_told_can_end_it() -> None:
+    kind, raw, told = TYPES["Q8_0"], blocks("Q8_0", 1000, 2048), list[int]()
+    made = packed(kind, [raw], 2048, [np.arange(1000)], told.append)
+    assert len(told) > 1 and sum(told) == made.data.nbytes == kind.bytes_of(1000, 2048)
+
+    def enough(count: int) -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        packed(kind, [raw], 2048, [np.arange(1000)], enough)
+
+
 @pytest.mark.parametrize("number", [np.inf, np.nan])
 def test_a_scale_that_is_not_finite_is_refused(number: float) -> None:
     raw = blocks("Q6_K", 3, 512)

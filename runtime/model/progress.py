@@ -1,0 +1,48 @@
+"""How far the loading of weights is: bytes done of all bytes, and an estimate of the seconds left."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from math import ceil
+
+SURE_SECONDS = 0.5
+"""The rate of the first bytes says little: until so many seconds have passed there is no estimate."""
+
+
+class WeightsProgress:
+    """Tells ``progress`` the fraction of ``total`` bytes that are loaded, 0 to 1, and in words: what is being
+    loaded, bytes done and all bytes, and the seconds left at the rate so far. The bytes are those that the
+    weights take in memory. ``clock``: in seconds. `done` may be called by several threads at once."""
+
+    def __init__(
+        self,
+        total: int,
+        progress: Callable[[float, str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._total = max(1, total)
+        self._progress = progress
+        self._clock = clock
+        self._began = clock()
+        self._name = ""
+        self._done = 0
+        self._lock = threading.Lock()
+
+    def begin(self, name: str) -> None:
+        """The tensor ``name`` is loaded from now on."""
+        self._name = name
+
+    def done(self, count: int) -> None:
+        """``count`` more bytes are loaded. Raises what ``progress`` raises."""
+        with self._lock:
+            self._done += count
+            self._progress(self._done / self._total, self._words())
+
+    def _words(self) -> str:
+        words = f"loading {self._name}: {self._done / 1e6:,.0f} of {self._total / 1e6:,.0f} MB"
+        taken = self._clock() - self._began
+        if taken < SURE_SECONDS or self._done >= self._total:
+            return words
+        return f"{words}, {ceil(taken * (self._total / self._done - 1))} s left"
