@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import random
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from .toys import make_toy
 
 REST_BYTES = 200_000_000
 MOST_TIMES = 1.3
-ITEM_BYTES = {"bfloat16": 2, "float32": 4}
 LENGTH = 2048
 
 
@@ -43,7 +43,9 @@ def measure(options: Options, kv_bytes: int) -> None:
     for model in options.models:
         with tempfile.TemporaryDirectory() as folder:
             make_toy(model, Path(folder), seed=options.seed, dtype=options.dtype)
-            figures[model] = asyncio.run(_peak(Path(folder), model, options, kv_bytes))
+            rng, size = random.Random(options.seed), vocabulary(model)
+            drawn = partial(prompt, rng, vocabulary_size=size)
+            figures[model] = asyncio.run(peak(Path(folder), options.dtype, kv_bytes, drawn))
     keys = ("weights_bytes", "pool_bytes", "loaded_bytes", "peak_bytes")
     rows = [[model, *(f"{one[key] / 1e6:.1f}" for key in keys)] for model, one in figures.items()]
     table("an engine process, MB", ["model", "weights", "pool", "loaded", "peak"], rows)
@@ -60,11 +62,13 @@ def measure(options: Options, kv_bytes: int) -> None:
     show("memory", options.seed, {**options.told(), "on": figures}, goals, options.out)
 
 
-async def _peak(folder: Path, model: str, options: Options, kv_bytes: int) -> dict[str, Any]:
+async def peak(model: Path, dtype: str, kv_bytes: int, drawn: Callable[[int], list[int]]) -> dict[str, Any]:
+    """The memory in bytes of an engine process that loads ``model`` and fills ``kv_bytes`` of KV with prompts.
+    ``drawn``: draws one of so many tokens."""
     settings = EngineSettings(
-        model=str(folder),
+        model=str(model),
         device="cpu",
-        dtype=options.dtype,
+        dtype=dtype,
         kv_bytes=kv_bytes,
         host_bytes=0,
         max_context=None,
@@ -74,17 +78,16 @@ async def _peak(folder: Path, model: str, options: Options, kv_bytes: int) -> di
         if pid is None:
             raise CannotMeasure("the engine has no process")
         loaded = memory_bytes(pid)
-        rng = random.Random(options.seed)
         room = hello.blocks * hello.block_tokens
         while room >= hello.block_tokens:
             length = min(LENGTH, hello.max_context - 1, room - 1)
-            state = await link.open(prompt(rng, length, vocabulary(model)))
+            state = await link.open(drawn(length))
             async for row in await link.generate(state.seq, Sampling(), TokenLimits(1)):
                 assert row.error is None
             room -= -(-length // hello.block_tokens) * hello.block_tokens
         filled = await link.statistics()
         return {
-            "weights_bytes": hello.parameters * ITEM_BYTES[hello.dtype],
+            "weights_bytes": hello.weights,
             "pool_bytes": hello.blocks * hello.block_bytes,
             "loaded_bytes": loaded["now"],
             "peak_while_loading_bytes": loaded["peak"],

@@ -12,10 +12,10 @@ between two others; the receipt of each turn says that it prefilled its new toke
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, TypeAlias
 
 from .harness.options import Options, options_of, parser_of, run
 from .harness.plots import Axes, draw
@@ -37,6 +37,9 @@ CROWD = 200
 FACE_GOAL = 1.15
 TURNS, NEW, OUT = 20, 168, 32
 WARM_UP_TURNS = 2
+
+Inputs: TypeAlias = Callable[[str, int], Iterator[list[int]]]
+"""Gives the new tokens of each turn of a conversation: of a seed, and a number of turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ def measure(options: Options, script: TurnScript, face: str | None = None) -> No
     for model in options.models:
         with on_toy(model, found, options) as workers:
             disturbed = None if face is None else _Disturbed(script, options, vocabulary(model))
-            played = _play(workers, script, options, model, disturbed)
+            played = play(workers, script, options, _inputs(script, vocabulary(model)), disturbed)
             engines = {worker.name: worker.told for worker in workers}
         figures[model] = {"engines": engines, **_figures(played, script)}
         goals += _goals(model, played, script) if face is None else _face_goals(model, played, face)
@@ -140,24 +143,25 @@ class _Disturbed:
             worker.ask("restart")
 
 
-def _play(
+def play(
     workers: list[EngineWorker],
     script: TurnScript,
     options: Options,
-    model: str,
+    inputs: Inputs,
     disturbed: _Disturbed | None = None,
 ) -> dict[str, Played]:
+    """Play a conversation in each round, turn by turn with all workers, after a short one with each of them to
+    warm up. ``inputs``: the tokens of so many turns, by a seed."""
     played = {worker.name: Played() for worker in workers}
-    size = vocabulary(model)
     for worker in workers:
         worker.ask("begin")
-        for tokens in _inputs(script, f"warm {worker.name}", size, WARM_UP_TURNS):
+        for tokens in inputs(f"warm {worker.name}", WARM_UP_TURNS):
             worker.ask("turn", tokens=tokens, out=script.out)
     for number in range(options.rounds):
         for worker in workers:
             worker.ask("begin")
             played[worker.name].ttft.append([])
-        for turn, tokens in enumerate(_inputs(script, f"{options.seed} {number}", size, script.turns)):
+        for turn, tokens in enumerate(inputs(f"{options.seed} {number}", script.turns)):
             for worker in rotated(workers, number + turn):
                 if disturbed is not None:
                     disturbed.before(worker, number, turn)
@@ -167,9 +171,12 @@ def _play(
     return played
 
 
-def _inputs(script: TurnScript, seed: str, size: int, turns: int) -> Iterator[list[int]]:
-    rng = random.Random(seed)
-    return (prompt(rng, script.new, size) for _ in range(turns))
+def _inputs(script: TurnScript, size: int) -> Inputs:
+    def drawn(seed: str, turns: int) -> Iterator[list[int]]:
+        rng = random.Random(seed)
+        return (prompt(rng, script.new, size) for _ in range(turns))
+
+    return drawn
 
 
 def _figures(played: dict[str, Played], script: TurnScript) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One streamed request of Chat Completions, as a client sends it that does nothing else meanwhile."""
+"""One streamed request of Chat Completions or Completions, as a client sends it that does nothing else."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class StreamedReply:
     receipt: dict[str, int]
 
 
-def streamed(client: http.client.HTTPConnection, body: Json) -> StreamedReply:
-    """Send the request with this ``body``, and read the reply as it comes. Raises ``RuntimeError`` if it is
-    refused or fails."""
+def streamed(client: http.client.HTTPConnection, body: Json, path: str = PATH) -> StreamedReply:
+    """Send the request with this ``body`` to ``path``, and read the reply as it comes. Raises ``RuntimeError``
+    if it is refused or fails."""
     body = {**body, "stream": True, "stream_options": {"include_usage": True}}
     began = time.perf_counter()
-    client.request("POST", PATH, json.dumps(body), {"content-type": "application/json"})
+    client.request("POST", path, json.dumps(body), {"content-type": "application/json"})
     answer = client.getresponse()
     if answer.status != 200:
         raise RuntimeError(answer.read().decode())
@@ -39,9 +39,10 @@ def streamed(client: http.client.HTTPConnection, body: Json) -> StreamedReply:
         if "error" in chunk:
             raise RuntimeError(chunk["error"])
         for choice in chunk["choices"]:
-            if choice["delta"].get("content"):
+            text = choice["delta"].get("content") if "delta" in choice else choice["text"]
+            if text:
                 first = first or time.perf_counter() - began
-                pieces.append(choice["delta"]["content"])
+                pieces.append(text)
         receipt = chunk.get("kv", receipt)
     answer.read()
     return StreamedReply("".join(pieces), first or time.perf_counter() - began, receipt)

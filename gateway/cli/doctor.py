@@ -127,7 +127,7 @@ def model(settings: EngineSettings, tenants: Tenants | None = None) -> Iterator[
     else:
         yield "weights", _product((("parameters", parameters), (f"bytes ({dtype})", width)), "B")
     if device.type == "cpu":
-        rate = _read_per_second()
+        rate = read_per_second()
         speed = f"{shown(read)} a token at {rate / 1e9:.1f} GB/s, as measured now"
         yield "one sequence", f"at most {rate / read:,.0f} tokens/s: {speed}"
     kept = settings.kv_format.stored_as(dtype)
@@ -144,7 +144,7 @@ def model(settings: EngineSettings, tenants: Tenants | None = None) -> Iterator[
         yield "note", note
 
 
-def _read_per_second() -> float:
+def read_per_second() -> float:
     """The bytes of memory that torch's threads read in a second."""
     import torch
 
