@@ -30,13 +30,15 @@ from holdfast.sdk.sync import SyncChat, connect
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 
 from ..peers.worker import answer_all
-from .completions import SECONDS, streamed
+from .completions import streamed
 from .servers import memory_bytes, server
 from .workers import environment
 
 Json = dict[str, Any]
 COMPLETIONS = "/v1/completions"
 START_SECONDS = 120.0
+SECONDS = 600.0
+"""How long any answer may take: a busy machine is slow."""
 KV_ITEM_BYTES = 2
 """Both keep KV in 16 bits."""
 
