@@ -37,7 +37,7 @@ from .kv_placement.tier_setup import asked_disk, costs_file, disk_tier, host_byt
 from .link.engine_end import LoadedEngine, LoadProgress
 from .link.heartbeat import LOAD_STALL, Liveness
 from .link.messages import Hello, Phase
-from .model.config import read_defaults
+from .model.config import ModelConfig, read_defaults
 from .model.load import LoadedModel, device_named, load_model
 from .scheduler.scheduler import Scheduler
 from .settings import SECRET_BYTES, EngineSettings, SchedulerSettings, StepSize
@@ -77,6 +77,12 @@ def load_engine(
     """
     control = None if disk_socket is None else asked_disk(disk_socket)
     began = time.monotonic()
+    backends: list[Backend] = []
+
+    def prepare(config: ModelConfig, dtype: torch.dtype, types: tuple[str, ...]) -> None:
+        # Before there are weights: compiling takes 100 MB that it gives back.
+        backends.append(_backend(settings, config, dtype, types, liveness))
+
     try:
         model = load_model(
             settings.model,
@@ -86,7 +92,10 @@ def load_engine(
             settings.max_context,
             settings.kv_format,
             packs(settings),
+            prepare,
         )
+        (backend,) = backends
+        model = replace(model, decoder=model.decoder.computing_by(backend.kernels))
         device = device_of(model.decoder.device)
         with device.active(), ThreadPoolExecutor(1) as beside:
             groups = model.kv_groups(settings.block_tokens)
@@ -94,8 +103,6 @@ def load_engine(
             if own is None:
                 numbers = _resolved(settings, model, groups, None)
                 zeroed = beside.submit(_arenas, groups, numbers.blocks, model.decoder.device)
-            backend = _backend(settings, model, liveness)
-            model = replace(model, decoder=model.decoder.computing_by(backend.kernels))
             if own is not None:
                 progress(1.0, "rehearsing the largest steps")
                 parts = _measured(settings, model, groups, device, own, liveness)
@@ -339,17 +346,28 @@ def _tier(
         os.close(own)
 
 
-def _backend(settings: EngineSettings, model: LoadedModel, liveness: Liveness) -> Backend:
+def _backend(
+    settings: EngineSettings,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    types: tuple[str, ...],
+    liveness: Liveness,
+) -> Backend:
+    """The backend for a model that computes in ``dtype``, with packed weights of these ``types``."""
+
     def compiling(fraction: float, detail: str) -> None:
         liveness.enter(Phase.COMPILING, LOAD_STALL, detail, fraction)
 
-    groups = model.kv_groups(settings.block_tokens)
-    caches = [(group.head_dim, group.block_tokens) for group in groups]
-    needs = Needs(model.decoder.dtype, caches, getattr(torch, groups[0].dtype), model.packed)
+    needs = _needs(settings, dtype, config.head_dim, types)
     try:
-        return choose(settings.kernels, model.decoder.device, needs, compiling)
+        return choose(settings.kernels, device_named(settings.device), needs, compiling)
     except BackendMissing as error:
         raise SettingsInvalid(str(error)) from error
+
+
+def _needs(settings: EngineSettings, dtype: torch.dtype, head_dim: int, types: tuple[str, ...] = ()) -> Needs:
+    stored = getattr(torch, settings.kv_format.stored_as(str(dtype).removeprefix("torch.")))
+    return Needs(dtype, [(head_dim, settings.block_tokens)], stored, types)
 
 
 def packs(settings: EngineSettings) -> bool:
@@ -369,8 +387,7 @@ def named_backend(settings: EngineSettings, dtype: str, head_dim: int) -> tuple[
 
     Raises `SettingsInvalid`: the backend asked for cannot compute this model here.
     """
-    stored = getattr(torch, settings.kv_format.stored_as(dtype))
-    needs = Needs(getattr(torch, dtype), [(head_dim, settings.block_tokens)], stored)
+    needs = _needs(settings, getattr(torch, dtype), head_dim)
     try:
         return named(settings.kernels, device_named(settings.device), needs)
     except BackendMissing as error:

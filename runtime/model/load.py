@@ -95,6 +95,7 @@ def load_model(
     max_context: int | None = None,
     kv: KVFormat = AS_COMPUTED,
     pack: bool = False,
+    prepare: Callable[[ModelConfig, torch.dtype, tuple[str, ...]], None] = lambda config, dtype, types: None,
 ) -> LoadedModel:
     """Load model ``name`` (``pocket``, ``smollm2``, a folder, a GGUF file or a hub id).
 
@@ -102,7 +103,9 @@ def load_model(
     ``float16``; ``auto``: as stored. ``max_context``: the longest sequence to serve; rotary settings may
     depend on it. ``kv``: how K and V are stored. ``pack``: whether matrices are kept in panels, as the CPU's
     kernels take them, quantised ones as they are; otherwise these are dequantised. ``progress``: called with
-    the fraction that is done, 0 to 1, and what is being done, also by threads that pack.
+    the fraction that is done, 0 to 1, and what is being done, also by threads that pack. ``prepare``: called
+    when the headers are read, before weights take memory, with the configuration, the type of computing and
+    the types of weights that stay packed.
 
     Raises:
         ModelUnreadable: a subclass, naming file and cause. Nothing is allocated on the device in this case.
@@ -116,6 +119,7 @@ def load_model(
         config, pieces = as_stored(config, checkpoint, kind)
         checkpoint.start_digest()
         forms = forms_of(pieces, checkpoint, kind, target, kv, pack)
+        prepare(config, kind, forms.types)
         told = WeightsProgress(forms.bytes, progress)
         tensors = allocate((piece for piece in pieces if piece.name not in forms.together), target, kind)
         packed: dict[str, list[Packed]] = {}
