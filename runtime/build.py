@@ -358,9 +358,10 @@ def _backend(
     def compiling(fraction: float, detail: str) -> None:
         liveness.enter(Phase.COMPILING, LOAD_STALL, detail, fraction)
 
-    needs = _needs(settings, dtype, config.head_dim, types)
+    device, needs = device_named(settings.device), _needs(settings, dtype, config.head_dim, types)
     try:
-        return choose(settings.kernels, device_named(settings.device), needs, compiling)
+        with device_of(device).active():
+            return choose(settings.kernels, device, needs, compiling)
     except BackendMissing as error:
         raise SettingsInvalid(str(error)) from error
 
