@@ -11,7 +11,7 @@ context, and take turns in each round:
 - turns: the sum of TTFT over 20 turns of one conversation, 130 new and 32 generated tokens each: ours in a
   session, llama.cpp's with its prompt cache
 - memory: the peak of an engine process of ours whose KV is filled, mapped pages counted
-- perplexity: 2,000 tokens of a public-domain text, by packed and by dequantised weights
+- perplexity: 2,000 tokens of a public-domain text, by packed and by dequantised weights, in float32
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from typing import Any
 
 import torch
 
-from holdfast.gateway.batches.sampling_params import SamplingParams
 from holdfast.gateway.cli.doctor import read_per_second
-from holdfast.gateway.offline import LLM
+from holdfast.runtime.link.process import ChildEngine
 from holdfast.runtime.model.folder import find_model, model_name
+from holdfast.runtime.settings import EngineSettings
+from holdfast.runtime.verbs import Opening, Sampling, TokenLimits
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 
 from .decode import Rates, rates_of, told
@@ -220,26 +221,21 @@ class _OneModel:
         return found, [Goal(what, found["peak_bytes"] / allowed, "x", 1.0, "lower")]
 
     def perplexity(self) -> tuple[dict[str, Any], list[Goal]]:
-        packed, dequantised = (self._perplexity(dtype) for dtype in (self._options.dtype, "float32"))
-        change = abs(packed / dequantised - 1)
-        what = f"{self.name}: perplexity, packed against dequantised"
-        found = {"packed": packed, "dequantised": dequantised, "tokens": self._scored}
-        return found, [Goal(what, 100 * change, "%", 100 * PERPLEXITY_GOAL, "lower")]
-
-    @property
-    def _scored(self) -> int:
-        return 100 if self._options.quick else SCORED
-
-    def _perplexity(self, dtype: str) -> float:
-        """The perplexity of the text, by weights that stay packed, or in float32 by dequantised ones."""
-        with LLM(str(self.path), device="cpu", dtype=dtype) as llm:
-            asked = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
-            (done,) = llm.generate([self._words.text[: self._scored]], asked, use_tqdm=False)
-        scores = done.prompt_logprobs or ()
-        told = [next(iter(one.values())).logprob for one in scores if one is not None]
-        if len(told) != self._scored - 1:
-            raise CannotMeasure(f"{self.name} scored {len(told)} of {self._scored} tokens")
-        return exp(-sum(told) / len(told))
+        """As the model is served; and in float32, where the form of the weights is all that differs, by packed
+        and by dequantised ones. The reference kernels take no packed weights."""
+        count = 100 if self._options.quick else SCORED
+        tokens = self._words.text[:count]
+        ways = {
+            f"packed, {self._options.dtype}": (self._options.dtype, "auto"),
+            "packed": ("float32", "auto"),
+            "dequantised": ("float32", "reference"),
+        }
+        found: dict[str, Any] = {
+            name: asyncio.run(_perplexity(self.path, *way, tokens)) for name, way in ways.items()
+        }
+        change = abs(found["packed"] / found["dequantised"] - 1)
+        what = f"{self.name}: perplexity, packed against dequantised weights"
+        return {**found, "tokens": count}, [Goal(what, 100 * change, "%", 100 * PERPLEXITY_GOAL, "lower")]
 
     def _workers(self, context: int, slots: int) -> AbstractContextManager[list[EngineWorker]]:
         """Workers of both servers with room for ``slots`` sequences of ``context`` tokens; they end with the
@@ -249,6 +245,22 @@ class _OneModel:
         if self._program is not None:
             commands.append(Command(THEIRS, (*words, self._program)))
         return loaded(commands, self.path, self._options)
+
+
+async def _perplexity(model: Path, dtype: str, kernels: str, tokens: list[int]) -> float:
+    """The perplexity of ``tokens``, all but the first, as one prompt."""
+    settings = EngineSettings(
+        model=str(model), device="cpu", dtype=dtype, kernels=kernels, kv_bytes=KV_BYTES * 2, host_bytes=0
+    )
+    scores: list[float] = []
+    async with ChildEngine(settings) as link:
+        asked = Sampling(prompt_logprobs=0)
+        async for row in await link.begin(Opening(), asked, TokenLimits(1), tokens=tokens):
+            assert row.error is None
+            scores += [score.logprob for score in row.prompt_logprobs or ()]
+    if len(scores) != len(tokens) - 1:
+        raise CannotMeasure(f"{model}: {len(scores)} of {len(tokens)} tokens have a log probability")
+    return exp(-sum(scores) / len(scores))
 
 
 def _ratios(rates: Rates) -> dict[int, float]:
