@@ -46,6 +46,7 @@ MORE = (
     "tests/end_to_end/test_examples.py",
     "tests/end_to_end/test_readme.py",
     "tests/end_to_end/test_smollm2.py",
+    "tests/end_to_end/test_real_models.py",
     "tests/end_to_end/test_sampling_parity.py",
     "tests/end_to_end/test_full_context.py",
     "tests/runtime/execution/test_compile_closure.py",
