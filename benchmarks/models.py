@@ -99,14 +99,16 @@ def main(words: Sequence[str] | None = None) -> int:
     options = options_of(chosen)
     if options.quick:
         options = replace(options, models=("pocket",))
-    program = chosen.llama_server or os.environ.get("LLAMA_SERVER") or shutil.which(THEIRS)
+    program = chosen.llama_server
+    if program is None and not options.quick:
+        program = os.environ.get("LLAMA_SERVER") or shutil.which(THEIRS)
     return run("models", lambda: measure(options, program, tuple(chosen.parts), quiet=chosen.json))
 
 
 def measure(options: Options, program: Path | str | None, parts: Sequence[str], *, quiet: bool) -> None:
     left_out = {}
-    if options.quick or program is None:
-        left_out[THEIRS] = "--quick runs no peers" if options.quick else "no --llama-server is given"
+    if program is None:
+        left_out[THEIRS] = "no --llama-server is given"
     elif not os.access(program, os.X_OK):
         raise CannotMeasure(f"{program}: no program that can be run")
     torch.set_num_threads(options.threads)
@@ -275,6 +277,7 @@ def _over(name: str, rates: Rates, goals: Mapping[int, float], what: str) -> lis
     return [
         Goal(f"{name}, {what.format(size)} ÷ {THEIRS}", times, "x", goals[size], "higher")
         for size, times in _ratios(rates).items()
+        if size in goals
     ]
 
 

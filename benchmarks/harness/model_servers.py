@@ -44,7 +44,7 @@ KV_ITEM_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class ServerRoom:
     """For how much a server has room: ``slots`` sequences at once of ``context`` tokens each."""
 
     context: int
@@ -58,7 +58,7 @@ class Room:
 class ServedModel(ABC):
     """`peers.worker.PeerEngine` for a server with OpenAI's API. ``stack``: what is to be closed at the end."""
 
-    def __init__(self, room: Room, stack: ExitStack) -> None:
+    def __init__(self, room: ServerRoom, stack: ExitStack) -> None:
         self.room = room
         self.stack = stack
         self.tokenizer: ChatTokenizer
@@ -173,7 +173,7 @@ class OurServer(ServedModel):
 class LlamaServer(ServedModel):
     """llama.cpp's server with its defaults, which keep the prompts of its slots, but for threads and room."""
 
-    def __init__(self, room: Room, stack: ExitStack, program: str) -> None:
+    def __init__(self, room: ServerRoom, stack: ExitStack, program: str) -> None:
         super().__init__(room, stack)
         self._program = program
         self._messages: list[Json] = []
@@ -239,7 +239,7 @@ class LlamaServer(ServedModel):
 
 def main() -> None:
     context, slots, *program = sys.argv[1:]
-    room = Room(int(context), int(slots))
+    room = ServerRoom(int(context), int(slots))
     with ExitStack() as stack:
         served = LlamaServer(room, stack, *program) if program else OurServer(room, stack)
         answer_all(served, {"prefill": served.prefill, "memory": served.memory})

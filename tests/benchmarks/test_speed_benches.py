@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -94,6 +95,65 @@ def test_decode_tells_where_a_step_goes(ran: Callable[[str], Ran]) -> None:
         assert step["t_launch_ms"] > 0
         operators = step["profile"]["operators"]
         assert any(one["name"].startswith("aten::") and one["ms_per_step"] > 0 for one in operators)
+
+
+LLAMA_SERVER = """#!{python}
+import json, sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        self.tell(json.dumps({{"build_info": "b7"}}))
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        print(json.dumps(body), file=open({log!r}, "a"))
+        count, chat = body["max_tokens"], "messages" in body
+        if not body.get("stream"):
+            return self.tell(json.dumps({{"usage": {{"completion_tokens": count}}}}))
+        piece = {{"delta": {{"content": "a"}}}} if chat else {{"text": "a"}}
+        chunk = "data: " + json.dumps({{"choices": [piece]}})
+        self.tell("\\n\\n".join([*[chunk] * count, "data: [DONE]", ""]))
+
+    def tell(self, text):
+        self.send_response(200)
+        self.send_header("content-length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_):
+        pass
+
+assert sys.argv[sys.argv.index("--parallel") + 1] in "12"
+ThreadingHTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+"""
+"""A stand-in for llama.cpp's server: it answers at once, and keeps what it was asked for."""
+
+
+def test_models_asks_both_servers_for_the_same(tmp_path: Path) -> None:
+    program, log = tmp_path / "llama-server", tmp_path / "asked.jsonl"
+    program.write_text(LLAMA_SERVER.format(python=sys.executable, log=str(log)))
+    program.chmod(0o755)
+    told = quick("models", tmp_path, "--json", "--llama-server", str(program))
+    assert told["left_out"] == {}
+    on, both = told["on"]["pocket"], {"holdfast-gateway", "llama-server"}
+    assert on["decode"]["engines"]["llama-server"]["versions"] == {"llama.cpp": "b7"}
+    for part in ("decode", "prefill"):
+        assert all(set(engines) == both for engines in on[part]["tokens_per_second"].values())
+        assert all(times > 0 for times in on[part]["ratio"].values())
+    assert set(on["turns"]["figures"]) == both and on["turns"]["ttft_sum_ratio"] > 0
+    assert on["decode"]["share_of_bandwidth"]["holdfast-gateway"]["median"] > 0
+    assert on["memory"]["peak_bytes"] > on["memory"]["pool_bytes"] and on["memory"]["pool"]["pool_free"] == 0
+    assert on["perplexity"]["packed"] == pytest.approx(on["perplexity"]["dequantised"], rel=0.01)
+    asked = [json.loads(line) for line in log.read_text().splitlines()]
+    assert all(one["temperature"] == 0 and one["ignore_eos"] for one in asked)
+    assert {len(one["prompt"]) for one in asked if "prompt" in one} == {16, 40}
+    chats = [len(one["messages"]) for one in asked if "messages" in one]
+    assert chats == [1, 3] + 2 * [1, 3, 5], (
+        "the warm-up, then in each round all of the conversation each time"
+    )
 
 
 @pytest.mark.slow

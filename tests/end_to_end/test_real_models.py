@@ -128,6 +128,6 @@ async def test_a_tool_is_called_and_its_output_is_read(client: Client, shows_too
         (call,) = (item for item in chat.last.response.output if isinstance(item, FunctionCallItem))
         assert call.name == "add" and json.loads(call.arguments) == {"a": 1234, "b": 4321}
         await chat.answer(call, "The sum is five thousand and 5555.")
-        text = await chat.respond(tool_choice="none", max_output_tokens=60).text()
+        text = await chat.say(tool_choice="none", max_output_tokens=60).text()
         assert "5555" in text, "what only the tool said"
         assert chat.last.kv.recomputed == 0
