@@ -71,10 +71,11 @@ class LLMOptions(TypedDict, total=False):
     """The keyword arguments of `LLM` and `AsyncLLM`. Sizes in bytes, lengths in tokens.
 
     dtype: of the weights and of computing: ``auto``, ``float32`` or ``float``, ``bfloat16``, ``float16`` or
-    ``half``. kv_cache_dtype: ``auto``, ``fp8``, ``fp8_e4m3`` or ``float8_e4m3fn``. device: as torch names it,
-    or ``auto``. max_model_len: the longest prompt and completion together. max_num_seqs: completions that run
-    at once. max_num_batched_tokens: tokens that one step computes. gpu_memory_utilization: the fraction of a
-    GPU's memory to take. enforce_eager: no CUDA graphs. block_size: tokens of one KV block. num_gpu_blocks,
+    ``half``. quantization: ``int8``, ``int4`` or ``fp8``, to which linears are quantised as the model is
+    loaded. kv_cache_dtype: ``auto``, ``fp8``, ``fp8_e4m3`` or ``float8_e4m3fn``. device: as torch names it, or
+    ``auto``. max_model_len: the longest prompt and completion together. max_num_seqs: completions that run at
+    once. max_num_batched_tokens: tokens that one step computes. gpu_memory_utilization: the fraction of a GPU's
+    memory to take. enforce_eager: no CUDA graphs. block_size: tokens of one KV block. num_gpu_blocks,
     kv_cache_memory_bytes: KV on the device, as a number of blocks or of bytes; at most one of them. seed: for
     the seeds of completions that set none, so that a program gives the same results each time. tool_fallback:
     for a chat template that does not show tools: write them into the instructions. process: run the engine in a
@@ -83,6 +84,7 @@ class LLMOptions(TypedDict, total=False):
     """
 
     dtype: str
+    quantization: str | None
     kv_cache_dtype: str
     device: str
     max_model_len: int | None

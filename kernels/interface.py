@@ -18,6 +18,7 @@ from torch import Tensor
 from .batch import Numbers, PagedBatch, Tables
 from .device import Device
 from .packed import Packed
+from .quantised import Quantised
 from .reference.seeded_sampling import Typical
 
 if TYPE_CHECKING:
@@ -54,9 +55,13 @@ class HeadNorm:
 class Kernels(Protocol):
     """The operations of a backend. Tensors are contiguous, of one dtype and device unless stated.
 
+    ``numerics``: the backend's name and the version of its arithmetic. The version is raised when a result has
+    other bits than before, so that stored KV of the older arithmetic is not used with it.
+
     ``by_slot``: it reads block tables that stay on the device, and what it launches depends on shapes alone:
     so a step can be captured. Then layouts have `PagedBatch.lines`, and are not made by `lay_out`."""
 
+    numerics: str
     by_slot: bool
 
     def look_up(
@@ -118,8 +123,14 @@ class Kernels(Protocol):
         ...
 
     def packed_linear(self, x: Tensor, weight: Packed, bias: Tensor | None = None) -> Tensor:
-        """`linear` with a packed weight. If that is quantised, each run of 32 numbers of ``x`` is rounded to 8
-        bits first, as `packed.rounded` does it; the rest is exact but for the sums in fp32."""
+        """`linear` with a packed weight. If that is quantised, each run of 32 numbers of ``x``, or each row if
+        the type says so, is rounded to 8 bits first, as `packed.rounded` does it; the rest is exact but for the
+        sums in fp32."""
+        ...
+
+    def quantised_linear(self, x: Tensor, weight: Quantised, bias: Tensor | None = None) -> Tensor:
+        """`linear` with a quantised weight. ``x`` is rounded first as its scheme says, see
+        `quantised.activated`; the rest is exact but for the sums in fp32."""
         ...
 
     def packed_rows(self, weight: Packed, ids: Tensor, dtype: torch.dtype) -> Tensor:

@@ -11,9 +11,25 @@ from torch import Tensor
 
 from .interface import Kernels
 from .packed import Packed
+from .quantised import Quantised
 
-Matrix: TypeAlias = Tensor | Packed
-"""The numbers of a matrix ``[out, in]``: as a tensor, or packed."""
+
+@dataclass(frozen=True, slots=True)
+class Permuted:
+    """A quantised matrix ``[out, in]`` whose columns are in another order, so that those of a group are
+    neighbours. ``order``: which number of an input each column is for, int64 ``[in]``."""
+
+    matrix: Packed | Quantised
+    order: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(out, in)``, as a tensor has it."""
+        return self.matrix.shape
+
+
+Matrix: TypeAlias = Tensor | Packed | Quantised | Permuted
+"""The numbers of a matrix ``[out, in]``: as a tensor, packed in panels, or quantised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +51,16 @@ class Linear:
 
 
 def _product(x: Tensor, matrix: Matrix, bias: Tensor | None, kernels: Kernels) -> Tensor:
+    if isinstance(matrix, Permuted):
+        return _product(x[:, matrix.order], matrix.matrix, bias, kernels)
     if isinstance(matrix, Packed):
         return kernels.packed_linear(x, matrix, bias)
+    if isinstance(matrix, Quantised):
+        return kernels.quantised_linear(x, matrix, bias)
     return kernels.linear(x, matrix, bias)
 
 
-def rows_of(table: Matrix, ids: Tensor, dtype: torch.dtype, kernels: Kernels) -> Tensor:
+def rows_of(table: Tensor | Packed, ids: Tensor, dtype: torch.dtype, kernels: Kernels) -> Tensor:
     """The rows ``ids`` (int64 ``[n]``) of ``table``: ``[n, in]`` in ``dtype``."""
     if isinstance(table, Packed):
         return kernels.packed_rows(table, ids, dtype)

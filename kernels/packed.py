@@ -1,12 +1,13 @@
-"""Weights in panels that a processor multiplies as they are: quantised ones of ggml's types, and plain ones.
+"""Weights in panels that a processor multiplies as they are: quantised ones of ggml's types and of other
+checkpoints, and plain ones.
 
 A matrix ``[rows, width]`` is cut into **panels** of 16 rows, a panel into the blocks of its type (32 or 256
 numbers of each row), a block into **words** of 4 numbers. Each number is a **code** (an unsigned integer of 2
 to 8 bits) or an entry of a table that the code chooses, times a scale, plus an offset. A block of a panel lies
 together in memory: scales first, codes behind them, each with the 16 rows side by side::
 
-    scale           float16 [16]
-    offset          float16 [16]           types with offsets
+    scale           float16 or float32 [16]
+    offset          float16 or float32 [16]           types with offsets
     scales          uint8 or int8 [256 / group, 16]    blocks of 256: each group's scale, times ``scale``
     offsets         uint8 [256 / group, 16]            each group's offset, times ``offset``
     for each 32 numbers:
@@ -46,8 +47,8 @@ Numbers: TypeAlias = NDArray[Any]
 @dataclass(frozen=True, slots=True)
 class Unpacked:
     """Some rows of quantised weights, each number by itself. ``codes``: ``[rows, width]``. ``scale``,
-    ``offset``: as stored, ``[rows, blocks]``: float16, or the exponent. ``scales``, ``offsets``: ``[rows,
-    blocks, groups]``. None: the type has none."""
+    ``offset``: as stored, ``[rows, blocks]``: float16, float32, or the exponent. ``scales``, ``offsets``:
+    ``[rows, blocks, groups]``. None: the type has none."""
 
     codes: Numbers
     scale: Numbers
@@ -230,9 +231,11 @@ class Packed:
             at += size
             return found.reshape(panels, blocks, count, PANEL).transpose(0, 3, 1, 2)
 
-        scale = next_of(1, np.uint8 if kind.exponent else np.float16)
+        widths: dict[int, type[np.generic]] = {1: np.uint8, 2: np.float16, 4: np.float32}
+        number = widths[kind.scale_bytes]
+        scale = next_of(1, number)
         factor = _power(scale) if kind.exponent else scale.astype(np.float32)
-        added = next_of(1, np.float16).astype(np.float32) if kind.offset else None
+        added = next_of(1, number).astype(np.float32) if kind.offset else None
         if kind.groups:
             scales = next_of(kind.groups, np.int8 if kind.signed else np.uint8)
             if kind.joined:
@@ -254,7 +257,7 @@ class Packed:
             integers = np.array(kind.table, np.float32)[whole]
         else:
             integers = whole.astype(np.float32) - np.float32(kind.zero)
-        groups = integers.reshape(panels, PANEL, -1, kind.group) * factor.reshape(panels, PANEL, -1, 1)
+        groups = integers.reshape(panels, PANEL, -1, kind.span) * factor.reshape(panels, PANEL, -1, 1)
         if added is not None:
             groups += added.reshape(panels, PANEL, -1, 1)
         return torch.from_numpy(groups.reshape(panels, PANEL, self.width))
@@ -265,10 +268,11 @@ def _power(exponent: Numbers) -> Numbers:
     return np.ldexp(np.float32(1), exponent.astype(np.int32) - 128).astype(np.float32)
 
 
-def rounded(x: Tensor) -> Tensor:
-    """The numbers that products with packed weights take for ``x`` ``[rows, width]``, float32: in each run of
-    32, whole numbers from -127 to 127 times a scale. A run with a number that is not finite is all NaN."""
-    runs = x.float().view(len(x), -1, RUN)
+def rounded(x: Tensor, run: int = RUN) -> Tensor:
+    """The numbers that products with packed weights take for ``x`` ``[rows, width]``, float32: in each ``run``
+    of so many, whole numbers from -127 to 127 times a scale. A run with a number that is not finite is all
+    NaN."""
+    runs = x.float().view(len(x), -1, run)
     most = runs.abs().amax(-1, keepdim=True)
     factor = torch.where((most > LEAST) & most.isfinite(), 127 / most, 0.0)
     whole = torch.where(factor > 0, torch.round(runs * factor), 0.0)
@@ -290,23 +294,38 @@ def packed(
     Raises ``ValueError``: a scale is not finite.
     """
     lines = [raw.reshape(-1, width // kind.block * kind.bytes) for raw in raws]
-    rows, blocks = sum(map(len, lines)), width // kind.block
-    panels, step = -(-rows // PANEL), max(1, AT_ONCE // (PANEL * width))
-    data = torch.empty((panels, blocks, kind.unit), dtype=torch.uint8)
     places = np.concatenate(
         [np.stack((np.full(len(each), at), each)) for at, each in enumerate(orders)], axis=1
     )
 
-    def pack(begin: int) -> None:
-        part = data[begin : begin + step]
-        some = np.zeros((len(part) * PANEL, lines[0].shape[1]), np.uint8)
-        source, row = places[:, begin * PANEL : begin * PANEL + len(some)]
+    def some(begin: int, end: int) -> Unpacked:
+        raw = np.zeros((end - begin, lines[0].shape[1]), np.uint8)
+        source, row = places[:, begin:end]
         for at in np.unique(source):
-            some[: len(row)][source == at] = lines[at][row[source == at]]
-        found = unpacked(kind, some)
+            raw[: len(row)][source == at] = lines[at][row[source == at]]
+        found = unpacked(kind, raw)
         if not (np.isfinite(found.scale).all() and (found.offset is None or np.isfinite(found.offset).all())):
             raise ValueError("a scale is not finite")
-        _into_panels(kind, found, part.numpy())
+        return found
+
+    return in_panels(kind, sum(map(len, lines)), width, some, told)
+
+
+def in_panels(
+    kind: PackedType,
+    rows: int,
+    width: int,
+    some: Callable[[int, int], Unpacked],
+    told: Callable[[int], None] = lambda count: None,
+) -> Packed:
+    """Pack a matrix ``[rows, width]``. ``some``: returns the rows from one number to another; those behind the
+    matrix' last are zero. ``told``: called with the bytes of each packed part, by a thread of its own."""
+    panels, step = -(-rows // PANEL), max(1, AT_ONCE // (PANEL * width))
+    data = torch.empty((panels, width // kind.block, kind.unit), dtype=torch.uint8)
+
+    def pack(begin: int) -> None:
+        part = data[begin : begin + step]
+        _into_panels(kind, some(begin * PANEL, (begin + len(part)) * PANEL), part.numpy())
         told(part.nbytes)
 
     with ThreadPoolExecutor(max(1, torch.get_num_threads())) as pool:

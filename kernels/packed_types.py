@@ -27,7 +27,8 @@ class PackedType:
     code. ``offset``: whether there are offsets. ``table``: what codes stand for, plus ``zero``; None: they
     stand for themselves. ``joined``: whether ``scales`` has a scale in the low half of each byte and an
     offset in the high half. ``signed``: whether ``scales`` are int8. ``exponent``: whether ``scale`` is an
-    exponent of 8 bits instead of a float16.
+    exponent of 8 bits instead of a float16. ``wide``: whether a block's ``scale`` and ``offset`` are float32,
+    and its only ones. ``token``: whether all activations of a token have one scale, instead of each run.
     """
 
     name: str
@@ -42,18 +43,30 @@ class PackedType:
     joined: bool = False
     signed: bool = False
     exponent: bool = False
+    wide: bool = False
+    token: bool = False
 
     @property
     def groups(self) -> int:
         """How many factors of its scale a block of one row has; 0: none."""
-        return self.block // self.group if self.block > RUN else 0
+        return self.block // self.group if self.block > RUN and not self.wide else 0
+
+    @property
+    def span(self) -> int:
+        """How many neighbouring numbers have one scale, its factor included."""
+        return self.group if self.groups else self.block
+
+    @property
+    def scale_bytes(self) -> int:
+        """The bytes of a block's ``scale``."""
+        return 1 if self.exponent else 4 if self.wide else 2
 
     @property
     def head(self) -> int:
         """The bytes of a panel's block before its codes."""
         if not self.number:
             return 0
-        scales = PANEL * (1 if self.exponent else 2) * (2 if self.offset else 1)
+        scales = PANEL * self.scale_bytes * (2 if self.offset else 1)
         return scales + PANEL * self.groups * (2 if self.offset and not self.joined else 1)
 
     @property
@@ -71,7 +84,7 @@ class PackedType:
         return self.head + self.block // RUN * self.run
 
 
-TYPES = {
+GGML = {
     one.name: one
     for one in (
         PackedType("Q4_0", 1, 18, 32, 32, (4,), zero=8),
@@ -89,7 +102,38 @@ TYPES = {
         PackedType("MXFP4", 13, 17, 32, 32, (4,), zero=12, table=_FP4, exponent=True),
     )
 }
-"""The types of quantised numbers, by their names in ggml."""
+"""The types of GGUF files, by their names in ggml."""
+
+
+def _coded(
+    name: str, number: int, bits: int, *, offset: bool = False, token: bool = False
+) -> list[PackedType]:
+    """The types ``name`` of other checkpoints, ``number`` and the next one: of codes of ``bits`` bits with a
+    scale for each 32 or 128 numbers."""
+    zero = 0 if offset else 1 << bits - 1
+    return [
+        PackedType(
+            f"{name}_{block}", number + at, 0, block, RUN, (bits,), zero, offset, wide=True, token=token
+        )
+        for at, block in enumerate((RUN, 4 * RUN))
+    ]
+
+
+CODED = {
+    one.name: one
+    for some in (
+        _coded("INT4", 14, 4),
+        _coded("INT4Z", 16, 4, offset=True),
+        _coded("INT8", 18, 8),
+        _coded("INT8Z", 20, 8, offset=True),
+        _coded("W8A8", 22, 8, token=True),
+    )
+    for one in some
+}
+"""The types of other checkpoints (`quantised`). Z: each group has a code that stands for 0."""
+
+TYPES = GGML | CODED
+"""The types of quantised numbers, by their names."""
 
 PLAIN = {
     name: PackedType(name, 0, RUN * bits // 8, RUN, RUN, (bits,))

@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, TypeAlias, overload
 
 import numpy as np
@@ -93,7 +94,7 @@ def namespace_digest(
     rank: int = 0,
     ranks: int = 1,
     adapter: bytes = b"",
-    scales: bytes = b"",
+    numerics: Mapping[str, Any] = MappingProxyType({}),
 ) -> bytes:
     """16 bytes that stand for all that decides what a block's bytes mean, except tokens and tenant.
 
@@ -103,7 +104,8 @@ def namespace_digest(
         groups: all KV groups; a group's ``spec_digest`` holds its dtype, layout version, block size and id.
         rank, ranks: number of the shard, and of shards.
         adapter: digest of the adapter's content, empty without one.
-        scales: digest of the quantisation scales, empty without any.
+        numerics: the arithmetic that computes: kernels and their version, computing type, forms of the weights;
+            JSON values.
     """
     parts = {
         "weights": weights.hex(),
@@ -111,7 +113,7 @@ def namespace_digest(
         "groups": [group.spec_digest().hex() for group in groups],
         "shard": [rank, ranks],
         "adapter": adapter.hex(),
-        "scales": scales.hex(),
+        "numerics": dict(numerics),
     }
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=KEY_BYTES, person=b"holdfast.space").digest()

@@ -166,7 +166,7 @@ def invalid(settings: object) -> str:
     kind: Callable[..., Any] = type(settings)
     for one in settings_of(kind):
         value, option = getattr(settings, one.field), one.option
-        if option.choices and value not in option.choices:
+        if option.choices and value not in (*option.choices, one.default):
             return f"{one.name} is {value!r}, not one of {', '.join(option.choices)}"
         if value is not None and option.least is not None and value < option.least:
             return f"{one.name} is {value}, less than {option.least}"

@@ -38,7 +38,7 @@ from .link.engine_end import LoadedEngine, LoadProgress
 from .link.heartbeat import LOAD_STALL, Liveness
 from .link.messages import Hello, Phase
 from .model.config import ModelConfig, read_defaults
-from .model.load import LoadedModel, device_named, load_model
+from .model.load import Keeping, LoadedModel, device_named, load_model
 from .scheduler.scheduler import Scheduler
 from .settings import SECRET_BYTES, EngineSettings, SchedulerSettings, StepSize
 
@@ -91,7 +91,8 @@ def load_engine(
             progress,
             settings.max_context,
             settings.kv_format,
-            packs(settings),
+            keeping(settings),
+            settings.quantization,
             prepare,
         )
         (backend,) = backends
@@ -122,8 +123,15 @@ def load_engine(
 
     hello = _hello(model, numbers, groups, backend, parts)
     log.info(
-        "loaded %s in %.1f s: %s, %s, kernels %s, context %d, steps of %d tokens in %d rows",
-        *(hello.model, time.monotonic() - began, hello.device, hello.dtype, hello.kernels, hello.max_context),
+        "loaded %s in %.1f s: %s, %s, weights %s, kernels %s, context %d, steps of %d tokens in %d rows",
+        *(
+            hello.model,
+            time.monotonic() - began,
+            hello.device,
+            hello.dtype,
+            hello.quantisation or hello.dtype,
+        ),
+        *(hello.kernels, hello.max_context),
         *(numbers.max_step_tokens, numbers.max_sequences),
     )
 
@@ -371,15 +379,15 @@ def _needs(settings: EngineSettings, dtype: torch.dtype, head_dim: int, types: t
     return Needs(dtype, [(head_dim, settings.block_tokens)], stored, types)
 
 
-def packs(settings: EngineSettings) -> bool:
-    """Whether weights are kept in panels, quantised ones as they are: the CPU backend computes, as no other is
-    fast with them. Loads nothing."""
+def keeping(settings: EngineSettings) -> Keeping:
+    """How weights are kept: in panels where the CPU backend computes, quantised ones as their codes where
+    another does. Loads nothing."""
     narrow = None if settings.kv_dtype == "auto" else getattr(torch, settings.kv_dtype)
     try:
         name, _ = named(settings.kernels, device_named(settings.device), Needs(torch.float32, stored=narrow))
     except BackendMissing:  # raised again where the backend is chosen
-        return False
-    return name == "cpu"
+        return "dequantised"
+    return "packed" if name == "cpu" else "quantised"
 
 
 def named_backend(settings: EngineSettings, dtype: str, head_dim: int) -> tuple[str, str]:
@@ -445,6 +453,7 @@ def _hello(
         defaults=read_defaults(model.folder),
         kernels=backend.name,
         kv_dtype=groups[0].dtype,
+        quantisation="; ".join(model.quantisation),
         notes=model.config.notes,
         max_sequences=numbers.max_sequences,
         memory="" if parts is None else parts.line(numbers.blocks * _block_bytes(groups)),

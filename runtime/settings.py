@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from ..kernels.names import BACKENDS
+from ..kernels.names import AT_LOAD, BACKENDS
 from ..kvstore.log_lines import LogSettings
 from ..kvstore.options import Option, invalid
 from .errors import PoolTooSmall, SettingsInvalid
@@ -75,6 +75,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         str, Option(choices=("auto", *DTYPE_BYTES), words={"float": "float32", "half": "float16"})
     ] = "auto"
     """Of weights and computing. auto: as stored."""
+    quantization: Annotated[str | None, Option(choices=AT_LOAD)] = None
+    """What linears of a model that is not quantised are quantised to as it is loaded."""
     kv_bytes: Annotated[int | None, Option(also="kv_cache_memory_bytes", least=1)] = None
     """Memory for KV, such as 512MiB or 8GiB."""
     host_bytes: Annotated[int | None, Option(least=0)] = None

@@ -46,6 +46,7 @@ PARTS = {
     "serving": "serving.serving",
     "prefill": "attention.prefill",
     "rows": "memory.rows",
+    "weights": "weights.weights",
     "invariant": "companies.invariant",
     "agent": "agent.agent",
     "tests": "engine.other_tests",
@@ -59,7 +60,7 @@ LIMITS_S = {"ceilings": 60.0, "tests-kernels": 180.0, "tests-kvstore": 90.0, "gr
 LIMITS_S |= {"correct": 120.0, "steps": 300.0, "contexts": 300.0}
 LEAST_S = 20.0  # no part is begun for less
 KILL_S = 15.0
-RIGHT = ("correct", "graphs", "invariant", "tests-kernels", "tests-kvstore", "tests", "sanitizer")
+RIGHT = ("correct", "graphs", "invariant", "weights", "tests-kernels", "tests-kvstore", "tests", "sanitizer")
 """Parts in which a missed goal is a fault, not just a figure."""
 WHOLE = ("tests-kernels", "tests-kvstore", "tests", "sanitizer")
 """Parts that are not rehearsed, because the test suite runs the same on a CPU."""

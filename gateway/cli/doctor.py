@@ -100,7 +100,7 @@ def model(settings: EngineSettings, tenants: Tenants | None = None) -> Iterator[
     """Facts about the model and what it needs, as names and values. Its weights are not loaded. ``tenants``:
     their leases are checked against the KV; None: there are none. Raises ``ModelUnreadable``,
     ``SettingsInvalid``, ``LimitsTooLarge`` or a ``SessionError``."""
-    from ...runtime.build import named_backend, packs
+    from ...runtime.build import keeping, named_backend
     from ...runtime.model.config import read_config, read_defaults
     from ...runtime.model.folder import check_folder, find_model
     from ...runtime.model.load import as_stored, device_named, dtype_named, forms_of, open_weights
@@ -112,18 +112,19 @@ def model(settings: EngineSettings, tenants: Tenants | None = None) -> Iterator[
     kind = dtype_named(settings.dtype, config)
     with open_weights(folder, config) as weights:
         config, pieces = as_stored(config, weights, kind)
-        device, pack = device_named(settings.device), packs(settings)
-        forms = forms_of(pieces, weights, kind, device, settings.kv_format, pack)
+        device = device_named(settings.device)
+        asked = (kind, device, settings.kv_format, keeping(settings), settings.quantization)
+        forms = forms_of(pieces, weights, *asked)
         multiplied = [piece for piece in pieces if config.tied_head or piece.name != EMBEDDING]
-        read = forms_of(multiplied, weights, kind, device, settings.kv_format, pack).bytes
+        read = forms_of(multiplied, weights, *asked).bytes
     dtype = str(kind).removeprefix("torch.")
     width = DTYPE_BYTES[dtype]
     parameters = sum(prod(piece.shape) for piece in pieces)
     yield "file" if folder.is_file() else "folder", str(folder)
     yield "architecture", f"{config.architecture}, {config.layers} layers, hidden {config.hidden_size}"
-    if forms.types:
+    if forms.words:
         size = f"{forms.bytes:,} B ({shown(forms.bytes)})"
-        yield "weights", f"{parameters:,} parameters in {', '.join(forms.types)} and {dtype} = {size}"
+        yield "weights", f"{parameters:,} parameters in {'; '.join(forms.words)}; and {dtype} = {size}"
     else:
         yield "weights", _product((("parameters", parameters), (f"bytes ({dtype})", width)), "B")
     if device.type == "cpu":

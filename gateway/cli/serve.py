@@ -262,4 +262,5 @@ async def _serve(
 def _memory(hello: Hello) -> str:
     memory = hello.memory or memory_line(hello.weights, hello.blocks, hello.block_bytes, hello.block_tokens)
     kept = "" if hello.kv_dtype in ("", hello.dtype) else f", KV {hello.kv_dtype}"
-    return f"{memory}; {hello.device}, {hello.dtype}{kept}, kernels {hello.kernels}"
+    weights = f", weights {hello.quantisation}" if hello.quantisation else ""
+    return f"{memory}; {hello.device}, {hello.dtype}{kept}{weights}, kernels {hello.kernels}"

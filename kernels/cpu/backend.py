@@ -18,7 +18,7 @@ from ..interface import Attention, HeadNorm
 from ..layer import Layer, LayerSizes
 from ..packed import Packed
 from ..reference import backend
-from ..reference.backend import by_slot, copy_blocks, linear, look_up
+from ..reference.backend import by_slot, copy_blocks, linear, look_up, quantised_linear
 from ..reference.penalties import allow, count
 from ..reference.seeded_sampling import log_probabilities, sample
 from . import copying, packed, penalties
@@ -52,15 +52,19 @@ __all__ = [
     "linear",
     "log_probabilities",
     "look_up",
+    "numerics",
     "packed_linear",
     "packed_rows",
     "paged_attention",
     "penalize",
+    "quantised_linear",
     "rms_norm",
     "rotate_and_store",
     "sample",
     "whole",
 ]
+
+numerics = "cpu/1"
 
 PRODUCTS, NUMBERS, PAIRS, BYTES, CELLS = 1 << 17, 1 << 14, 1 << 15, 1 << 19, 1 << 16
 """The least work of a thread when an operation is split over threads; in this order: multiplications of a

@@ -80,8 +80,10 @@ def _codes(builder: Any, kind: PackedType, at: Any) -> list[Any]:
     return words
 
 
-def _halves(builder: Any, at: Any) -> Any:
-    """Write IR that loads 16 float16 at the pointer ``at``; returns them in fp32."""
+def _floats(builder: Any, kind: PackedType, at: Any) -> Any:
+    """Write IR that loads 16 scales of a type at the pointer ``at``; returns them in fp32."""
+    if kind.wide:
+        return raw(builder, WIDE, at)
     return builder.fpext(raw(builder, ir.VectorType(ir.HalfType(), LANES), at), WIDE)
 
 
@@ -103,10 +105,10 @@ def _exponents(builder: Any, at: Any) -> Any:
 def _of_block(builder: Any, kind: PackedType, head: Any) -> tuple[Any, Any]:
     """Write IR that loads the factors and offsets of a block at the pointer ``head``; returns both, vectors of
     fp32."""
-    factor = _exponents(builder, head) if kind.exponent else _halves(builder, head)
+    factor = _exponents(builder, head) if kind.exponent else _floats(builder, kind, head)
     if not kind.offset:
         return factor, ir.Constant(WIDE, None)
-    return factor, _halves(builder, builder.gep(head, [I64(2 * PANEL)]))
+    return factor, _floats(builder, kind, builder.gep(head, [I64(kind.scale_bytes * PANEL)]))
 
 
 def _factors(
@@ -214,14 +216,15 @@ _tile1, _tile2, _tile4, _tile8 = (_tile(rows) for rows in (1, 2, 4, 8))
 @intrinsic  # type: ignore[untyped-decorator]
 def _sizes(typing: Any, tag: Any) -> Any:
     """Intrinsic, returns a tuple of values, of the type that ``tag`` selects: the numbers of a group, the code
-    of the number 0, the numbers of a block, and the bytes of a panel's block."""
+    of the number 0, the numbers of a block, the bytes of a panel's block, and 1 if all activations of a token
+    have one scale, else 0."""
     kind = _BY_NUMBER[tag.count]
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        values = [I64(kind.group), I64(kind.zero), I64(kind.block), I64(kind.unit)]
+        values = [I64(one) for one in (kind.group, kind.zero, kind.block, kind.unit, int(kind.token))]
         return context.make_tuple(builder, signature.return_type, values)
 
-    return types.UniTuple(types.int64, 4)(tag), codegen
+    return types.UniTuple(types.int64, 5)(tag), codegen
 
 
 _strict = njit(nogil=True, error_model="numpy", fastmath=False)
@@ -247,11 +250,19 @@ def take(low: int, high: int, rows: int, x_at: int, lines_at: int, width: int, k
     """Round the rows ``[low, high)`` of the activations ``[rows, width]`` to 8 bits, into the scratch memory at
     ``lines_at``: see `_tile`. It has 4 bytes for each number. A run with a number that is not finite gets a
     scale of NaN. ``kind``: one of `TAGS`; ``tag``: a number of the element type (`elements.TAGS`)."""
-    group, zero, _, _ = _sizes(kind)
+    group, zero, _, _, token = _sizes(kind)
     x, (numbers, scales, starts, sums) = pointer(x_at, tag), _lines(lines_at, rows, width, group)
     line = np.empty(RUN, np.float32)
+    most, wrong = np.float32(0), np.float32(0)
     for run in range(low * width // RUN, high * width // RUN):
-        most, wrong = np.float32(0), np.float32(0)
+        if token == 0:
+            most, wrong = np.float32(0), np.float32(0)
+        elif run * RUN % width == 0:
+            most, wrong = np.float32(0), np.float32(0)
+            for i in range(run * RUN, run * RUN + width):
+                size = abs(widen(x[i]))
+                most = size if size > most else most
+                wrong += widen(x[i]) * np.float32(0)
         for i in range(RUN):
             line[i] = widen(x[run * RUN + i])
         for i in range(RUN):
@@ -312,7 +323,7 @@ def multiply(low: int, high: int, rows: int, lines_at: int, weight_at: int, bias
     `take` has left at ``lines_at``, add ``bias`` ``[n]`` (address 0: none), and write their columns of the
     result, whose rows begin ``out_line`` numbers apart. ``kind``, ``tag``: as for `take`."""
     bias, out, panels = pointer(bias_at, tag), pointer(out_at, tag), pointer(weight_at, np.uint8(0))
-    group, _, block, unit = _sizes(kind)
+    group, _, block, unit, _ = _sizes(kind)
     blocks, lines, some = width // block, _lines(lines_at, rows, width, group), max(8, ROOM // width // 8 * 8)
     for first in range(0, rows, some):
         _panels(low, high, panels, blocks * unit, blocks, first, min(first + some, rows), width, group, lines,
@@ -355,7 +366,7 @@ def rows(ids_at: int, count: int, weight_at: int, out_at: int, width: int, kind:
     """Write ``count`` rows of a packed matrix ``[n, width]`` to ``[count, width]``, by their ``ids``, int64.
     Compiled numba code; names with ``_at`` are addresses; ``kind``, ``tag``: as for `take`."""
     ids, panels, out = pointer(ids_at, np.int64(0)), pointer(weight_at, np.uint8(0)), pointer(out_at, tag)
-    group, zero, block, unit = _sizes(kind)
+    group, zero, block, unit, _ = _sizes(kind)
     codes, factors = np.empty(block * PANEL, np.uint8), np.empty((block // group, PANEL), np.float32)
     added, blocks = np.empty((block // group, PANEL), np.float32), width // block
     for row in range(count):

@@ -13,6 +13,7 @@ from ..reference.seeded_sampling import Typical
 from . import rowwise, seeded_sampling
 from .attention import paged_attention
 from .penalties import allow, count, penalize
+from .quantised import quantised_linear
 from .rows import look_up
 from .rowwise import add_norm, gated
 from .seeded_sampling import log_probabilities
@@ -32,16 +33,19 @@ __all__ = [
     "linear",
     "log_probabilities",
     "look_up",
+    "numerics",
     "packed_linear",
     "packed_rows",
     "paged_attention",
     "penalize",
+    "quantised_linear",
     "rms_norm",
     "rotate_and_store",
     "sample",
     "whole",
 ]
 
+numerics = "triton/1"
 by_slot = True
 
 

@@ -24,6 +24,7 @@ from .backend import (
 )
 from .invariant_kernels import extend_attention as paged_attention
 from .invariant_kernels import linear
+from .quantised import invariant_linear as quantised_linear
 from .store import copy_blocks
 
 __all__ = [
@@ -38,12 +39,16 @@ __all__ = [
     "linear",
     "log_probabilities",
     "look_up",
+    "numerics",
     "packed_linear",
     "packed_rows",
     "paged_attention",
     "penalize",
+    "quantised_linear",
     "rms_norm",
     "rotate_and_store",
     "sample",
     "whole",
 ]
+
+numerics = "triton-invariant/1"

@@ -16,7 +16,8 @@ from torch import Tensor
 from ..batch import PagedBatch
 from ..float8 import E4M3
 from ..interface import Attention, HeadNorm
-from . import invariant_kernels, penalties, rowwise, seeded_sampling, store
+from ..quantised import FP8, FP8_FIXED, FP8_GROUPS, HALVED, INT8, Quantised, Scheme
+from . import invariant_kernels, penalties, quantised, rowwise, seeded_sampling, store
 from .decode import decode_attention
 from .extend import extend_attention
 from .rows import look_up
@@ -146,6 +147,43 @@ def linears(width: int, outs: int, device: torch.device) -> Iterator[tuple[str, 
         yield f"product {width} to {outs} {kind}", partial(invariant_kernels.linear, x, weight)
 
 
+SCHEMES = (
+    Scheme("int4", 128),
+    Scheme("int4", 128, zeros=True),
+    Scheme("int4", 32),
+    Scheme("int8"),
+    Scheme("mxfp4", 32),
+    Scheme("int8", activations=INT8),
+    Scheme("fp8", activations=FP8),
+    Scheme("fp8", activations=FP8_FIXED),
+    Scheme("fp8", 128, activations=FP8_GROUPS),
+)
+
+
+def quantised_products(width: int, outs: int, device: torch.device) -> Iterator[tuple[str, Launch]]:
+    """Yield the names and launches of products with quantised weights from ``width`` to ``outs`` numbers, for
+    few tokens and for many."""
+    for scheme in SCHEMES:
+        weight = quantised_weight(scheme, width, outs, device)
+        for tokens in (ROWS, 8 * quantised.FEW):
+            x = empty(tokens, width, dtype=torch.bfloat16, device=device)
+            kind = f"{scheme.codes}-{scheme.group}{'z' * scheme.zeros} {scheme.activations or '16 bits'}"
+            name = f"quantised {kind} {'many' if tokens > quantised.FEW else 'few'} {outs}"
+            yield name, partial(quantised.quantised_linear, x, weight)
+
+
+def quantised_weight(scheme: Scheme, width: int, outs: int, device: torch.device) -> Quantised:
+    """A matrix ``[outs, width]`` of a scheme, with whatever numbers."""
+    halved = scheme.codes in HALVED
+    kind = torch.uint8 if halved else torch.int8 if scheme.codes == "int8" else E4M3
+    codes = empty(outs, width // 2 if halved else width, dtype=kind, device=device)
+    groups = scheme.groups(width)
+    scale = torch.uint8 if scheme.codes == "mxfp4" else torch.bfloat16
+    zeros = empty(outs, groups, dtype=torch.uint8, device=device) if scheme.zeros else None
+    fixed = empty(1, dtype=torch.float32, device=device) if scheme.activations == FP8_FIXED else None
+    return Quantised(scheme, width, codes, empty(outs, groups, dtype=scale, device=device), zeros, fixed)
+
+
 def all_launches(device: torch.device) -> Iterator[tuple[str, Launch]]:
     """Yield every launch that `ahead` compiles, each with a name that says its kernel and shape."""
     for shape in SHAPES:
@@ -155,6 +193,8 @@ def all_launches(device: torch.device) -> Iterator[tuple[str, Launch]]:
         yield from rows(hidden, device)
     for width, outs in ((1024, 4096), (4096, 24_576)):
         yield from linears(width, outs, device)
+    yield from quantised_products(4096, 24_576, device)
+    yield from quantised_products(4096, 64, device)  # split along the width
     for vocab in (256, 151_936):  # one chunk, and many
         yield from draws(vocab, device)
     yield from edits(151_936, device)

@@ -19,6 +19,8 @@ from ..device import Device
 from ..float8 import as_bytes, narrowed
 from ..interface import Attention, HeadNorm
 from ..packed import Packed, rounded
+from ..packed_types import RUN
+from ..quantised import Quantised, activated
 from .penalties import allow, count, penalize
 from .seeded_sampling import log_probabilities, sample
 
@@ -37,10 +39,12 @@ __all__ = [
     "linear",
     "log_probabilities",
     "look_up",
+    "numerics",
     "packed_linear",
     "packed_rows",
     "paged_attention",
     "penalize",
+    "quantised_linear",
     "rms_norm",
     "rotary",
     "rotate_and_store",
@@ -50,6 +54,7 @@ __all__ = [
 ]
 
 
+numerics = "reference/1"
 by_slot = False
 
 
@@ -161,7 +166,14 @@ def packed_linear(x: Tensor, weight: Packed, bias: Tensor | None = None) -> Tens
     """`linear` with a packed weight; if that is quantised, ``x`` is rounded to 8 bits. The sums are in fp32."""
     if not weight.kind.number:
         return F.linear(x, weight.numbers().to(x.dtype), bias)
-    return F.linear(rounded(x), weight.numbers(), None if bias is None else bias.float()).to(x.dtype)
+    taken = rounded(x, weight.width if weight.kind.token else RUN)
+    return F.linear(taken, weight.numbers(), None if bias is None else bias.float()).to(x.dtype)
+
+
+def quantised_linear(x: Tensor, weight: Quantised, bias: Tensor | None = None) -> Tensor:
+    """`linear` with a quantised weight, and with ``x`` rounded as its scheme says. The sums are in fp32."""
+    numbers = weight.numbers()
+    return F.linear(activated(x, weight), numbers, None if bias is None else bias.float()).to(x.dtype)
 
 
 def packed_rows(weight: Packed, ids: Tensor, dtype: torch.dtype) -> Tensor:

@@ -58,6 +58,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
 
     ``kernels``: the name of the backend that computes. ``dtype``: of the weights and of computing;
     ``parameters``: numbers of the weights; ``weights``: their bytes. ``kv_dtype``: of the KV cache.
+    ``quantisation``: how weights are quantised, in words; empty: they are not.
     ``max_context``: in tokens; ``block_bytes``: of one block over all layers. ``notes``: what an operator
     should know of the model, each one line. ``max_sequences``: turns that may run at once. ``memory``: what
     the device's own memory is for, one line; empty: it has none."""
@@ -76,6 +77,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     defaults: SamplingDefaults = SamplingDefaults()
     kernels: str = "reference"
     kv_dtype: str = ""
+    quantisation: str = ""
     notes: tuple[str, ...] = ()
     max_sequences: int = 64
     memory: str = ""

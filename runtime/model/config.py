@@ -17,6 +17,7 @@ from ..verbs import LEAST_PENALTY, MOST_PENALTY
 from .families import FAMILIES, MULTIMODAL, NEUTRAL, Family, Multimodal
 from .fields import Fields, read_object
 from .files import ADAPTER, ModelFiles, files_of
+from .quantisation import Quantisation, read_quantisation
 from .rope import LAYER_TYPES, UNROTATED, RopeConfig, Ropes, read_ropes
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -31,14 +32,6 @@ UNSERVED = (
     "per_layer_config",
     "transformers_weights",
 )
-QUANTISED = ("quantization_config", "compression_config", "quantization")
-QUANTISED_BESIDE = {
-    "quantize_config.json": "gptq",
-    "quant_config.json": "awq",
-    "hf_quant_config.json": "modelopt",
-}
-"""Files in a model folder that describe quantised weights, and the method to name in an error if the file
-names none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +77,9 @@ class ModelConfig:
     width inside the MLP. ``max_context``: the most tokens of a sequence. ``tied_head``: the output head is
     the embedding. ``eos_ids``: end tokens of ``config.json`` and ``generation_config.json`` together.
     ``dtype``: type of the stored weights; None if the file does not say. ``inside``: the multimodal
-    architecture that contains the decoder; None: the checkpoint is a decoder alone. ``notes``: lines that an
-    operator should read at start.
+    architecture that contains the decoder; None: the checkpoint is a decoder alone. ``quantisation``: how the
+    checkpoint's linears are quantised; None: they are not. ``notes``: lines that an operator should read at
+    start.
     """
 
     family: Family
@@ -106,6 +100,7 @@ class ModelConfig:
     eos_ids: tuple[int, ...]
     dtype: str | None
     inside: Multimodal | None = None
+    quantisation: Quantisation | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -123,7 +118,7 @@ class ModelConfig:
 
         The field names are part of the namespace: if one is renamed, blocks on disk are not found any more.
         """
-        silent = {"max_context", "eos_ids", "dtype", "tied_head", "inside", "notes"}
+        silent = {"max_context", "eos_ids", "dtype", "tied_head", "inside", "quantisation", "notes"}
         values = {name: value for name, value in asdict(self).items() if name not in silent}
         made: dict[str, Any] = json.loads(json.dumps(values))
         return made
@@ -143,7 +138,7 @@ def read_config(folder: Path, max_context: int | None = None) -> ModelConfig:
     path, values = read_object(files, "config.json")
     stated = Fields(path, values, {})
     inside, family, given = _decoder(stated)
-    _refuse_quantised(files, stated, given)
+    quantisation = read_quantisation(files, stated, given)
     fields = _read_by(family, given, inside)
     whole = fields if inside is None else Fields(path, values, inside.defaults)
     vocab_size, hidden_size = fields.integer("vocab_size"), fields.integer("hidden_size")
@@ -175,6 +170,7 @@ def read_config(folder: Path, max_context: int | None = None) -> ModelConfig:
         eos_ids=_eos_ids(files, (stated, fields), vocab_size),
         dtype=_stored_dtype(whole if whole.get("dtype") or whole.get("torch_dtype") else fields),
         inside=inside,
+        quantisation=quantisation,
         notes=(*_notes(stated, inside), *_window_notes(given, family, context), *ropes.notes),
     )
 
@@ -217,36 +213,6 @@ def _is_named(names: list[Any], kind: Any, one: Family | Multimodal, others: tup
     if kind is None:
         return names == [one.architecture]
     return kind == one.model_type and (not names or names in [[name] for name in (one.architecture, *others)])
-
-
-def _refuse_quantised(files: ModelFiles, *holders: Fields) -> None:
-    """Raise `UnsupportedArchitecture`, naming the method, if ``holders`` or the files say "quantised"."""
-    for name in QUANTISED:
-        for fields in holders:
-            if given := fields.get(name):
-                _refuse_method(fields.path, f"{fields.inside}{name}", _method(name, given))
-    for file, usual in QUANTISED_BESIDE.items():
-        path, beside = read_object(files, file, {})
-        inner = beside.get("quantization")
-        method = beside.get("quant_method") or (inner.get("quant_algo") if isinstance(inner, dict) else None)
-        if beside:
-            _refuse_method(path, "the folder's weights", str(method or usual))
-
-
-def _refuse_method(path: Path, what: str, method: str) -> None:
-    raise UnsupportedArchitecture(
-        f"{path}: {what}: quantised with {' '.join(method.split())[:60]}, which is not served; take the"
-        f" checkpoint with weights in {', '.join(DTYPES)}"
-    )
-
-
-def _method(name: str, given: Any) -> str:
-    if not isinstance(given, dict):
-        return str(given)
-    if given.get("load_in_4bit") or given.get("load_in_8bit"):
-        return "bitsandbytes"
-    usual = {"compression_config": "compressed-tensors", "quantization": "mlx"}.get(name, "an unnamed method")
-    return str(given.get("quant_method") or usual)
 
 
 def _notes(stated: Fields, inside: Multimodal | None) -> list[str]:

@@ -19,12 +19,12 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 from numpy.typing import NDArray
 
-from ...kernels.packed_types import TYPES
+from ...kernels.packed_types import GGML
 from ..errors import ConfigInvalid, TensorInvalid
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-SERVED = ("F32", "F16", "BF16", *TYPES)
+SERVED = ("F32", "F16", "BF16", *GGML)
 """The served types of tensors, by their names in ggml."""
 MOST = {"keys": 1 << 16, "tensors": 1 << 17, "strings": 1 << 22, "dimensions": 4}
 _SCALARS = {

@@ -20,7 +20,7 @@ from gguf.quants import dequantize
 from torch import Tensor
 
 from ...kernels.packed import Packed, packed
-from ...kernels.packed_types import TYPES
+from ...kernels.packed_types import GGML
 from ..errors import ModelUnreadable, TensorInvalid
 from .checkpoint import file_digest
 from .gguf_config import ROPE_FACTORS, architecture_of
@@ -92,7 +92,7 @@ class GGUFWeights:
     def packed_type(self, name: str) -> str | None:
         """The type of a tensor that can stay packed, by its name in a checkpoint; None: it cannot."""
         stored = self._file.tensors[self._stored_name(name)]
-        return stored.kind if stored.kind in TYPES and len(stored.shape) == 2 else None
+        return stored.kind if stored.kind in GGML and len(stored.shape) == 2 else None
 
     def packed(self, names: Sequence[str], told: Callable[[int], None] = lambda count: None) -> Packed:
         """Tensors of one type and width, packed as one, by their names in a checkpoint. ``told``: called
@@ -111,7 +111,7 @@ class GGUFWeights:
             told(count)
 
         try:
-            return packed(TYPES[some[0].kind], raws, some[0].shape[1], orders, part)
+            return packed(GGML[some[0].kind], raws, some[0].shape[1], orders, part)
         except ValueError as error:
             names_of = ", ".join(stored.name for stored in some)
             raise TensorInvalid(f"{self._file.path}: {names_of}: {error}") from None

@@ -9,12 +9,25 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
+from torch import Tensor
 
-from ...kernels.packed import Packed, plain
-from ...kernels.packed_types import TYPES
+from ...kernels.linear import Matrix, Permuted
+from ...kernels.packed import plain
+from ...kernels.packed_types import RUN, TYPES
+from ...kernels.quantised import (
+    AS_THEY_ARE,
+    Quantised,
+    Scheme,
+    joined,
+    panel_type,
+    panels,
+    quantised,
+    said_in_panels,
+    scheme_at_load,
+)
 from ...kvstore.groups import KVGroup
 from ...kvstore.keys import namespace_digest
 from ..errors import SettingsInvalid
@@ -24,6 +37,7 @@ from .decoder import Decoder
 from .folder import find_model
 from .kv_format import AS_COMPUTED, KVFormat
 from .progress import WeightsProgress
+from .quantised_weights import QuantisedCheckpoint
 from .weights import (
     EMBEDDING,
     HEAD,
@@ -35,6 +49,10 @@ from .weights import (
     pieces_of,
     text_name,
 )
+
+Keeping: TypeAlias = Literal["packed", "quantised", "dequantised"]
+"""How matrices are kept: all in panels, quantised ones as they are (`kernels.packed`); quantised ones as their
+codes (`kernels.quantised`), but those of GGUF files dequantised; or all as numbers of the computing type."""
 
 COMPARED = 4096
 """How many rows are compared at a time, to see whether the output head equals the embedding."""
@@ -49,8 +67,9 @@ if TYPE_CHECKING:
 class LoadedModel:
     """A loaded model. ``name``: as it was asked for; ``folder``: where it lies (a folder or GGUF file).
     ``weights_digest``: a digest of the content of the weight files, 32 bytes. ``parameters``: how many
-    numbers the weights have, ``weight_bytes``: what they take. ``packed``: the types of weights that stay
-    packed, sorted. ``kv``: how K and V are stored."""
+    numbers the weights have, ``weight_bytes``: what they take. ``packed``: the types of weights that are in
+    panels, sorted. ``quantisation``: how weights are quantised, in words, sorted. ``kv``: how K and V are
+    stored."""
 
     name: str
     folder: Path
@@ -60,6 +79,7 @@ class LoadedModel:
     parameters: int
     weight_bytes: int = 0
     packed: tuple[str, ...] = ()
+    quantisation: tuple[str, ...] = ()
     kv: KVFormat = AS_COMPUTED
 
     def kv_groups(self, block_tokens: int) -> tuple[KVGroup, ...]:
@@ -82,9 +102,15 @@ class LoadedModel:
 
     def namespace(self, groups: Sequence[KVGroup]) -> bytes:
         """The namespace of this model's block keys, 16 bytes: it differs for other weights, settings or KV
-        groups, and where weights stay packed. A key names one block in each group's arena."""
-        config = {**self.config.shaping_kv(), **({"packed": self.packed} if self.packed else {})}
-        return namespace_digest(weights=self.weights_digest, config=config, groups=groups)
+        groups, and for another arithmetic. A key names one block in each group's arena."""
+        numerics = {
+            "kernels": self.decoder.kernels.numerics,
+            "dtype": str(self.decoder.dtype),
+            "weights": self.quantisation,
+        }
+        return namespace_digest(
+            weights=self.weights_digest, config=self.config.shaping_kv(), groups=groups, numerics=numerics
+        )
 
 
 def load_model(
@@ -94,22 +120,23 @@ def load_model(
     progress: Callable[[float, str], None] = lambda done, what: None,
     max_context: int | None = None,
     kv: KVFormat = AS_COMPUTED,
-    pack: bool = False,
+    keeping: Keeping = "dequantised",
+    quantization: str | None = None,
     prepare: Callable[[ModelConfig, torch.dtype, tuple[str, ...]], None] = lambda config, dtype, types: None,
 ) -> LoadedModel:
     """Load model ``name`` (``pocket``, ``smollm2``, a folder, a GGUF file or a hub id).
 
     ``device``: as torch names it; ``auto``: CUDA if there is one. ``dtype``: ``float32``, ``bfloat16``,
     ``float16``; ``auto``: as stored. ``max_context``: the longest sequence to serve; rotary settings may
-    depend on it. ``kv``: how K and V are stored. ``pack``: whether matrices are kept in panels, as the CPU's
-    kernels take them, quantised ones as they are; otherwise these are dequantised. ``progress``: called with
-    the fraction that is done, 0 to 1, and what is being done, also by threads that pack. ``prepare``: called
-    when the headers are read, before weights take memory, with the configuration, the type of computing and
-    the types of weights that stay packed.
+    depend on it. ``kv``: how K and V are stored. ``keeping``: how matrices are kept, where their form allows
+    it; otherwise they are dequantised. ``quantization``: one of `kernels.names.AT_LOAD`, to which linears are
+    quantised; None: they stay as they are. ``progress``: called with the fraction that is done, 0 to 1, and
+    what is being done, also by threads that pack. ``prepare``: called when the headers are read, before weights
+    take memory, with the configuration, the type of computing and the types of weights that are in panels.
 
     Raises:
         ModelUnreadable: a subclass, naming file and cause. Nothing is allocated on the device in this case.
-        SettingsInvalid: no such device or dtype.
+        SettingsInvalid: no such device or dtype, or ``quantization`` of a model that is quantised.
     """
     progress(0.0, "reading the configuration")
     folder = find_model(str(name))
@@ -118,48 +145,115 @@ def load_model(
     with open_weights(folder, config) as checkpoint:
         config, pieces = as_stored(config, checkpoint, kind)
         checkpoint.start_digest()
-        forms = forms_of(pieces, checkpoint, kind, target, kv, pack)
-        prepare(config, kind, forms.types)
+        forms = forms_of(pieces, checkpoint, kind, target, kv, keeping, quantization)
+        if isinstance(checkpoint, QuantisedCheckpoint):
+            progress(0.0, "reading scales")
+            checkpoint.read_scales()
+        prepare(config, kind, forms.packed)
         told = WeightsProgress(forms.bytes, progress)
         tensors = allocate((piece for piece in pieces if piece.name not in forms.together), target, kind)
-        packed: dict[str, list[Packed]] = {}
+        matrices: dict[str, list[Matrix]] = {}
         for piece in pieces:
             told.begin(piece.name)
-            if piece.name not in forms.together:
-                stored = checkpoint.read(piece.name)
-                # The offset is added in fp32: in bf16, 1 + w would lose a small w.
-                value = stored.float() + piece.offset if piece.offset else stored
-                tensors[piece.into][piece.row : piece.row + piece.shape[0]].copy_(value)
-                told.done(prod(piece.shape) * kind.itemsize)
-            elif names := forms.together[piece.name]:
-                assert not isinstance(checkpoint, Checkpoint), "no tensor of safetensors stays packed"
-                packed.setdefault(piece.into, []).append(checkpoint.packed(names, told.done))
+            if names := forms.together.get(piece.name):
+                made = _matrix(checkpoint, names, forms, target, told)
+                matrices.setdefault(piece.into, []).append(made)
+            elif names is None:
+                rows = tensors[piece.into][piece.row : piece.row + piece.shape[0]]
+                _fill(rows, piece, checkpoint, forms)
+                told.done(rows.nbytes)
         digest = checkpoint.digest()
     fold_kv_scales(kv, config, tensors)
-    if pack and target.type == "cpu":
+    if keeping == "packed" and target.type == "cpu":
         for into in [name for name, tensor in tensors.items() if tensor.ndim == 2]:
-            packed[into] = [plain(tensors.pop(into))]
+            matrices[into] = [plain(tensors.pop(into))]
     return LoadedModel(
         name=str(name),
         folder=folder,
         config=config,
-        decoder=Decoder(config, assemble(config, tensors, packed), key_scale=kv.key_scale),
+        decoder=Decoder(config, assemble(config, tensors, matrices), key_scale=kv.key_scale),
         weights_digest=digest,
         parameters=sum(prod(piece.shape) for piece in pieces),
         weight_bytes=forms.bytes,
-        packed=forms.types,
+        packed=forms.packed,
+        quantisation=forms.words,
         kv=kv,
     )
 
 
+def _matrix(
+    weights: Checkpoint | GGUFWeights,
+    names: tuple[str, ...],
+    forms: WeightForms,
+    device: torch.device,
+    told: WeightsProgress,
+) -> Matrix:
+    """Read the tensors ``names``, which are kept as one matrix on ``device``."""
+    form = forms.of[names[0]]
+    if form.scheme is None:
+        assert not isinstance(weights, Checkpoint), "ggml's types have no scheme"
+        return weights.packed(names, told.done)
+    parts = [_quantised(weights, name, form.scheme, device) for name in names]
+    whole, order = joined([part for part, _ in parts]), parts[0][1]
+    matrix = whole.to(device) if form.packed is None else panels(whole)
+    told.done(form.bytes_of(*whole.shape))
+    return matrix if order is None else Permuted(matrix, order.to(device))
+
+
+def _fill(rows: Tensor, piece: Piece, weights: Checkpoint | GGUFWeights, forms: WeightForms) -> None:
+    """Read the tensor of a piece into ``rows``, its rows of a tensor of the decoder."""
+    form = forms.of.get(piece.name)
+    if form is not None and form.scheme is not None:
+        part, order = _quantised(weights, piece.name, form.scheme, rows.device)
+        part.into(rows, order)
+        return
+    stored = weights.read(piece.name)
+    # The offset is added in fp32: in bf16, 1 + w would lose a small w.
+    rows.copy_(stored.float() + piece.offset if piece.offset else stored)
+
+
+def _quantised(
+    weights: Checkpoint | GGUFWeights, name: str, scheme: Scheme, device: torch.device
+) -> tuple[Quantised, Tensor | None]:
+    """Read a linear that is quantised, to the CPU, or quantise it on ``device``; and the order of its columns,
+    see `QuantisedCheckpoint.quantised`."""
+    if isinstance(weights, QuantisedCheckpoint) and name in weights.linears:
+        return weights.quantised(name)
+    return quantised(weights.read(name).to(device), scheme), None
+
+
+@dataclass(frozen=True, slots=True)
+class WeightForm:
+    """The form in which a quantised tensor is kept. ``words``: in words. ``packed``: its type in panels; None:
+    it is not kept in panels. ``scheme``: how it is quantised; None: as ``packed`` says. ``scale_bytes``: of a
+    scale. ``alone``: whether it is not joined with its neighbours. ``kept``: whether it stays quantised."""
+
+    words: str
+    packed: str | None = None
+    scheme: Scheme | None = None
+    scale_bytes: int = 4
+    alone: bool = False
+    kept: bool = True
+
+    def bytes_of(self, rows: int, width: int) -> int:
+        """The bytes of a matrix of this form."""
+        if self.packed is not None:
+            return TYPES[self.packed].bytes_of(rows, width)
+        assert self.scheme is not None, "one of both is there"
+        return self.scheme.bytes_of(rows, width, self.scale_bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class WeightForms:
-    """In which form the tensors of a model are kept. ``together``: of those that stay packed, by the name of
-    the first the names of all that are packed as one matrix; of the others, none. ``types``: theirs, sorted.
+    """In which form the tensors of a model are kept. ``of``: the forms of those that are quantised, by name.
+    ``together``: of those that stay quantised, by the name of the first the names of all that are one matrix;
+    of the others, none. ``packed``: the types in panels, sorted. ``words``: all forms in words, sorted.
     ``bytes``: of all weights."""
 
+    of: dict[str, WeightForm]
     together: dict[str, tuple[str, ...]]
-    types: tuple[str, ...]
+    packed: tuple[str, ...]
+    words: tuple[str, ...]
     bytes: int
 
 
@@ -169,39 +263,103 @@ def forms_of(
     dtype: torch.dtype,
     device: torch.device,
     kv: KVFormat = AS_COMPUTED,
-    pack: bool = False,
+    keeping: Keeping = "dequantised",
+    quantization: str | None = None,
 ) -> WeightForms:
-    """The forms of the ``pieces`` of ``weights`` on ``device``, with ``dtype`` for what does not stay packed.
+    """The forms of the ``pieces`` of ``weights`` on ``device``, with ``dtype`` for what does not stay
+    quantised. ``keeping``, ``quantization``: as for `load_model`.
 
-    On a CPU quantised matrices stay packed if ``pack``, unless a scale of ``kv`` is folded into them. Those
-    of one map that follow one another and have one type are packed as one; a map of which one matrix is not
-    quantised is dequantised."""
-    kinds: dict[str, str | None] = {}
-    pack = pack and device.type == "cpu" and (kv.key_scale, kv.value_scale) == (1.0, 1.0)
-    if pack and not isinstance(weights, Checkpoint):
-        kinds = {piece.name: weights.packed_type(piece.name) for piece in pieces}
-    into: dict[str, list[tuple[str | None, Piece]]] = {}
+    Nothing stays quantised if a scale of ``kv`` is folded into the weights. Matrices of one map that follow one
+    another and have one form are kept as one; a map of which one matrix does not stay quantised is dequantised.
+    Raises ``SettingsInvalid``: ``quantization`` of a model that is quantised already.
+    """
+    if (kv.key_scale, kv.value_scale) != (1.0, 1.0) or (keeping == "packed" and device.type != "cpu"):
+        keeping = "dequantised"
+    of = {piece.name: _form(piece, weights, keeping, quantization) for piece in pieces}
+    _refuse_twice(weights, of, quantization)
+    into: dict[str, list[Piece]] = {}
     for piece in pieces:
-        into.setdefault(piece.into, []).append((kinds.get(piece.name), piece))
+        into.setdefault(piece.into, []).append(piece)
+    forms: dict[str, WeightForm] = {}
     together: dict[str, tuple[str, ...]] = {}
-    types, size = set[str](), 0
+    size = 0
     for some in into.values():
-        if any(kind is None for kind, _ in some):
-            size += sum(prod(piece.shape) for _, piece in some) * dtype.itemsize
+        theirs = [of[piece.name] for piece in some]
+        if not all(form is not None and form.kept for form in theirs):
+            size += sum(prod(piece.shape) for piece in some) * dtype.itemsize
+            forms |= {
+                piece.name: _dequantised(form)
+                for piece, form in zip(some, theirs, strict=True)
+                if form is not None and form.scheme is not None
+            }
             continue
-        for kind, alike in groupby(some, lambda one: one[0]):
-            assert kind is not None
-            found = [piece for _, piece in alike]
-            first, *others = (piece.name for piece in found)
+        for (form, _), alike in groupby(some, lambda one: _joint(of[one.name], one)):
+            joint = list(alike)
+            first, *others = (piece.name for piece in joint)
             together |= {first: (first, *others), **dict.fromkeys(others, ())}
-            types.add(kind)
-            size += TYPES[kind].bytes_of(sum(piece.shape[0] for piece in found), found[0].shape[1])
-    return WeightForms(together, tuple(sorted(types)), size)
+            size += form.bytes_of(sum(piece.shape[0] for piece in joint), joint[0].shape[1])
+            forms |= {piece.name: form for piece in joint}
+    packed = sorted({form.packed for form in forms.values() if form.packed is not None})
+    words = sorted({form.words for form in forms.values()})
+    return WeightForms(forms, together, tuple(packed), tuple(words), size)
+
+
+def _joint(form: WeightForm | None, piece: Piece) -> tuple[WeightForm, str]:
+    """A key that neighbours have in common if they are kept as one matrix."""
+    assert form is not None, "all tensors of the map stay quantised"
+    return form, piece.name if form.alone else ""
+
+
+def _form(
+    piece: Piece, weights: Checkpoint | GGUFWeights, keeping: Keeping, quantization: str | None
+) -> WeightForm | None:
+    """The form of a tensor that is quantised, or is to be; None: it is neither."""
+    if len(piece.shape) != 2:
+        return None
+    if not isinstance(weights, Checkpoint) and (kind := weights.packed_type(piece.name)) is not None:
+        return WeightForm(kind, kind, kept=keeping == "packed")
+    if isinstance(weights, QuantisedCheckpoint) and (linear := weights.linears.get(piece.name)) is not None:
+        return _kept(linear.scheme, piece, keeping, linear.scale_bytes, linear.alone)
+    if quantization is None or piece.into in ("embedding", "head"):
+        return None
+    scheme = scheme_at_load(quantization, piece.shape[1])
+    return None if scheme is None else _kept(scheme, piece, keeping)
+
+
+def _kept(
+    scheme: Scheme, piece: Piece, keeping: Keeping, scale_bytes: int = 4, alone: bool = False
+) -> WeightForm:
+    packed = panel_type(scheme, piece.shape[1]) if keeping == "packed" else None
+    kept = packed is not None if keeping == "packed" else keeping == "quantised" and scheme.group % RUN == 0
+    words = str(scheme) if packed is None else said_in_panels(scheme)
+    return WeightForm(words, packed, scheme, scale_bytes, alone, kept)
+
+
+def _dequantised(form: WeightForm) -> WeightForm:
+    """The form of a tensor that is quantised, of which the numbers are kept. Activations are not rounded."""
+    assert form.scheme is not None
+    words = f"{replace(form.scheme, activations=AS_THEY_ARE)}, dequantised"
+    return replace(form, words=words, packed=None, kept=False)
+
+
+def _refuse_twice(
+    weights: Checkpoint | GGUFWeights, of: dict[str, WeightForm | None], quantization: str | None
+) -> None:
+    if quantization is None:
+        return
+    linears = weights.linears if isinstance(weights, QuantisedCheckpoint) else {}
+    for name, form in of.items():
+        if form is not None and (form.scheme is None or name in linears):
+            raise SettingsInvalid(
+                f"--quantization {quantization}: the model is quantised already: {form.scheme or form.words}"
+            )
 
 
 def open_weights(path: Path, config: ModelConfig) -> Checkpoint | GGUFWeights:
     """The weights of the model in a folder or a GGUF file, opened. Raises ``ModelUnreadable``."""
     if not path.is_file():
+        if config.quantisation is not None:
+            return QuantisedCheckpoint(path, config.quantisation, lambda tensor: text_name(tensor, config))
         return Checkpoint(path, lambda tensor: text_name(tensor, config))
     from .gguf_weights import GGUFWeights  # it imports the library, which other models do not need
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.linear import Linear, Matrix
+from ...kernels.packed import Packed
 from .config import ModelConfig
 from .kv_format import KVFormat
 
@@ -61,7 +62,7 @@ class DecoderWeights:
     """The weights of the whole decoder. ``embedding``: ``[vocab, hidden]``; ``head``: a map to the
     vocabulary, of the same matrix if they are tied. ``norm``: the final norm."""
 
-    embedding: Matrix
+    embedding: Tensor | Packed
     layers: tuple[LayerWeights, ...]
     norm: Tensor
     head: Linear
@@ -119,6 +120,7 @@ def assemble(
     that are in no tensor."""
     parts = {**{name: (tensor,) for name, tensor in tensors.items()}, **(packed or {})}
     (embedding,) = parts["embedding"]
+    assert isinstance(embedding, Tensor | Packed), "no other form has single rows"
     return DecoderWeights(
         embedding=embedding,
         layers=tuple(_layer(config, tensors, parts, f"{layer}.") for layer in range(config.layers)),

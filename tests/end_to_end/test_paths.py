@@ -120,7 +120,7 @@ def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     name, dtype, kernels = request.param
     if kernels == "cpu":
         pytest.importorskip("numba")
-    model = load_model(name, "cpu", dtype, pack=kernels == "cpu")
+    model = load_model(name, "cpu", dtype, keeping="packed" if kernels == "cpu" else "dequantised")
     backend = choose(kernels, model.decoder.device, Needs(model.decoder.dtype, packed=model.packed))
     model = replace(model, decoder=model.decoder.computing_by(backend.kernels))
     (group,) = model.kv_groups(BLOCK)

@@ -782,7 +782,9 @@ def test_what_cannot_be_loaded_says_why(tmp_path: Path) -> None:
 
 
 def test_types_have_the_names_that_the_command_line_has() -> None:
-    AsyncLLM("pocket", dtype="half", kv_cache_dtype="fp8")
+    AsyncLLM("pocket", dtype="half", kv_cache_dtype="fp8", quantization="int4")
+    with pytest.raises(SettingsInvalid, match="quantization is 'awq', not one of int8, int4, fp8"):
+        AsyncLLM("pocket", quantization="awq")
     with pytest.raises(SettingsInvalid, match="dtype is 'int7', not one of auto, float32"):
         AsyncLLM("pocket", dtype="int7")
 

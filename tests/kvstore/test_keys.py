@@ -120,7 +120,8 @@ def test_every_part_of_the_namespace_matters() -> None:
         digest(rank=1, ranks=2),
         digest(ranks=2),
         digest(adapter=b"a"),
-        digest(scales=b"a"),
+        digest(numerics={"kernels": "cpu/1"}),
+        digest(numerics={"kernels": "cpu/2"}),
     ]
     assert len(set(digests)) == len(digests)
     assert digest(config={"layers": 2, "rope_theta": 1e6}) == digests[0], "order does not matter"

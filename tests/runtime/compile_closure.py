@@ -17,7 +17,7 @@ import torch
 import triton
 
 from holdfast.benchmarks.toys import make_toy
-from holdfast.kernels.gpu import configurations, parts
+from holdfast.kernels.gpu import configurations, parts, quantised
 from holdfast.kernels.gpu.ahead import compiling_for
 from holdfast.kvstore.arena import DeviceArena
 from holdfast.runtime.execution.runner import TorchRunner
@@ -66,7 +66,8 @@ def main() -> int:
     parser.add_argument("--arch", type=int, default=90, choices=configurations.ARCHITECTURES)
     parser.add_argument("--steps", type=int, default=150)
     asked = parser.parse_args()
-    parts.multiprocessors = lambda device: 132  # type: ignore[assignment]
+    parts.multiprocessors = quantised.multiprocessors = lambda device: 132  # type: ignore[assignment]
+    quantised.LEAST_STEPS = 1  # so that the toy's products are split, too
     torch.empty, torch.empty_like = (
         torch.zeros,
         torch.zeros_like,
@@ -74,7 +75,8 @@ def main() -> int:
     random = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         heads = {"head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
-        model = load_model(make_toy("tiny", Path(folder), **heads), "cpu", "bfloat16")
+        toy = make_toy("tiny", Path(folder), **heads)
+        model = load_model(toy, "cpu", "bfloat16", keeping="quantised", quantization="int4")
     kernels = import_module("holdfast.kernels.gpu.backend")
     arenas = [DeviceArena(group, BLOCKS) for group in model.kv_groups(BLOCK)]
     runner = TorchRunner(model.decoder.computing_by(kernels), *arenas)

@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -37,6 +38,18 @@ POCKET = EngineSettings(model="pocket", device="cpu", dtype="float32", kv_bytes=
 def number(text: str) -> int:
     """The result of a product that is written out."""
     return int(re.search(r"= ([\d,]+)", text)[1].replace(",", ""))
+
+
+@pytest.mark.parametrize("kernels", ["cpu", "reference"])
+def test_it_tells_how_weights_are_quantised_and_what_they_take(kernels: str) -> None:
+    from holdfast.runtime.build import load_engine
+
+    asked = msgspec.structs.replace(POCKET, quantization="int8", kernels=kernels)
+    hello = load_engine(asked, lambda done, what: None, Liveness()).hello
+    told = dict(doctor.model(asked))["weights"]
+    assert f" in {hello.quantisation}; and float32 = {hello.weights:,} B" in told
+    rounded = ", activations int8 in groups of 32" if kernels == "cpu" else ""
+    assert hello.quantisation == f"int8 by row{rounded}"
 
 
 def test_its_arithmetic_is_the_engines() -> None:

@@ -20,7 +20,7 @@ from holdfast.kernels.reference import backend as reference
 from ..packed_stage import matrix
 from .cpu_stage import TOLERANCE, numbers
 
-USUAL = ("Q4_1", "Q8_0", "Q6_K")
+USUAL = ("Q4_1", "Q8_0", "Q6_K", "INT4_128", "W8A8_32")
 """One of each kind of block; the other types take minutes to compile."""
 
 

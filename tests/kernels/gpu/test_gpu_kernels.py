@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from holdfast.kernels.interface import Attention
+from holdfast.kernels.quantised import activated
 from holdfast.kernels.reference import backend as reference
 from holdfast.kernels.reference import seeded_sampling
 from holdfast.kernels.reference.attention import extend_attention
+
+from ..packed_stage import coded
 
 pytestmark = [
     pytest.mark.gpu,
@@ -117,3 +120,24 @@ def test_penalties_and_log_probabilities() -> None:
     )
     torch.testing.assert_close(ours[0], theirs[0], atol=1e-10, rtol=0)
     assert torch.equal(ours[1], theirs[1])
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 17, 300])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_quantised_weights(tokens: int, dtype: torch.dtype) -> None:
+    """Also FP8 by torch, and the same bits alone where that is promised."""
+    from holdfast.kernels.gpu import quantised
+    from holdfast.kernels.gpu.launches import SCHEMES
+
+    for scheme in SCHEMES:
+        weight = coded(scheme, 528, 1280, scale=dtype).to(torch.device("cuda"))
+        x, bias = (
+            torch.randn(tokens, 1280, device="cuda", dtype=dtype),
+            torch.randn(528, device="cuda", dtype=dtype),
+        )
+        wanted = activated(x, weight).double() @ weight.numbers().double().T + bias.double()
+        for product in (quantised.quantised_linear, quantised.invariant_linear):
+            wrong = (product(x, weight, bias).double() - wanted).abs().max() / wanted.abs().max()
+            assert wrong < (1e-3 if dtype == torch.float32 else 1e-2), (scheme, product)
+        alone = quantised.invariant_linear(x[-1:].contiguous(), weight)
+        assert torch.equal(alone[0], quantised.invariant_linear(x, weight)[-1]), scheme

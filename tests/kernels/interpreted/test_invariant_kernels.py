@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from holdfast.kernels.batch import PagedBatch, lay_out
 from holdfast.kernels.gpu import configurations, invariant_kernels
@@ -19,18 +16,7 @@ from holdfast.kernels.interface import Attention
 from holdfast.kernels.reference import attention
 from holdfast.tests.kernels.interpreted.paged import paged, queries
 
-
-@pytest.fixture(autouse=True)
-def _rows_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tile's product is summed in one order for all of its rows, as a GPU does; the interpreter leaves it to
-    a BLAS, some of which (on some CPUs) sum a row by its place in the tile.
-    """
-
-    def dot(_: Any, a: TensorHandle, b: TensorHandle, d: TensorHandle, *_options: Any) -> TensorHandle:
-        products = a.data.T[:, :, None].astype(d.data.dtype) * b.data[:, None, :]
-        return TensorHandle(np.add.reduce(products, axis=0) + d.data, d.dtype.scalar)
-
-    monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)
+pytestmark = pytest.mark.usefixtures("_rows_alike")
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -31,8 +31,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def computing_by(folder: Path, backend: str, dtype: str = "float32") -> LoadedModel:
-    model = load_model(folder, "cpu", dtype)
+def computing_by(
+    folder: Path, backend: str, dtype: str = "float32", quantization: str | None = None
+) -> LoadedModel:
+    model = load_model(folder, "cpu", dtype, keeping="quantised", quantization=quantization)
     chosen = choose(backend, torch.device("cpu"), Needs(model.decoder.dtype, [(64, 16)]))
     return replace(model, decoder=model.decoder.computing_by(chosen.kernels))
 
@@ -41,6 +43,16 @@ def computing_by(folder: Path, backend: str, dtype: str = "float32") -> LoadedMo
 def test_the_engine_generates_as_on_the_reference(folder: Path, backend: str) -> None:
     expected, _ = generate(computing_by(folder, "reference"), PROMPTS, 4)
     assert generate(computing_by(folder, backend), PROMPTS, 4)[0] == expected
+
+
+@pytest.mark.parametrize(("backend", "quantization"), [("triton", "int4"), ("triton-invariant", "int8")])
+def test_quantised_weights_give_the_tokens_of_the_reference(
+    folder: Path, backend: str, quantization: str
+) -> None:
+    models = [computing_by(folder, name, quantization=quantization) for name in ("reference", backend)]
+    assert all(one.quantisation for one in models)
+    expected, found = (generate(one, PROMPTS, 3)[0] for one in models)
+    assert found == expected
 
 
 def test_invariant_replies_have_the_same_probabilities_however_a_prompt_is_cut(folder: Path) -> None:

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.kernels.packed import packed, rounded
-from holdfast.kernels.packed_types import TYPES
+from holdfast.kernels.packed_types import GGML
 from holdfast.kernels.reference import backend
 
 from ..packed_stage import blocks, dequantised, matrix
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", GGML)
 @pytest.mark.parametrize("rows", [1, 16, 37, 530])
 def test_packing_loses_nothing_and_takes_hardly_more_bytes(name: str, rows: int) -> None:
     raw = blocks(name, rows, 768)
@@ -24,13 +24,13 @@ def test_packing_loses_nothing_and_takes_hardly_more_bytes(name: str, rows: int)
     assert made.shape == (rows, 768) and torch.equal(made.numbers(), wanted)
     ids = torch.tensor([0, rows - 1, rows // 2, rows // 2, 0])
     assert torch.equal(made.take(ids), wanted[ids])
-    assert TYPES[name].unit <= 16 * 1.04 * TYPES[name].bytes
+    assert GGML[name].unit <= 16 * 1.04 * GGML[name].bytes
 
 
 def test_matrices_are_packed_one_behind_the_other_in_a_new_order() -> None:
     raws = [blocks("Q4_K", rows, 256, seed=rows) for rows in (20, 7)]
     orders = [np.random.default_rng(0).permutation(20), np.arange(7)]
-    made = packed(TYPES["Q4_K"], raws, 256, orders)
+    made = packed(GGML["Q4_K"], raws, 256, orders)
     wanted = np.concatenate(
         [dequantised("Q4_K", raw)[order] for raw, order in zip(raws, orders, strict=True)]
     )
@@ -38,7 +38,7 @@ def test_matrices_are_packed_one_behind_the_other_in_a_new_order() -> None:
 
 
 def test_the_bytes_of_parts_are_told_and_who_is_told_can_end_it() -> None:
-    kind, raw, told = TYPES["Q8_0"], blocks("Q8_0", 1000, 2048), list[int]()
+    kind, raw, told = GGML["Q8_0"], blocks("Q8_0", 1000, 2048), list[int]()
     made = packed(kind, [raw], 2048, [np.arange(1000)], told.append)
     assert len(told) > 1 and sum(told) == made.data.nbytes == kind.bytes_of(1000, 2048)
 
@@ -54,7 +54,7 @@ def test_a_scale_that_is_not_finite_is_refused(number: float) -> None:
     raw = blocks("Q6_K", 3, 512)
     raw[2, 210 + 208 :] = np.array([number], "<f2").view(np.uint8)
     with pytest.raises(ValueError, match="not finite"):
-        packed(TYPES["Q6_K"], [raw], 512, [np.arange(3)])
+        packed(GGML["Q6_K"], [raw], 512, [np.arange(3)])
 
 
 FINITE = st.floats(-(2.0**100), 2.0**100, width=32)

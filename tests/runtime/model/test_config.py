@@ -227,21 +227,16 @@ def test_what_the_decoder_does_not_compute_is_refused_by_name(
 @pytest.mark.parametrize(
     ("given", "method"),
     [
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
-        ({"quantization_config": {"quant_method": "awq"}}, "awq"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
-        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
-        ({"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
+        ({"quantization_config": {"quant_method": "hqq", "bits": 4}}, "hqq"),
         ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}, "bitsandbytes"),
         ({"quantization_config": {"load_in_4bit": True}}, "bitsandbytes"),
-        ({"compression_config": {"format": "pack-quantized"}}, "compressed-tensors"),
         ({"quantization": {"group_size": 64, "bits": 4}}, "mlx"),
         ({"quantization_config": {"bits": 4}}, "an unnamed method"),
         ({"quantization_config": "int\n8"}, "int 8"),
-        ({**TEXT_OF_GEMMA3, "quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ({**TEXT_OF_GEMMA3, "quantization_config": {"quant_method": "quark"}}, "quark"),
         (
-            {**TEXT_OF_GEMMA3, "text_config": {**PLAIN, "quantization_config": {"quant_method": "awq"}}},
-            "awq",
+            {**TEXT_OF_GEMMA3, "text_config": {**PLAIN, "quantization_config": {"quant_method": "quark"}}},
+            "quark",
         ),
     ],
 )
@@ -259,8 +254,6 @@ def test_quantised_weights_are_refused_by_the_name_of_their_method(
 @pytest.mark.parametrize(
     ("file", "values", "method"),
     [
-        ("quantize_config.json", {"bits": 4}, "gptq"),
-        ("quant_config.json", {"w_bit": 4}, "awq"),
         ("quant_config.json", {"quant_method": "hqq"}, "hqq"),
         ("hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4"}}, "NVFP4"),
     ],

@@ -155,7 +155,7 @@ def test_every_type_is_unpacked_to_the_numbers_that_it_stands_for(
     kind: str, wide: Path, tmp_path: Path
 ) -> None:
     file = packed_draft(wide, kind).write(tmp_path / "toy.gguf")
-    model = load_model(file, "cpu", "float32", pack=True)
+    model = load_model(file, "cpu", "float32", keeping="packed")
     reader = gguf.GGUFReader(file)
     stored = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
     for name, ours in (
@@ -175,7 +175,7 @@ def test_every_type_is_unpacked_to_the_numbers_that_it_stands_for(
     matrices = {id(part): part for part in matrices_of(model)}.values()  # a tied head once
     sizes = [part.data.nbytes if isinstance(part, Packed) else part.nbytes for part in matrices]
     assert model.weight_bytes == sum(sizes)
-    dense = load_model(file, "cpu", "float32")
+    dense = load_model(file, "cpu", "float32", keeping="dequantised")
     assert all(map(torch.equal, tensors_of(model), tensors_of(dense)))
     queries = numbers_of(model.decoder.weights.layers[0].qkv)[:256]
     if kind in ("Q4_K", "Q6_K"):  # rows of q: of each head 0, 2, 4, ..., then 1, 3, 5, ...
@@ -186,7 +186,7 @@ def test_every_type_is_unpacked_to_the_numbers_that_it_stands_for(
 def test_packed_weights_have_keys_of_their_own(wide: Path, tmp_path: Path) -> None:
     """What they compute is not what dequantised ones do."""
     file = packed_draft(wide, "Q8_0").write(tmp_path / "toy.gguf")
-    models = [load_model(file, "cpu", "float32", pack=pack) for pack in (True, False)]
+    models = [load_model(file, "cpu", "float32", keeping=one) for one in ("packed", "dequantised")]
     assert len({model.namespace(model.kv_groups(16)) for model in models}) == 2
 
 

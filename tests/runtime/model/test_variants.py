@@ -349,7 +349,7 @@ STORED = [
     Variant("bf16", "olmo2", weights=as_types(torch.bfloat16)),
     Variant("fp16", "gemma", weights=as_types(torch.float16)),
     Variant("two types", "llama", weights=as_types(torch.bfloat16, torch.float32)),
-    refused("fp8", "quantised with fp8", "llama", {"quantization_config": {"quant_method": "fp8"}}),
+    refused("hqq", "quantised with hqq", "llama", {"quantization_config": {"quant_method": "hqq"}}),
 ]
 VARIANTS = [*ROPES, *WINDOWS, *LAYERS, *STORED]
 

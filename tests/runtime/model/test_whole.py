@@ -38,7 +38,7 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", sorted({*FAMILIES} - {"granite"}))
 def test_all_layers_in_one_call(family: str, dtype: str, threads: int, tmp_path: Path) -> None:
-    model = load_model(make_toy("tiny", tmp_path, family=family), "cpu", dtype, pack=True)
+    model = load_model(make_toy("tiny", tmp_path, family=family), "cpu", dtype, keeping="packed")
     whole, apart = (computed_by(model, kernels) for kernels in (backend, SEPARATE))
     fed = Fed(whole, prompts(90, 31, 70)).in_a_mix()
     assert torch.equal(fed.logits(), Fed(apart, prompts(90, 31, 70)).in_a_mix().logits())
@@ -54,7 +54,7 @@ def test_matrices_of_several_types_in_one_map(threads: int, tmp_path: Path) -> N
     for name, (numbers, _) in made.tensors.items():
         if "attn_v" in name or "ffn_gate" in name:
             made.tensors[name] = (numbers, "Q8_0")
-    model = load_model(made.write(tmp_path / "toy.gguf"), "cpu", "float32", pack=True)
+    model = load_model(made.write(tmp_path / "toy.gguf"), "cpu", "float32", keeping="packed")
     assert model.packed == ("Q4_1", "Q8_0")
     assert len(model.decoder.weights.layers[0].qkv.matrices) == 2
     whole, apart = (computed_by(model, kernels) for kernels in (backend, SEPARATE))

@@ -1,0 +1,329 @@
+"""What a model's configuration says of quantised weights: one table of methods, each with its reader. No torch.
+
+Which linears are quantised is seen from the tensors that are stored, so lists of exceptions are not read
+(``ignore``, ``modules_to_not_convert``, ``ignored_layers``). A setting that changes numbers and is not computed
+is refused by its name.
+
+Sources: compressed-tensors (``QuantizationConfig``), AutoGPTQ and GPTQModel (``quantize_config.json``), AutoAWQ
+(``quant_config.json``), and transformers' ``FineGrainedFP8Config`` and ``Mxfp4Config``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigInvalid, UnsupportedArchitecture
+from .fields import Fields, read_object
+from .files import ModelFiles
+
+INSIDE = ("quantization_config", "compression_config", "quantization")
+"""Fields of ``config.json`` that describe quantised weights."""
+BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
+"""Files beside it that do, and the method to name if the file names none."""
+
+
+MOST_REPEATS = 4
+"""Repeats in a pattern of a configuration, at most: more may take longer than anybody waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearRule:
+    """How some linears are stored.
+
+    ``layout``: one of `quantised_weights.LAYOUTS`. ``codes``, ``group``, ``zeros``, ``activations``: as in
+    `kernels.quantised.Scheme`. ``bits``: of a code. ``tensor``: there is one scale for the whole matrix.
+    ``rows``: rows with one scale, 1 or those of a block. ``ordered``: columns may belong to groups in any
+    order. ``shift``: what is added to a stored zero. ``targets``: names of linears, or patterns behind
+    ``re:``; empty: all.
+    """
+
+    layout: str
+    codes: str
+    bits: int
+    group: int = 0
+    zeros: bool = False
+    activations: str = ""
+    tensor: bool = False
+    rows: int = 1
+    ordered: bool = False
+    shift: int = 0
+    targets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Quantisation:
+    """How a checkpoint's linears are quantised, as its configuration says. ``method``: its name there."""
+
+    method: str
+    rules: tuple[LinearRule, ...]
+
+    def rule(self, linear: str) -> LinearRule | None:
+        """The rule for a linear by its name, such as ``model.layers.0.mlp.up_proj``: one that names it before
+        one for all; None: there is none."""
+        for rule in self.rules:
+            for target in rule.targets:
+                name, pattern = target, target.removeprefix("re:")
+                if name == linear or (pattern != name and re.match(pattern, linear)):
+                    return rule
+        return next((rule for rule in self.rules if not rule.targets), None)
+
+
+def read_quantisation(files: ModelFiles, *holders: Fields) -> Quantisation | None:
+    """Read how the weights are quantised: from ``holders``, the objects of ``config.json`` that may say it,
+    else from a file beside it; None: they are not.
+
+    Raises:
+        UnsupportedArchitecture: by a method, or with a setting, that is not served.
+        ConfigInvalid: a field is missing or wrong.
+    """
+    for name in INSIDE:
+        for fields in holders:
+            given = fields.get(name)
+            if given and not isinstance(given, dict):
+                raise _unserved(fields.path, fields.inside + name, str(given))
+            if given and (found := fields.object(name)) is not None:
+                return _read(_method(name, given), found)
+    for file, usual in BESIDE.items():
+        path, beside = read_object(files, file, {})
+        inner = beside.get("quantization")
+        method = beside.get("quant_method") or (inner.get("quant_algo") if isinstance(inner, dict) else None)
+        if beside:
+            return _read(str(method or usual), Fields(path, beside, {}))
+    return None
+
+
+def _method(name: str, given: Mapping[str, Any]) -> str:
+    if given.get("load_in_4bit") or given.get("load_in_8bit"):
+        return "bitsandbytes"
+    usual = {"compression_config": "compressed-tensors", "quantization": "mlx"}.get(name, "an unnamed method")
+    return str(given.get("quant_method") or usual)
+
+
+def _read(method: str, fields: Fields) -> Quantisation:
+    if (reader := METHODS.get(method)) is None:
+        raise _unserved(fields.path, fields.inside.removesuffix(".") or "the folder's weights", method)
+    return Quantisation(method, reader(fields))
+
+
+def _unserved(path: Path, what: str, method: str) -> UnsupportedArchitecture:
+    return UnsupportedArchitecture(
+        f"{path}: {what}: quantised with {' '.join(method.split())[:60]}, which is not served (served:"
+        f" {', '.join(METHODS)})"
+    )
+
+
+def _refuse(fields: Fields, *names: str) -> None:
+    """Raise if one of the fields says something."""
+    for name in names:
+        if given := fields.get(name):
+            raise _not_served(fields, name, given)
+
+
+def _not_served(fields: Fields, name: str, value: object, served: str = "") -> UnsupportedArchitecture:
+    shown = " ".join(str(value).split())[:60]
+    return UnsupportedArchitecture(
+        f"{fields.path}: {fields.inside}{name}: {shown} is not served"
+        + (f" (served: {served})" if served else "")
+    )
+
+
+def _one_of(fields: Fields, name: str, *served: object) -> Any:
+    """The field's value, which must be one of ``served``."""
+    value = fields.get(name)
+    value = value.lower() if isinstance(value, str) else value
+    if not any(value == one and type(value) is type(one) for one in served):
+        raise _not_served(fields, name, value, ", ".join(str(one) for one in served if one is not None))
+    return value
+
+
+def _group_size(fields: Fields, name: str = "group_size") -> int:
+    """The columns with one scale; 0: the whole row."""
+    return 0 if fields.get(name) == -1 else fields.integer(name)
+
+
+# --- GPTQ, AWQ, FP8, MXFP4 ------------------------------------------------------------------------------------
+
+
+def _gptq(fields: Fields) -> tuple[LinearRule, ...]:
+    _refuse(fields, "dynamic", "is_marlin_format", "meta_quantizer")
+    bits = _one_of(fields, "bits", 4, 8)
+    form = _one_of(fields, "checkpoint_format", "gptq", "gptq_v2", None)
+    _one_of(fields, "pack_dtype", "int32", None)
+    return (
+        LinearRule(
+            "gptq",
+            f"int{bits}",
+            bits,
+            group=_group_size(fields),
+            zeros=not fields.flag("sym") if fields.get("sym") is not None else True,
+            ordered=fields.get("desc_act") is True,
+            shift=0 if form == "gptq_v2" else 1,
+        ),
+    )
+
+
+def _awq(fields: Fields) -> tuple[LinearRule, ...]:
+    bits, group, version = (
+        name if fields.get(name) is not None else old
+        for name, old in (("bits", "w_bit"), ("group_size", "q_group_size"), ("version", "version"))
+    )
+    _one_of(fields, bits, 4)
+    _one_of(fields, version, "gemm", None)
+    _one_of(fields, "backend", "autoawq", None)
+    _one_of(fields, "zero_point", True)
+    return (LinearRule("awq", "int4", 4, group=_group_size(fields, group), zeros=True),)
+
+
+def _fp8(fields: Fields) -> tuple[LinearRule, ...]:
+    _one_of(fields, "fmt", "e4m3", "float8_e4m3fn", None)
+    _refuse(fields, "scale_fmt", "kv_cache_scheme")
+    scheme = _one_of(fields, "activation_scheme", "dynamic", "static", None)
+    block = fields.get("weight_block_size")
+    if block is None:
+        kind = "fp8 fixed" if scheme == "static" else "fp8"
+        return (LinearRule("whole", "fp8", 8, activations=kind, tensor=True),)
+    if block != [128, 128]:
+        raise _not_served(fields, "weight_block_size", block, "128 by 128")
+    if scheme == "static":
+        raise _not_served(fields, "activation_scheme", "static, with blocks,", "dynamic")
+    return (LinearRule("whole", "fp8", 8, group=128, rows=128, activations="fp8 in groups"),)
+
+
+def _mxfp4(fields: Fields) -> tuple[LinearRule, ...]:
+    return (LinearRule("mxfp4 blocks", "mxfp4", 4, group=32),)
+
+
+# --- compressed-tensors ---------------------------------------------------------------------------------------
+
+FORMATS = {
+    "pack-quantized": "packed",
+    "int-quantized": "whole",
+    "float-quantized": "whole",
+    "naive-quantized": "whole",
+    "mxfp4-pack-quantized": "mxfp4",
+}
+"""The layouts of compressed-tensors' formats."""
+
+
+def _compressed_tensors(fields: Fields) -> tuple[LinearRule, ...]:
+    _refuse(fields, "kv_cache_scheme")
+    sparsity, transforms = fields.object("sparsity_config"), fields.object("transform_config")
+    if sparsity is not None and sparsity.get("format") not in (None, "dense"):
+        raise _not_served(sparsity, "format", sparsity.get("format"))
+    if transforms is not None:
+        _refuse(transforms, "config_groups")
+    groups = fields.object("config_groups")
+    if groups is None or not groups.values:
+        raise fields.wrong("config_groups", "missing")
+    rules = []
+    for name in groups.values:
+        group = groups.object(name)
+        if group is None:
+            raise groups.wrong(name, "an object is expected, not None")
+        rules.append(_group(group, fields))
+    return tuple(replace(rule, targets=()) if len(rules) == 1 else rule for rule in rules)
+
+
+def _group(group: Fields, whole: Fields) -> LinearRule:
+    """The rule of one group of linears. ``whole``: the configuration around it."""
+    holder = group if group.get("format") is not None else whole
+    layout = FORMATS[_one_of(holder, "format", *FORMATS)]
+    _refuse(group, "output_activations")
+    weights = group.object("weights")
+    if weights is None:
+        raise group.wrong("weights", "missing")
+    kind = _one_of(weights, "type", "int", "float")
+    bits = _one_of(
+        weights, "num_bits", *((4,) if layout == "mxfp4" else (8,) if layout == "whole" else (4, 8))
+    )
+    if (kind == "float") is (layout == "packed") and layout != "whole":
+        raise _not_served(weights, "type", f"{kind} with {holder.get('format')}")
+    if weights.get("dynamic"):
+        raise _not_served(weights, "dynamic", True)
+    symmetric = weights.get("symmetric") is not False
+    if not symmetric and kind == "float":
+        raise _not_served(weights, "symmetric", False)
+    codes = "mxfp4" if layout == "mxfp4" else "fp8" if kind == "float" else f"int{bits}"
+    order = _one_of(weights, "actorder", "weight", "static", "group", "dynamic", None)
+    rule = LinearRule(
+        layout,
+        codes,
+        bits,
+        zeros=not symmetric,
+        ordered=order in ("group", "dynamic"),
+        targets=_targets(group),
+    )
+    rule = _with_scales(rule, weights)
+    return replace(rule, activations=_activations(group, rule))
+
+
+def _with_scales(rule: LinearRule, weights: Fields) -> LinearRule:
+    """``rule`` with what has one scale."""
+    if rule.codes == "mxfp4":
+        _one_of(weights, "strategy", "group")
+        if weights.get("group_size") != 32:
+            raise _not_served(weights, "group_size", weights.get("group_size"), "32")
+        return replace(rule, group=32)
+    strategy = _one_of(weights, "strategy", "group", "channel", "tensor", "block", None)
+    if strategy == "group" or (strategy is None and weights.get("group_size") is not None):
+        return replace(rule, group=_group_size(weights))
+    if strategy != "block":
+        return replace(rule, tensor=strategy != "channel")
+    block = weights.get("block_structure")
+    if rule.codes != "fp8" or block not in ([128, 128], "128x128"):
+        raise _not_served(weights, "block_structure", f"{block} of {rule.codes}", "128 by 128 of fp8")
+    return replace(rule, group=128, rows=128)
+
+
+def _activations(group: Fields, rule: LinearRule) -> str:
+    """How activations are rounded: see `kernels.quantised.Scheme`."""
+    given = group.object("input_activations")
+    if given is None:
+        return ""
+    kind, bits = given.get("type") or "int", given.get("num_bits")
+    static, strategy = given.get("dynamic") in (None, False), given.get("strategy")
+    if strategy is None:
+        strategy = "tensor" if static else "token"
+    symmetric = given.get("symmetric") is not False
+    per_group = strategy == "group" and given.get("group_size") == 128
+    found = {
+        ("int", False, "token"): "int8",
+        ("float", False, "token"): "fp8",
+        ("float", True, "tensor"): "fp8 fixed",
+        ("float", False, "group"): "fp8 in groups" if per_group else None,
+    }.get((kind, static, strategy))
+    served = found is not None and bits == 8 and symmetric and given.get("dynamic") != "local"
+    fits = rule.codes == ("int8" if kind == "int" else "fp8") and not rule.zeros
+    if not served or not fits or found is None:
+        told = f"{bits} bits, {kind}, {'static' if static else 'dynamic'}, by {strategy}, for {rule.codes}"
+        raise _not_served(group, "input_activations", told)
+    return found
+
+
+def _targets(group: Fields) -> tuple[str, ...]:
+    """The linears of a group; empty: all."""
+    given = group.get("targets")
+    if not isinstance(given, list) or not given or not all(isinstance(one, str) for one in given):
+        raise group.wrong("targets", "a list of names is expected")
+    for one in given:
+        if re.search(r"\)[*+?{]", one) or len(re.findall(r"[*+?{]", one)) > MOST_REPEATS:
+            raise _not_served(group, "targets", one, f"patterns with {MOST_REPEATS} repeats, none of a group")
+        try:
+            re.compile(one.removeprefix("re:"))
+        except re.error as error:
+            raise ConfigInvalid(f"{group.path}: {group.inside}targets: {one[:60]!r}: {error}") from None
+    return () if "Linear" in given else tuple(given)
+
+
+METHODS: Mapping[str, Callable[[Fields], tuple[LinearRule, ...]]] = {
+    "compressed-tensors": _compressed_tensors,
+    "gptq": _gptq,
+    "awq": _awq,
+    "fp8": _fp8,
+    "mxfp4": _mxfp4,
+}
+"""The methods that are served, by their names in a configuration."""

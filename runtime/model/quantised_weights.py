@@ -1,0 +1,468 @@
+"""Quantised linears in safetensors: one table of layouts, each of which makes `Quantised` of stored tensors.
+
+Tensors of a linear ``[rows, width]`` are named by its module, such as ``model.layers.0.mlp.up_proj``, and a
+suffix. A linear is quantised if the tensor is there that holds its layout's codes; groups run along the width::
+
+    layout         codes                                    scales [rows, groups]             beside
+    packed         weight_packed  int32 [rows, width / n]   weight_scale                      weight_shape,
+                                                                       weight_zero_point, weight_g_idx
+    whole          weight  int8 or fp8 [rows, width]        weight_scale, weight_scale_inv    input_scale,
+                                                                       weight_zero_point
+    mxfp4          weight_packed  uint8 [rows, width / 2]   weight_scale
+    mxfp4 blocks   weight_blocks  uint8 [rows, groups, 16]  weight_scales
+    gptq           qweight  int32 [width / n, rows]         scales, transposed                qzeros, g_idx
+    awq            qweight  int32 [width, rows / 8]         scales, transposed                qzeros
+
+with n codes in an int32, the first in the lowest bits. AWQ has the codes of 8 neighbours in the order of `AWQ`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...kernels.quantised import FP8_FIXED, HALVED, Quantised, Scheme, halved
+from ..errors import TensorInvalid
+from .checkpoint import FLOAT_TYPES, Checkpoint, StoredTensor
+from .quantisation import LinearRule, Quantisation
+from .weights import EMBEDDING, Piece
+
+WEIGHT = ".weight"
+EXPONENTS = ("U8", "F8_E8M0")
+AWQ = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where in an int32 of AWQ the code of each of 8 neighbours is. Source: AutoAWQ, ``packing_utils.py``."""
+BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U8": 1, "F8_E8M0": 1}
+"""The bytes of a scale."""
+
+Read = Callable[[str], Tensor]
+"""Reads the tensor with a suffix; it is in memory once it is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearPart:
+    """A tensor of a linear. ``shapes``: those that it may have; ``types``: as safetensors names them.
+    ``needed``: whether it must be there."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    types: tuple[str, ...]
+    needed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class BesideCodes:
+    """What a linear has beside its codes, as `Quantised` has it. ``order``: which column of the matrix each
+    column of `Quantised` is; None: they are the same."""
+
+    scales: Tensor
+    zeros: Tensor | None = None
+    order: Tensor | None = None
+    fixed: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLinear:
+    """A quantised linear ``[rows, width]`` as it is stored. ``module``: its name. ``parts``: its tensors, by
+    their suffixes."""
+
+    module: str
+    rule: LinearRule
+    scheme: Scheme
+    rows: int
+    width: int
+    parts: Mapping[str, StoredTensor] = field(default_factory=dict)
+
+    @property
+    def scales(self) -> str:
+        """The suffix of its scales."""
+        return next(name for name in SCALES if name in self.parts)
+
+    @property
+    def scale_bytes(self) -> int:
+        """The bytes of one scale."""
+        return 4 if self.rule.codes == "fp8" else BYTES[self.parts[self.scales].dtype]
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is multiplied by itself, since its inputs differ from those of its neighbours."""
+        return self.rule.ordered or self.scheme.activations == FP8_FIXED
+
+
+@dataclass(frozen=True, slots=True)
+class LinearLayout:
+    """How linears are stored. ``codes``: the suffix of the tensor of codes, and its types. ``parts``: all
+    tensors of a linear of ``rows`` and ``width``. ``beside``, ``unpack``: read all but the codes, and the
+    codes."""
+
+    codes: str
+    types: tuple[str, ...]
+    parts: Callable[[LinearRule, int, int], dict[str, LinearPart]]
+    beside: Callable[[StoredLinear, Read], BesideCodes]
+    unpack: Callable[[StoredLinear, Tensor], Tensor]
+
+
+class PartWrong(Exception):
+    """What is wrong with a tensor of a linear: its suffix, and the cause."""
+
+
+class QuantisedCheckpoint(Checkpoint):
+    """The open safetensors files of a model with quantised linears; a context manager. Opening it reads only
+    headers. `check` finds the linears: ``linears``, by the names that their weights would have.
+
+    ``quantisation``: what the configuration says of them; the rest is as for `Checkpoint`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        quantisation: Quantisation,
+        renamed: Callable[[str], str] = lambda name: name,
+    ) -> None:
+        super().__init__(folder, renamed)
+        self.linears: dict[str, StoredLinear] = {}
+        self._quantisation = quantisation
+        self._beside: dict[str, BesideCodes] = {}
+
+    def check(self, pieces: Iterable[Piece], ignorable: Callable[[str], bool]) -> None:
+        """As `Checkpoint.check`; a quantised linear is checked in place of its weight. Raises
+        ``TensorInvalid``."""
+        by_name = {piece.name: piece for piece in pieces}
+        found = linears_of(self._quantisation, self.tensors, by_name.values())
+        self.linears = {one.module + WEIGHT: one for one in found}
+        theirs = {f"{linear.module}.{suffix}" for linear in self.linears.values() for suffix in linear.parts}
+        biases = {f"{one.module}.bias" for one in self.linears.values() if one.rule.layout == "gptq"}
+
+        def known(name: str) -> bool:
+            # AutoGPTQ has written biases of 0 for linears without one.
+            return name in theirs or ignorable(name) or (name in biases and not self.read(name).any())
+
+        plain = [piece for piece in by_name.values() if piece.name not in self.linears]
+        super().check(plain, known)
+
+    def read_scales(self) -> None:
+        """Read and check all that linears have beside their codes. Raises ``TensorInvalid``."""
+        for name, linear in self.linears.items():
+            self._beside[name] = beside_of(linear, self._reader(linear))
+
+    def quantised(self, name: str) -> tuple[Quantised, Tensor | None]:
+        """Read a quantised linear, by the name that its weight would have, to the CPU; and which column of the
+        matrix each of its columns is, int64 ``[width]``, None: they are the same. `read_scales` was called
+        before. Raises ``TensorInvalid``."""
+        linear, beside = self.linears[name], self._beside.pop(name)
+        return quantised_of(linear, beside, self._reader(linear)), beside.order
+
+    def _reader(self, linear: StoredLinear) -> Read:
+        return lambda suffix: self.read(f"{linear.module}.{suffix}")
+
+
+def linears_of(
+    quantisation: Quantisation, tensors: Mapping[str, StoredTensor], pieces: Iterable[Piece]
+) -> Iterator[StoredLinear]:
+    """The quantised linears among ``pieces``, checked for types and shapes. Raises ``TensorInvalid``."""
+    for piece in pieces:
+        module = piece.name.removesuffix(WEIGHT)
+        rule = quantisation.rule(_stored_name(module, tensors))
+        if rule is None or len(piece.shape) != 2 or piece.name == EMBEDDING:
+            continue
+        layout = LAYOUTS[rule.layout]
+        stored = tensors.get(f"{module}.{layout.codes}")
+        if stored is None or (layout.codes == "weight" and stored.dtype not in layout.types):
+            continue
+        yield _linear(module, rule, stored, tensors, piece)
+
+
+def _stored_name(module: str, tensors: Mapping[str, StoredTensor]) -> str:
+    """A linear's name in the shards, which the configuration uses: another one in a multimodal checkpoint."""
+    found = [(layout.codes, tensors.get(f"{module}.{layout.codes}")) for layout in LAYOUTS.values()]
+    names = (stored.name.removesuffix(f".{codes}") for codes, stored in found if stored is not None)
+    return next(names, module)
+
+
+def _linear(
+    module: str, rule: LinearRule, codes: StoredTensor, tensors: Mapping[str, StoredTensor], piece: Piece
+) -> StoredLinear:
+    (rows, width), layout = piece.shape, LAYOUTS[rule.layout]
+    group, many = rule.group, 32 // rule.bits
+    if rule.rows == 1 and group and width % group:
+        raise TensorInvalid(
+            f"{codes.shard}: {codes.name}: groups of {group} do not fit its {width} columns ({piece.fields})"
+        )
+    if (rule.layout == "gptq" and (rows % many or width % many)) or (rule.layout == "awq" and rows % many):
+        raise TensorInvalid(f"{codes.shard}: {codes.name}: {rows} by {width} codes do not fill int32s")
+    if group == width:
+        group = 0
+    found: dict[str, StoredTensor] = {}
+    for suffix, part in layout.parts(rule, rows, width).items():
+        stored = tensors.get(f"{module}.{suffix}")
+        if stored is None:
+            if part.needed:
+                raise TensorInvalid(f"{codes.shard}: {module}.{suffix}: missing, {codes.name} needs it")
+            continue
+        if stored.dtype not in part.types:
+            raise TensorInvalid(
+                f"{stored.shard}: {stored.name}: type {stored.dtype}, expected {' or '.join(part.types)}"
+            )
+        if stored.shape not in part.shapes:
+            wanted = " or ".join(str(list(shape)) for shape in part.shapes)
+            raise TensorInvalid(
+                f"{stored.shard}: {stored.name}: shape {list(stored.shape)}, expected {wanted} for {rows} by"
+                f" {width} ({piece.fields})"
+            )
+        found[suffix] = stored
+    scales = [found[name].name for name in SCALES if name in found]
+    if not scales:
+        raise TensorInvalid(f"{codes.shard}: {module}.weight_scale: missing, {codes.name} needs it")
+    if len(scales) > 1:
+        raise TensorInvalid(f"{codes.shard}: {scales[1]}: {codes.name} has {scales[0]} already")
+    scheme = Scheme(rule.codes, group, rule.zeros, rule.activations)
+    return StoredLinear(module, rule, scheme, rows, width, found)
+
+
+def beside_of(linear: StoredLinear, read: Read) -> BesideCodes:
+    """Read and check all of a linear but its codes. Raises ``TensorInvalid``."""
+    try:
+        beside = LAYOUTS[linear.rule.layout].beside(linear, read)
+        for suffix, numbers in ((linear.scales, beside.scales), ("input_scale", beside.fixed)):
+            sound = numbers is None or (
+                (numbers != 255).all() if numbers.dtype == torch.uint8 else numbers.isfinite().all()
+            )
+            if not sound:
+                raise PartWrong(suffix, "a scale is not finite")
+        if beside.fixed is not None and not float(beside.fixed) > 0:
+            raise PartWrong("input_scale", f"{float(beside.fixed):g} is not above 0")
+    except PartWrong as error:
+        suffix, cause = error.args
+        stored = linear.parts[suffix]
+        raise TensorInvalid(f"{stored.shard}: {stored.name}: {cause}") from None
+    return beside
+
+
+def quantised_of(linear: StoredLinear, beside: BesideCodes, read: Read) -> Quantised:
+    """Read a linear's codes. Its columns are in the order of ``beside.order``."""
+    layout = LAYOUTS[linear.rule.layout]
+    codes = layout.unpack(linear, read(layout.codes))
+    if beside.order is not None:
+        codes = codes[:, beside.order]
+    if linear.scheme.codes in HALVED:
+        codes = halved(codes)
+    return Quantised(linear.scheme, linear.width, codes, beside.scales, beside.zeros, beside.fixed)
+
+
+# --- reading --------------------------------------------------------------------------------------------------
+
+
+def _codes_in(words: Tensor, bits: int) -> Tensor:
+    """The codes in int32 ``[lines, n]``, the lowest bits first: uint8 ``[lines, n * 32 / bits]``."""
+    found = words.contiguous().view(torch.uint8)
+    return _nibbles(found) if bits == 4 else found
+
+
+def _nibbles(found: Tensor) -> Tensor:
+    """The codes of 4 bits in bytes ``[..., n]``, the low half first: ``[..., 2 n]``."""
+    return torch.stack((found & 15, found >> 4), -1).flatten(-2)
+
+
+def _signed(codes: Tensor, bits: int) -> Tensor:
+    """Unsigned codes as `Quantised` has them: those of 8 bits less 128, int8."""
+    return codes if bits == 4 else (codes ^ 128).view(torch.int8)
+
+
+def _exponents(scales: Tensor) -> Tensor:
+    return scales.view(torch.uint8)
+
+
+def _order(linear: StoredLinear, suffix: str, read: Read) -> Tensor | None:
+    """The columns sorted by their groups; None: they are. Raises `PartWrong` if the groups are not full."""
+    if suffix not in linear.parts:
+        if linear.rule.ordered and linear.scheme.group:
+            raise TensorInvalid(f"{linear.module}.{suffix}: missing, the configuration says it is there")
+        return None
+    group, given = linear.scheme.group or linear.width, read(suffix).long()
+    usual = torch.arange(linear.width) // group
+    if torch.equal(given, usual):
+        return None
+    if not linear.rule.ordered:
+        raise PartWrong(suffix, "columns are out of order, and the configuration does not say so")
+    if not torch.equal(given.sort().values, usual):
+        raise PartWrong(suffix, f"not {group} columns of each group from 0 to {int(usual[-1])}")
+    return given.argsort(stable=True)
+
+
+def _is_float(shape: tuple[int, ...], *others: tuple[int, ...], needed: bool = True) -> LinearPart:
+    return LinearPart((shape, *others), FLOAT_TYPES, needed)
+
+
+# packed: compressed-tensors, pack-quantized
+
+
+def _scale_shapes(rule: LinearRule, rows: int, width: int) -> tuple[tuple[int, ...], ...]:
+    if rule.rows > 1:
+        return ((-(-rows // rule.rows), -(-width // rule.group)),)
+    if rule.group:
+        return ((rows, width // rule.group),)
+    return ((), (1,), (1, 1)) if rule.tensor else ((rows, 1), (rows,))
+
+
+def _packed_parts(rule: LinearRule, rows: int, width: int) -> dict[str, LinearPart]:
+    many = 32 // rule.bits
+    groups = width // rule.group if rule.group else 1
+    found = {
+        "weight_packed": LinearPart(((rows, -(-width // many)),), ("I32",)),
+        "weight_scale": LinearPart(_scale_shapes(rule, rows, width), FLOAT_TYPES),
+        "weight_shape": LinearPart(((2,),), ("I64", "I32")),
+    }
+    if rule.zeros:
+        found["weight_zero_point"] = LinearPart(((-(-rows // many), groups),), ("I32",))
+    if rule.ordered:
+        found["weight_g_idx"] = LinearPart(((width,),), ("I32", "I64"))
+    return found
+
+
+def _packed_beside(linear: StoredLinear, read: Read) -> BesideCodes:
+    said = read("weight_shape").tolist()
+    if said != [linear.rows, linear.width]:
+        raise PartWrong("weight_shape", f"says {said}, config.json asks for {[linear.rows, linear.width]}")
+    zeros, bits = None, linear.rule.bits
+    if linear.rule.zeros:
+        lines = _codes_in(read("weight_zero_point").T, bits)
+        zeros = _signed(lines[:, : linear.rows].T.contiguous(), bits)
+    return BesideCodes(_rows(linear, read("weight_scale")), zeros, _order(linear, "weight_g_idx", read))
+
+
+def _packed_codes(linear: StoredLinear, words: Tensor) -> Tensor:
+    return _signed(_codes_in(words, linear.rule.bits)[:, : linear.width], linear.rule.bits).contiguous()
+
+
+def _rows(linear: StoredLinear, scales: Tensor) -> Tensor:
+    """Scales by row: ``[rows, groups]``, of fp8 in float32. Those of blocks and of a whole matrix are
+    repeated."""
+    scales = scales.float() if linear.rule.codes == "fp8" else scales
+    if linear.rule.tensor:
+        return scales.reshape(1, 1).expand(linear.rows, 1).contiguous()
+    if linear.rule.rows > 1:
+        return scales.repeat_interleave(linear.rule.rows, 0)[: linear.rows].contiguous()
+    return scales.view(linear.rows, -1)
+
+
+# whole: compressed-tensors, int-quantized and float-quantized; FP8
+
+
+def _whole_parts(rule: LinearRule, rows: int, width: int) -> dict[str, LinearPart]:
+    shapes = _scale_shapes(rule, rows, width)
+    found = {
+        "weight": LinearPart(((rows, width),), ("I8",) if rule.codes == "int8" else ("F8_E4M3",)),
+        "weight_scale": LinearPart(shapes, FLOAT_TYPES, needed=False),
+        "weight_scale_inv": LinearPart(shapes, FLOAT_TYPES, needed=False),
+    }
+    if rule.zeros:
+        found["weight_zero_point"] = LinearPart(shapes, ("I8",))
+    if rule.activations == FP8_FIXED:
+        found["input_scale"] = _is_float((), (1,), (1, 1))
+    return found
+
+
+def _whole_beside(linear: StoredLinear, read: Read) -> BesideCodes:
+    scales, zeros, fixed = _rows(linear, read(linear.scales)), None, None
+    if linear.rule.zeros:
+        zeros = _rows(linear, read("weight_zero_point"))
+    if linear.rule.activations == FP8_FIXED:
+        fixed = read("input_scale").float().reshape(1)
+    return BesideCodes(scales, zeros, None, fixed)
+
+
+# mxfp4: compressed-tensors; mxfp4 blocks: as gpt-oss has its experts
+
+
+def _mxfp4_parts(rule: LinearRule, rows: int, width: int) -> dict[str, LinearPart]:
+    return {
+        "weight_packed": LinearPart(((rows, width // 2),), ("U8",)),
+        "weight_scale": LinearPart(((rows, width // 32),), EXPONENTS),
+    }
+
+
+def _block_parts(rule: LinearRule, rows: int, width: int) -> dict[str, LinearPart]:
+    return {
+        "weight_blocks": LinearPart(((rows, width // 32, 16),), ("U8",)),
+        "weight_scales": LinearPart(((rows, width // 32),), EXPONENTS),
+    }
+
+
+# gptq, awq
+
+
+def _gptq_parts(rule: LinearRule, rows: int, width: int) -> dict[str, LinearPart]:
+    many, groups = 32 // rule.bits, width // rule.group if rule.group else 1
+    return {
+        "qweight": LinearPart(((width // many, rows),), ("I32",)),
+        "qzeros": LinearPart(((groups, rows // many),), ("I32",)),
+        "scales": _is_float((groups, rows)),
+        "g_idx": LinearPart(((width,),), ("I32", "I64"), needed=False),
+    }
+
+
+def _gptq_beside(linear: StoredLinear, read: Read) -> BesideCodes:
+    bits, shift = linear.rule.bits, linear.rule.shift
+    zeros: Tensor | None = _codes_in(read("qzeros"), bits).T.int() + shift
+    assert zeros is not None
+    half = 1 << bits - 1
+    if not linear.rule.zeros:
+        if (zeros != half).any():
+            raise PartWrong("qzeros", f"not {half - shift} everywhere, but the configuration says sym")
+        zeros = None
+    elif int(zeros.max()) > (1 << bits) - (bits == 8):
+        raise PartWrong("qzeros", f"a zero of {int(zeros.max())}")
+    else:
+        zeros = (zeros.to(torch.uint8) if bits == 4 else (zeros - half).to(torch.int8)).contiguous()
+    return BesideCodes(read("scales").T.contiguous(), zeros, _order(linear, "g_idx", read))
+
+
+def _gptq_codes(linear: StoredLinear, words: Tensor) -> Tensor:
+    return _signed(_codes_in(words.T, linear.rule.bits), linear.rule.bits)
+
+
+def _awq_parts(rule: LinearRule, rows: int, width: int) -> dict[str, LinearPart]:
+    groups = width // rule.group if rule.group else 1
+    return {
+        "qweight": LinearPart(((width, rows // 8),), ("I32",)),
+        "qzeros": LinearPart(((groups, rows // 8),), ("I32",)),
+        "scales": _is_float((groups, rows)),
+    }
+
+
+def _awq_beside(linear: StoredLinear, read: Read) -> BesideCodes:
+    return BesideCodes(read("scales").T.contiguous(), _awq_codes(linear, read("qzeros")))
+
+
+def _awq_codes(linear: StoredLinear, words: Tensor) -> Tensor:
+    found = _codes_in(words, 4).view(len(words), -1, 8)
+    return found[..., list(AWQ)].flatten(1).T.contiguous()
+
+
+SCALES = ("weight_scale", "weight_scale_inv", "scales", "weight_scales")
+"""The suffixes of scales."""
+LAYOUTS = {
+    "packed": LinearLayout("weight_packed", ("I32",), _packed_parts, _packed_beside, _packed_codes),
+    "whole": LinearLayout(
+        "weight", ("I8", "F8_E4M3"), _whole_parts, _whole_beside, lambda linear, codes: codes
+    ),
+    "mxfp4": LinearLayout(
+        "weight_packed",
+        ("U8",),
+        _mxfp4_parts,
+        lambda linear, read: BesideCodes(_exponents(read("weight_scale"))),
+        lambda linear, codes: _nibbles(codes),
+    ),
+    "mxfp4 blocks": LinearLayout(
+        "weight_blocks",
+        ("U8",),
+        _block_parts,
+        lambda linear, read: BesideCodes(_exponents(read("weight_scales"))),
+        lambda linear, codes: _nibbles(codes).flatten(1),
+    ),
+    "gptq": LinearLayout("qweight", ("I32",), _gptq_parts, _gptq_beside, _gptq_codes),
+    "awq": LinearLayout("qweight", ("I32",), _awq_parts, _awq_beside, _awq_codes),
+}
+"""The layouts that rules name (`quantisation`)."""
