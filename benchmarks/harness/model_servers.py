@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import re
 import socket
 import subprocess
 import sys
@@ -195,14 +194,11 @@ class LlamaServer(ServedModel):
         with _Client(address, timeout=SECONDS) as client:
             client.request("GET", "/props")
             props = json.loads(client.getresponse().read())
-        said.seek(0)
-        told = re.search(r"system_info: (.*)", said.read())
         versions = {"llama.cpp": props.get("build_info", "unknown")}
         precision = {"weights": "as stored", "kv": "float16"}
         return address, {
             "versions": versions,
             "precision": precision,
-            "system": told[1] if told else "",
             "options": words[6:],
         }
 
