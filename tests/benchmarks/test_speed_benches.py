@@ -132,11 +132,13 @@ ThreadingHTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), 
 """A stand-in for llama.cpp's server: it answers at once, and keeps what it was asked for."""
 
 
+@pytest.mark.timeout(300)  # eight processes, one after another
 def test_models_asks_both_servers_for_the_same(tmp_path: Path) -> None:
     program, log = tmp_path / "llama-server", tmp_path / "asked.jsonl"
     program.write_text(LLAMA_SERVER.format(python=sys.executable, log=str(log)))
     program.chmod(0o755)
-    told = quick("models", tmp_path, "--json", "--llama-server", str(program))
+    parts = ("decode", "prefill", "turns", "memory")
+    told = quick("models", tmp_path, "--json", "--llama-server", str(program), "--parts", *parts)
     assert told["left_out"] == {}
     on, both = told["on"]["pocket"], {"holdfast-gateway", "llama-server"}
     assert on["decode"]["engines"]["llama-server"]["versions"] == {"llama.cpp": "b7"}
@@ -146,7 +148,6 @@ def test_models_asks_both_servers_for_the_same(tmp_path: Path) -> None:
     assert set(on["turns"]["figures"]) == both and on["turns"]["ttft_sum_ratio"] > 0
     assert on["decode"]["share_of_bandwidth"]["holdfast-gateway"]["median"] > 0
     assert on["memory"]["peak_bytes"] > on["memory"]["pool_bytes"] and on["memory"]["pool"]["pool_free"] == 0
-    assert on["perplexity"]["packed"] == pytest.approx(on["perplexity"]["dequantised"], rel=0.01)
     asked = [json.loads(line) for line in log.read_text().splitlines()]
     assert all(one["temperature"] == 0 and one["ignore_eos"] for one in asked)
     assert {len(one["prompt"]) for one in asked if "prompt" in one} == {16, 40}
@@ -154,6 +155,14 @@ def test_models_asks_both_servers_for_the_same(tmp_path: Path) -> None:
     assert chats == [1, 3] + 2 * [1, 3, 5], (
         "the warm-up, then in each round all of the conversation each time"
     )
+
+
+@pytest.mark.slow
+def test_models_scores_a_text_by_each_form_of_the_weights(tmp_path: Path) -> None:
+    told = quick("models", tmp_path, "--parts", "perplexity")
+    found = told["on"]["pocket"]["perplexity"]
+    assert found["tokens"] == 100
+    assert found["packed"] == pytest.approx(found["dequantised"], rel=1e-4), "its weights are not quantised"
 
 
 @pytest.mark.slow
