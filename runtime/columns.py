@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from .adapters import NO_ADAPTER
+
 if TYPE_CHECKING:
     from .sequence import Sequence
 
@@ -33,7 +35,7 @@ class Columns:
     long as it has blocks. Valid where it is plain: ``epochs``; ``lengths``, its number of tokens;
     ``prompts``, where its prompt ends; ``ends``, how many tokens it may have; ``rooms``, how many its
     blocks hold; ``last``, ``before``, its last token and the one before that; ``gather``, as in
-    `TokenLimits`; ``grammars``, the number of its grammar, -1 for none; ``reads``, bool: drawing reads the
+    `TokenLimits`; ``adapters``, the slot of its adapter, -1 for none; ``grammars``, the number of its grammar, -1 for none; ``reads``, bool: drawing reads the
     past, of which the batch has ``heard`` tokens; ``rewired``, bool: its table has blocks that the batch
     lacks; ``stops``, ``[slots, stop ids]``, padded with -1. ``version``: another number whenever ``plain``
     changes."""
@@ -52,6 +54,7 @@ class Columns:
         self.last, self.before, self.gather, self.heard, self.grammars = (numbers() for _ in range(5))
         self.reads: NDArray[np.bool_] = np.zeros(slots, dtype=bool)
         self.rewired: NDArray[np.bool_] = np.zeros(slots, dtype=bool)
+        self.adapters = np.full(slots, NO_ADAPTER, dtype=np.int64)
         self.stops = np.full((slots, STOPS), NO_STOP, dtype=np.int64)
         self.version = 0
         self._marks = 0

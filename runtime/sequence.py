@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from ..kvstore.block_table import BlockTable
 from ..kvstore.keys import KeyChain
 from ..kvstore.quotas import tenant_of
+from .adapters import Adapter
 from .columns import Columns, InColumn
 from .tokens import TokenList
 from .verbs import Finish, Sampling, SequenceState, TokenLimits, TokenLogprob, Work
@@ -164,7 +165,9 @@ class Sequence:
     ``tail`` by the block manager, ``lease`` by the leases, ``status``, ``place`` and ``used`` by the queues,
     ``slot`` by the slots.
 
-    ``root``: the block key before the first; ``tenant``: the number of the tenant that it belongs to by it.
+    ``root``: the block key before the first; ``adapter``: the one that computes it; None: none. ``tenant_root``:
+    what ``root`` would be without an adapter; empty: it is ``root``. ``tenant``: the number of the tenant that it
+    belongs to by it.
     ``keys``: of the leading full blocks, at least the sealed ones. ``shared_tail``: the partial last block
     belongs to others too, and is copied before it is written. ``tail``: key and end of the partial last block
     that was saved last. ``needs_lookup``: tokens came or KV went since the prefix cache was asked.
@@ -203,6 +206,8 @@ class Sequence:
     returns: float | None = None
     work: ComputedTokens = field(default_factory=ComputedTokens)
     from_tiers: FromTiers = field(default_factory=FromTiers)
+    adapter: Adapter | None = None
+    tenant_root: bytes = b""
     tenant: int = field(init=False)
     _computed: int = 0
     _planned: int = 0
@@ -216,7 +221,7 @@ class Sequence:
     told = InColumn()
 
     def __post_init__(self) -> None:
-        self.tenant = tenant_of(self.root)
+        self.tenant = tenant_of(self.tenant_root or self.root)
 
     @property
     def tokens(self) -> TokenList:

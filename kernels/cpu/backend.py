@@ -16,12 +16,13 @@ from torch import Tensor
 from ..batch import PagedBatch
 from ..interface import Attention, HeadNorm
 from ..layer import Layer, LayerSizes
+from ..low_rank import LowRank
 from ..packed import Packed
 from ..reference import backend
 from ..reference.backend import by_slot, copy_blocks, linear, look_up
 from ..reference.penalties import allow, count
 from ..reference.seeded_sampling import log_probabilities, sample
-from . import copying, packed, penalties
+from . import copying, low_rank, packed, penalties
 from . import linear as plain
 from .batch import CpuBatch, lay_out
 from .compiling import parts_for
@@ -41,6 +42,7 @@ from .program import (
 )
 
 __all__ = [
+    "add_low_rank",
     "add_norm",
     "allow",
     "by_slot",
@@ -94,6 +96,29 @@ def packed_rows(weight: Packed, ids: Tensor, dtype: torch.dtype) -> Tensor:
     kind, places = KINDS[weight.kind.name], ids.contiguous()
     rows(places.data_ptr(), len(ids), weight.data.data_ptr(), out.data_ptr(), weight.width, kind, TAGS[dtype])
     return out
+
+
+def add_low_rank(out: Tensor, x: Tensor, pairs: LowRank, slots: Tensor) -> None:
+    """Add to each row of ``out`` ``[tokens, out]``, in place, what the pairs in its slot make of its row of ``x``
+    ``[tokens, in]``. ``slots``: int64 ``[tokens]``, -1 for a row to which nothing is added."""
+    (rows, k), n = x.shape, out.shape[1]
+    _, parts, room, _ = pairs.a.shape
+    low_rank.add(
+        min(parts_for(rows * room * (parts * k + n), PRODUCTS), rows),
+        x.data_ptr(),
+        out.data_ptr(),
+        pairs.a.data_ptr(),
+        pairs.b.data_ptr(),
+        pairs.ranks.data_ptr(),
+        pairs.starts.data_ptr(),
+        slots.data_ptr(),
+        rows,
+        k,
+        n,
+        parts,
+        room,
+        TAGS[x.dtype],
+    )
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -79,11 +79,12 @@ class LoadedModel:
             for number, kind in enumerate(self.config.kinds)
         )
 
-    def namespace(self, groups: Sequence[KVGroup]) -> bytes:
+    def namespace(self, groups: Sequence[KVGroup], adapter: bytes = b"") -> bytes:
         """The namespace of this model's block keys, 16 bytes: it differs for other weights, settings or KV
-        groups, and where weights stay packed. A key names one block in each group's arena."""
+        groups, and where weights stay packed. A key names one block in each group's arena. ``adapter``: the
+        digest of the one that computes with it; empty: none."""
         config = {**self.config.shaping_kv(), **({"packed": self.packed} if self.packed else {})}
-        return namespace_digest(weights=self.weights_digest, config=config, groups=groups)
+        return namespace_digest(weights=self.weights_digest, config=config, groups=groups, adapter=adapter)
 
 
 def load_model(
