@@ -148,8 +148,8 @@ def make_adapter(
     dtype: str = "float32",
     **config: Any,
 ) -> Path:
-    """Write an adapter (LoRA) with random weights for the model at ``base``, a folder or GGUF file, as peft does,
-    and return its folder; the same seed writes the same weights.
+    """Write an adapter (LoRA) with random weights for the model at ``base``, a folder or GGUF file, as peft
+    does, and return its folder; the same seed writes the same weights.
 
     ``strength``: how much it changes, 1.0 for as much as the model's own weights do. ``modules``: the linear
     layers that it changes. ``config``: more fields of its configuration.

@@ -1,7 +1,7 @@
 """What adapters (LoRA) add to the product of a linear map: pairs of thin matrices, in slots.
 
-A slot holds the pairs of one adapter. The slots are made once, with room for the highest rank, so that a step on
-a GPU can be captured: it reads slots, and an adapter is copied into one.
+A slot holds the pairs of one adapter. The slots are made once, with room for the highest rank, so that a step
+on a GPU can be captured: it reads slots, and an adapter is copied into one.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 RANK_STEP = 16
-"""The room of a slot, and the rank that is computed, are multiples of it: the size of the kernels' tiles. What is
-between an adapter's rank and the next multiple is zero."""
+"""The room of a slot, and the rank that is computed, are multiples of it: the size of the kernels' tiles. What
+is between an adapter's rank and the next multiple is zero."""
 
 
 def padded_rank(rank: int) -> int:
@@ -24,8 +24,8 @@ def padded_rank(rank: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The pair of one adapter for one part of a map: ``a`` ``[rank, in]``, ``b`` ``[rank, width]``, in which the
-    adapter's scale is. It adds ``x @ a.T @ b`` to the part's columns."""
+    """The pair of one adapter for one part of a map: ``a`` ``[rank, in]``, ``b`` ``[rank, width]``, in which
+    the adapter's scale is. It adds ``x @ a.T @ b`` to the part's columns."""
 
     a: Tensor
     b: Tensor
@@ -33,13 +33,13 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """The slots of one linear map, from ``in`` to ``out`` numbers. The columns of its product are cut into parts,
-    one behind the other, as where q, k and v are computed together; each part has a pair of its own.
+    """The slots of one linear map, from ``in`` to ``out`` numbers. The columns of its product are cut into
+    parts, one behind the other, as where q, k and v are computed together; each part has a pair of its own.
 
     ``a``: ``[slots, parts, rank, in]``. ``b``: ``[slots, rank * out]``: of each part ``[rank, width]``, one
     behind the other. ``ranks``: int64 ``[slots, parts]``, how much of the rank is used, a multiple of
-    `RANK_STEP`; 0: the slot adds nothing to the part. ``starts``: int64 ``[parts + 1]``, the first column of each
-    part, and ``out``. ``widths``: the columns of each part.
+    `RANK_STEP`; 0: the slot adds nothing to the part. ``starts``: int64 ``[parts + 1]``, the first column of
+    each part, and ``out``. ``widths``: the columns of each part.
     """
 
     a: Tensor
@@ -50,8 +50,8 @@ class LowRank:
 
     @classmethod
     def empty(cls, slots: int, rank: int, width: int, widths: Sequence[int], like: Tensor) -> LowRank:
-        """Slots that add nothing, for adapters of ``rank`` at most. ``width``: ``in``; ``like``: a tensor of the
-        type and device."""
+        """Slots that add nothing, for adapters of ``rank`` at most. ``width``: ``in``; ``like``: a tensor of
+        the type and device."""
         room, out = padded_rank(rank), sum(widths)
         starts = [sum(widths[:part]) for part in range(len(widths) + 1)]
         return cls(

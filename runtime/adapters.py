@@ -1,9 +1,9 @@
 """Adapters as the scheduler knows them: which are loaded, under which names, and which has a slot of the model.
 
-More adapters can be loaded than there are slots. In each step the turns that run have slots for their adapters in
-the order of turns, as far as these go; a turn whose adapter has none has no row. So the first turn always has
-one, and no turn waits for another to end but by that order. A slot keeps its adapter until another one needs it:
-then the one that had no row for longest loses its own. No tensors.
+More adapters can be loaded than there are slots. In each step the turns that run have slots for their adapters
+in the order of turns, as far as these go; a turn whose adapter has none has no row. So the first turn always
+has one, and no turn waits for another to end but by that order. A slot keeps its adapter until another one
+needs it: then the one that had no row for longest loses its own. No tensors.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class AdapterReader(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Adapter:
-    """An adapter that is loaded, or that turns still use. ``number``: stands for it in plans; ``digest``: of its
-    weights; ``namespace``: of its block keys. ``names``: those under which it is loaded; none: it was unloaded.
-    ``slot``: where its weights are, or will be before the next rows; None: in host memory alone."""
+    """An adapter that is loaded, or that turns still use. ``number``: stands for it in plans; ``digest``: of
+    its weights; ``namespace``: of its block keys. ``names``: those under which it is loaded; none: it was
+    unloaded. ``slot``: where its weights are, or will be before the next rows; None: in host memory alone."""
 
     number: int
     digest: bytes
@@ -103,7 +103,8 @@ class AdapterTable:
         self._numbers = 0
         self._swaps = 0
 
-    def __bool__(self) -> bool:
+    @property
+    def in_use(self) -> bool:
         """Whether a sequence may have an adapter."""
         return bool(self._adapters)
 
@@ -212,7 +213,8 @@ class AdapterTable:
         self._swaps += 1
 
     def _taken(self) -> int:
-        """A slot that is taken from the adapter that had no row for longest, of those that no running turn has."""
+        """A slot that is taken from the adapter that had no row for longest, of those that no running turn
+        has."""
         pinned = self._served.keys() | self._lent.keys()
         return self._leave(next(slot for slot, holder in self._held.items() if holder not in pinned))
 

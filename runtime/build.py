@@ -109,7 +109,11 @@ def load_engine(
                 zeroed = beside.submit(_arenas, groups, numbers.blocks, model.decoder.device)
             progress(1.0, "allocating the KV arena")
             arenas = zeroed.result()
-            table = AdapterTable(settings.max_loras, settings.loaded_adapters) if adapters else AdapterTable()
+            table = (
+                AdapterTable(settings.max_loras, settings.loaded_adapters)
+                if adapters is not None
+                else AdapterTable()
+            )
             loaded = _load_adapters(settings, adapters, table, progress)
             engine, mover = _engine(
                 settings, numbers, model, device, arenas, liveness, memory, control, table, adapters

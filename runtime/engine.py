@@ -71,8 +71,8 @@ class Engine:
     """Runs a scheduler's plans on a runner.
 
     ``debug``: audit at each idle step and raise on a leak; otherwise audit now and then and only count leaks.
-    ``clock``: gives seconds, for tiers and leases; what a step computes does not depend on it. ``adapters``: reads
-    them, and holds those of the scheduler's table; None: there is no room for any.
+    ``clock``: gives seconds, for tiers and leases; what a step computes does not depend on it. ``adapters``:
+    reads them, and holds those of the scheduler's table; None: there is no room for any.
     """
 
     def __init__(

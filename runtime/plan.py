@@ -132,16 +132,16 @@ class Plan:
     """One step, number ``step``: saves, loads and copies of blocks, in this order, then rows. It may have no
     rows.
 
-    A row computes ``counts`` tokens of one sequence at positions ``[firsts, firsts + counts)``. Arrays have
-    an entry for each row, int64: ``seqs``, the sequence's number; ``slots``, its slot in the batch;
-    ``marks``, the scheduler's, which tells a row that was taken back; the runner ignores it. ``draws``: the
-    row draws the token at position ``firsts + counts``, by the sampling of its slot; ``fed``: its one token
-    is the one that the slot drew last, which stays on the device. ``tokens``: the ids of all other rows'
-    tokens, row by row, int64. ``asks``: by row number, what few rows ask for besides. ``drafts``: by row
-    number, how many of its last tokens are guesses: it draws behind the token before them and behind each of
-    them. ``adapters``: of each row the slot of its adapter, int64, `NO_ADAPTER` for none; None: no row has one.
-    ``fills``: what comes into slots of adapters before the rows. ``changes``: of the batch, before the rows; None:
-    the plan has no rows.
+    A row computes ``counts`` tokens of one sequence at positions ``[firsts, firsts + counts)``. Arrays have an
+    entry for each row, int64: ``seqs``, the sequence's number; ``slots``, its slot in the batch; ``marks``, the
+    scheduler's, which tells a row that was taken back; the runner ignores it. ``draws``: the row draws the
+    token at position ``firsts + counts``, by the sampling of its slot; ``fed``: its one token is the one that
+    the slot drew last, which stays on the device. ``tokens``: the ids of all other rows' tokens, row by row,
+    int64. ``asks``: by row number, what few rows ask for besides. ``drafts``: by row number, how many of its
+    last tokens are guesses: it draws behind the token before them and behind each of them. ``adapters``: of
+    each row the slot of its adapter, int64, `NO_ADAPTER` for none; None: no row has one. ``fills``: what comes
+    into slots of adapters before the rows. ``changes``: of the batch, before the rows; None: the plan has no
+    rows.
     """
 
     step: int

@@ -165,21 +165,20 @@ class Sequence:
     ``tail`` by the block manager, ``lease`` by the leases, ``status``, ``place`` and ``used`` by the queues,
     ``slot`` by the slots.
 
-    ``root``: the block key before the first; ``adapter``: the one that computes it; None: none. ``tenant_root``:
-    what ``root`` would be without an adapter; empty: it is ``root``. ``tenant``: the number of the tenant that it
-    belongs to by it.
-    ``keys``: of the leading full blocks, at least the sealed ones. ``shared_tail``: the partial last block
-    belongs to others too, and is copied before it is written. ``tail``: key and end of the partial last block
-    that was saved last. ``needs_lookup``: tokens came or KV went since the prefix cache was asked.
-    ``in_flight``: steps in flight have rows for it. ``mark``: counts how often what is planned was taken
-    back: a row that was planned at another mark is discarded. ``drafts``: how many tokens of its row in
-    flight are guessed. ``last_step``: the last step with a row for it
-    that is no plain decode. ``told``: how many tokens the gateway was told of, in a turn. ``slot``: its slot
-    in the runner's batch; while it has one, what changes in each step stands in ``columns``. ``isolated``:
-    suspected of having killed an engine; shares no step until it has sampled a token. ``turn_expected``: a
-    turn is about to begin. ``place``: the turn's, by age. ``lease``: its lease, if it has one. ``used``: when
-    it was used last; ``returns``: when it is expected back, in seconds of the engine's clock; None: that is
-    not known, or it is back.
+    ``root``: the block key before the first; ``adapter``: the one that computes it; None: none.
+    ``tenant_root``: what ``root`` would be without an adapter; empty: it is ``root``. ``tenant``: the number of
+    the tenant that it belongs to by it. ``keys``: of the leading full blocks, at least the sealed ones.
+    ``shared_tail``: the partial last block belongs to others too, and is copied before it is written. ``tail``:
+    key and end of the partial last block that was saved last. ``needs_lookup``: tokens came or KV went since
+    the prefix cache was asked. ``in_flight``: steps in flight have rows for it. ``mark``: counts how often what
+    is planned was taken back: a row that was planned at another mark is discarded. ``drafts``: how many tokens
+    of its row in flight are guessed. ``last_step``: the last step with a row for it that is no plain decode.
+    ``told``: how many tokens the gateway was told of, in a turn. ``slot``: its slot in the runner's batch;
+    while it has one, what changes in each step stands in ``columns``. ``isolated``: suspected of having killed
+    an engine; shares no step until it has sampled a token. ``turn_expected``: a turn is about to begin.
+    ``place``: the turn's, by age. ``lease``: its lease, if it has one. ``used``: when it was used last;
+    ``returns``: when it is expected back, in seconds of the engine's clock; None: that is not known, or it is
+    back.
     """
 
     id: int

@@ -163,8 +163,8 @@ class Truncate(Verb, frozen=True, tag="truncate"):
 
 
 class Opening(msgspec.Struct, frozen=True, array_like=True):
-    """How a new sequence begins. Without ``parent``: empty; ``salt`` separates the tenants' cached blocks,
-    with ``isolated`` it shares no step until it has sampled a token, and ``adapter`` is the digest of the one that
+    """How a new sequence begins. Without ``parent``: empty; ``salt`` separates the tenants' cached blocks, with
+    ``isolated`` it shares no step until it has sampled a token, and ``adapter`` is the digest of the one that
     computes it. Else: as a fork that shares the first ``at`` tokens, and the adapter, of the sequence
     ``parent``."""
 
@@ -256,8 +256,8 @@ class Settle(Verb, frozen=True, tag="settle"):
 class Locate(Verb, frozen=True, tag="locate"):
     """Ask where the blocks of a sequence lie. Nothing moves, also while it generates.
 
-    ``seq`` None: where a sequence of these ``tokens``, under this ``salt`` and computed by this ``adapter``, would
-    find its blocks.
+    ``seq`` None: where a sequence of these ``tokens``, under this ``salt`` and computed by this ``adapter``,
+    would find its blocks.
     """
 
     seq: int | None
@@ -395,8 +395,8 @@ class LoadedAdapter(msgspec.Struct, frozen=True, array_like=True):
 
 
 class VerbReply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
-    """The reply to the verb ``request``, which took effect. Every verb on a sequence but ``close`` and ``locate``
-    gets a ``state``.
+    """The reply to the verb ``request``, which took effect. Every verb on a sequence but ``close`` and
+    ``locate`` gets a ``state``.
 
     ``statistics`` answers ``statistics``, ``receipt`` a ``lease``, ``moved`` a ``stage`` or ``settle`` that
     waited, ``blocks`` a ``locate``, ``adapter`` a ``load_adapter``.

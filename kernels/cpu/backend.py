@@ -99,8 +99,8 @@ def packed_rows(weight: Packed, ids: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def add_low_rank(out: Tensor, x: Tensor, pairs: LowRank, slots: Tensor) -> None:
-    """Add to each row of ``out`` ``[tokens, out]``, in place, what the pairs in its slot make of its row of ``x``
-    ``[tokens, in]``. ``slots``: int64 ``[tokens]``, -1 for a row to which nothing is added."""
+    """Add to each row of ``out`` ``[tokens, out]``, in place, what the pairs in its slot make of its row of
+    ``x`` ``[tokens, in]``. ``slots``: int64 ``[tokens]``, -1 for a row to which nothing is added."""
     (rows, k), n = x.shape, out.shape[1]
     _, parts, room, _ = pairs.a.shape
     low_rank.add(

@@ -61,9 +61,9 @@ def add(
     rows: int, k: int, n: int, parts: int, room: int, tag: Any,
 ) -> None:  # fmt: skip
     """Add to each of the ``rows`` of ``out`` ``[rows, n]`` what the pairs in its slot make of its row of ``x``
-    ``[rows, k]``, on ``threads`` threads; slot -1: nothing. Arrays as in `LowRank`; ``slots``: int64 ``[rows]``;
-    ``room``: the rank that a slot has room for. Compiled numba code; names with ``_at`` are addresses, ``tag``
-    is a number of the element type (`elements.TAGS`)."""
+    ``[rows, k]``, on ``threads`` threads; slot -1: nothing. Arrays as in `LowRank`; ``slots``: int64
+    ``[rows]``; ``room``: the rank that a slot has room for. Compiled numba code; names with ``_at`` are
+    addresses, ``tag`` is a number of the element type (`elements.TAGS`)."""
     x, out, a, b = pointer(x_at, tag), pointer(out_at, tag), pointer(a_at, tag), pointer(b_at, tag)
     number = np.int64(0)
     ranks, starts, slots = pointer(ranks_at, number), pointer(starts_at, number), pointer(slots_at, number)

@@ -1,5 +1,5 @@
-"""The adapters that are loaded, in host memory: reads them from their folders in a thread, and copies them into the
-slots of the decoder."""
+"""The adapters that are loaded, in host memory: reads them from their folders in a thread, and copies them into
+the slots of the decoder."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from ..verbs import LoadAdapter
 
 
 class AdapterStore:
-    """Adapters by the numbers that plans name. ``decoder``: has the slots; ``maps``: its maps; ``most_rank``: the
-    highest rank that is served. ``namespace_of``: the namespace of the block keys, by an adapter's digest."""
+    """Adapters by the numbers that plans name. ``decoder``: has the slots; ``maps``: its maps; ``most_rank``:
+    the highest rank that is served. ``namespace_of``: the namespace of the block keys, by an adapter's
+    digest."""
 
     def __init__(
         self, decoder: Decoder, maps: AdapterMaps, most_rank: int, namespace_of: Callable[[bytes], bytes]

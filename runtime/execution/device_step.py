@@ -40,10 +40,10 @@ class Inputs:
     """What a step sends up, int64: one array on the host, copied to one on the device.
 
     By row: ``slots``; ``contexts``, how many tokens its last one sees; ``given``, the id of its one token, or
-    `NOTHING` for the one that the slot drew last; ``adapters``, the slot of its adapter. By draw: ``ends``, the number of the token before it;
-    ``drawn``, the slot that has its sampling parameters; ``kept``, the slot that keeps the drawn id;
-    ``places``, the position of the drawn token. ``cells``, ``blocks``: changed cells of the tables, `CHANGED`
-    for each row: the index in all cells, the block id.
+    `NOTHING` for the one that the slot drew last; ``adapters``, the slot of its adapter. By draw: ``ends``, the
+    number of the token before it; ``drawn``, the slot that has its sampling parameters; ``kept``, the slot that
+    keeps the drawn id; ``places``, the position of the drawn token. ``cells``, ``blocks``: changed cells of the
+    tables, `CHANGED` for each row: the index in all cells, the block id.
 
     Behind these, if rows have several tokens: ``starts`` ``[rows + 1]``, the number of each row's first token;
     by token ``positions``, ``lines`` (the row's slot), ``ids`` (as ``given``), ``adapted`` (as ``adapters``).

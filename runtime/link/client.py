@@ -11,10 +11,11 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from .. import verbs
 from ..errors import EngineDied, EngineGone, FrameInvalid, SequenceUnknown
+from ..settings import LoraModule
 from . import messages
 from .crash_report import EngineDeath
 from .gateway_end import GatewayEnd
@@ -40,6 +41,7 @@ class EngineLink:
         self._fault: EngineGone | None = None  # why no engine will be started again
         self._changed = asyncio.Event()  # an engine is ready, or none will be started again
         self._loaded = False
+        self._adapters: dict[str, verbs.LoadedAdapter] = {}
         self._next_id = 1
         self._gone_below = 1  # sequence ids below this one belong to dead engines
 
@@ -105,16 +107,18 @@ class EngineLink:
     # --- verbs ----------------------------------------------------------------------------------------------
 
     async def open(
-        self, tokens: Sequence[int], salt: bytes = b"", isolated: bool = False
+        self, tokens: Sequence[int], salt: bytes = b"", isolated: bool = False, adapter: bytes = b""
     ) -> verbs.SequenceState:
         """Begin a sequence with ``tokens``; returns its state, which has its id. ``salt`` separates the
         tenants' cached blocks.
 
-        ``isolated``: no other sequence shares its steps until it has sampled a token.
+        ``isolated``: no other sequence shares its steps until it has sampled a token. ``adapter``: the digest
+        of the one that computes it; empty: none.
         """
         end = self._end_for()
         seq = self._new_id()
-        return _state(await end.call(verbs.Open(end.next_request(), seq, salt, list(tokens), isolated)))
+        verb = verbs.Open(end.next_request(), seq, salt, list(tokens), isolated, adapter)
+        return _state(await end.call(verb))
 
     def extend(
         self, seq: int, tokens: Sequence[int], turn_expected: bool = False, expect_length: int | None = None
@@ -234,11 +238,13 @@ class EngineLink:
         end = self._end_for(seq)
         return _moved(await end.call(verbs.Settle(end.next_request(), seq, disk, wait=True)))
 
-    async def locate(self, seq: int | None, tokens: Sequence[int] = (), salt: bytes = b"") -> verbs.BlockMap:
+    async def locate(
+        self, seq: int | None, tokens: Sequence[int] = (), salt: bytes = b"", adapter: bytes = b""
+    ) -> verbs.BlockMap:
         """Which tier each block of the sequence ``seq`` lies in; with None, those of ``tokens`` under
-        ``salt``. Moves nothing."""
+        ``salt``, computed by ``adapter``. Moves nothing."""
         end = self._end_for(seq)
-        reply = await end.call(verbs.Locate(end.next_request(), seq, salt, list(tokens)))
+        reply = await end.call(verbs.Locate(end.next_request(), seq, salt, list(tokens), adapter))
         if reply.blocks is None:
             raise FrameInvalid("the reply to a locate has no blocks")
         return reply.blocks
@@ -247,6 +253,36 @@ class EngineLink:
         """Remove a sequence; with ``keep_kv`` its sealed blocks stay cached until they are evicted."""
         end = self._end_for(seq)
         await end.call(verbs.Close(end.next_request(), seq, keep_kv))
+
+    # --- adapters -------------------------------------------------------------------------------------------
+
+    @property
+    def adapters(self) -> Mapping[str, verbs.LoadedAdapter]:
+        """The adapters that are loaded, by name, in the order in which they were loaded."""
+        return self._adapters
+
+    async def load_adapter(self, name: str, path: str) -> verbs.LoadedAdapter:
+        """Load the adapter in the folder ``path``, which the engine's process reads, under ``name``; returns
+        once turns may use it. An engine that follows this one loads it again."""
+        end = self._end_for()
+        reply = await end.call(verbs.LoadAdapter(end.next_request(), name, path))
+        if reply.adapter is None:
+            raise FrameInvalid("the reply to a load has no adapter")
+        if end is self._end:
+            self._adapters[name] = reply.adapter
+        return reply.adapter
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload an adapter: turns that run with it go on, and no other one begins."""
+        end = self._end_for()
+        await end.call(verbs.UnloadAdapter(end.next_request(), name))
+        self._adapters.pop(name, None)
+
+    def again(self) -> tuple[LoraModule, ...] | None:
+        """The adapters that an engine which follows this one has to load; None: there was none before it."""
+        if self._hello is None:
+            return None
+        return tuple(LoraModule(one.name, one.path, one.digest) for one in self._adapters.values())
 
     async def statistics(self) -> dict[str, float]:
         """The engine's counters, the lengths of both ends' queues (``link_*``), and the number of the
@@ -268,6 +304,7 @@ class EngineLink:
         become unknown."""
         self.engine_number += 1
         self._hello = hello
+        self._adapters = {one.name: one for one in hello.adapters}
         self._loaded = True
         self._gone_below = self._next_id
         self._changed.set()

@@ -55,8 +55,8 @@ _UNSERVED = (
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where the pair of a module of the checkpoint goes: part ``part`` of the decoder's map ``into``; the module
-    maps ``width`` numbers to ``rows``."""
+    """Where the pair of a module of the checkpoint goes: part ``part`` of the decoder's map ``into``; the
+    module maps ``width`` numbers to ``rows``."""
 
     into: str
     part: int
@@ -65,8 +65,8 @@ class _Place:
 
 
 class AdapterMaps:
-    """The linear maps of a model that adapters may change. ``dtype``: in which the decoder computes; ``kv``: how
-    it stores K and V, as scales of these are folded into the weights that make them."""
+    """The linear maps of a model that adapters may change. ``dtype``: in which the decoder computes; ``kv``:
+    how it stores K and V, as scales of these are folded into the weights that make them."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, kv: KVFormat = AS_COMPUTED) -> None:
         self.dtype = dtype
@@ -182,7 +182,8 @@ def _matching(patterns: Mapping[str, Any], module: str, usual: Any) -> Any:
 
 
 def read_adapter(folder: Path, maps: AdapterMaps, most_rank: int = HIGHEST_RANK) -> AdapterWeights:
-    """Read the adapter in ``folder`` for a model with these ``maps``. ``most_rank``: the highest that is served.
+    """Read the adapter in ``folder`` for a model with these ``maps``. ``most_rank``: the highest that is
+    served.
 
     Raises ``AdapterInvalid``, naming the file, the field or tensor, and the cause.
     """
@@ -299,7 +300,8 @@ def _check(path: Path, file: Any, maps: AdapterMaps, numbers: _Numbers) -> dict[
                 raise AdapterInvalid(f"{path}: {_INSIDE}{module}{side}: missing, its other half is there")
             if list(sides[side]) != shape:
                 raise AdapterInvalid(
-                    f"{path}: {_INSIDE}{module}{side}: shape {list(sides[side])}, rank and model ask for {shape}"
+                    f"{path}: {_INSIDE}{module}{side}: shape {list(sides[side])}, rank and model ask for"
+                    f" {shape}"
                 )
         places[module] = place
     if not places:

@@ -158,7 +158,7 @@ class Planner:
         version = self._queues.version, columns.version
         if seen is None or seen.version != version:
             plain, others, suspect = list[Sequence](), list[Sequence](), None
-            if self._adapters:
+            if self._adapters.in_use:
                 self._adapters.serve(one.adapter for one in self._queues.running.values() if not one.isolated)
             for sequence in self._queues.running.values():
                 if sequence.isolated:
@@ -231,7 +231,7 @@ class Planner:
     def plan_alone(self, sequence: Sequence, now: float) -> Plan | None:
         """Plan a step for one sequence alone; None if it has nothing to do or finds no blocks."""
         draft = _Draft(self._counters.steps + 1, self._settings.max_step_tokens)
-        if self._adapters:
+        if self._adapters.in_use:
             self._adapters.serve([sequence.adapter])
             self._seen = None  # the other turns get their slots again
         if self._adopt(sequence, now):
@@ -245,7 +245,7 @@ class Planner:
         draws = bool(len(draft.plain[0])) or any(row[5] for row in draft.rows)
         saves, loads = self._block_manager.transfers.emit(rows=len(draft), draws=draws)
         columns = draft.columns()
-        adapters = self._slots.columns.adapters[columns[1]] if self._adapters else NO_INTS
+        adapters = self._slots.columns.adapters[columns[1]] if self._adapters.in_use else NO_INTS
         plan = Plan(
             draft.step,
             *columns,
@@ -253,7 +253,7 @@ class Planner:
             draft.asks,
             draft.drafts,
             adapters if adapters.max(initial=NO_ADAPTER) != NO_ADAPTER else None,
-            self._adapters.fills() if self._adapters else (),
+            self._adapters.fills() if self._adapters.in_use else (),
             self._slots.emit(draft.changes) if len(draft) else None,
             tuple(draft.copies),
             saves,

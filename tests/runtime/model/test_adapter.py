@@ -133,7 +133,8 @@ def test_a_digest_is_of_configuration_and_weights(tmp_path: Path) -> None:
     assert digests[0] == digests[1] and len(set(digests)) == 3
 
 
-# --- what is refused --------------------------------------------------------------------------------------------
+# --- what is refused
+# --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -269,7 +270,7 @@ def test_broken_files_are_refused_before_a_tensor_is_read(
         assert str(folder / WEIGHTS) in caught.value.message and "\n" not in caught.value.message
     (folder / WEIGHTS).unlink()
     (folder / "adapter_model.bin").write_bytes(b"\x80\x04")
-    with pytest.raises(AdapterInvalid, match="missing .weights are read from safetensors only"):
+    with pytest.raises(AdapterInvalid, match=r"missing \(weights are read from safetensors only"):
         read_adapter(folder, here[1])
     (folder / CONFIG).write_text("{")
     with pytest.raises(AdapterInvalid, match=f"{CONFIG}: not JSON"):
