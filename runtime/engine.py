@@ -114,7 +114,8 @@ class Engine:
         self._audit = None
         try:
             if isinstance(verb, LoadAdapter):
-                return self._load(verb)
+                self._load(verb)
+                return None
             if isinstance(verb, UnloadAdapter):
                 self.scheduler.adapters.remove(verb.name)
                 return VerbReply(verb.request)

@@ -183,7 +183,7 @@ def add_low_rank(out: Tensor, x: Tensor, pairs: LowRank, slots: Tensor) -> None:
 
     Source: Hu et al., "LoRA: low-rank adaptation of large language models" (2021).
     """
-    for slot in slots.unique().tolist():
+    for slot in sorted(set(slots.tolist())):
         if slot < 0:
             continue
         rows = torch.nonzero(slots == slot).view(-1)
