@@ -16,9 +16,6 @@ from typing import Protocol
 from .errors import AdapterExists, AdapterLimit, AdapterUnknown, RuntimeFault
 from .verbs import LoadAdapter, LoadedAdapter
 
-NO_ADAPTER = -1
-"""The slot of a row without an adapter."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadAdapter:
@@ -66,13 +63,14 @@ class AdapterReader(Protocol):
 class Adapter:
     """An adapter that is loaded, or that turns still use. ``number``: stands for it in plans; ``digest``: of
     its weights; ``namespace``: of its block keys. ``names``: those under which it is loaded; none: it was
-    unloaded. ``slot``: where its weights are, or will be before the next rows; None: in host memory alone."""
+    unloaded. ``slot_number``: of the slot where its weights are, or will be before the next rows; None: in host
+    memory alone."""
 
     number: int
     digest: bytes
     namespace: bytes
     names: set[str] = field(default_factory=set)
-    slot: int | None = None
+    slot_number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +161,8 @@ class AdapterTable:
             self._leaving.discard(adapter)
             del self._adapters[adapter.digest]
             self._served.pop(adapter, None)
-            if adapter.slot is not None:
-                self._free.append(self._leave(adapter.slot))
+            if adapter.slot_number is not None:
+                self._free.append(self._leave(adapter.slot_number))
         return [adapter.number for adapter in gone]
 
     # --- slots ----------------------------------------------------------------------------------------------
@@ -204,11 +202,11 @@ class AdapterTable:
         self._fills = dict(self._held)
 
     def _enter(self, adapter: Adapter) -> None:
-        if adapter.slot is not None:
-            self._held.move_to_end(adapter.slot)
+        if adapter.slot_number is not None:
+            self._held.move_to_end(adapter.slot_number)
             return
         slot = self._free.pop() if self._free else self._taken()
-        adapter.slot = slot
+        adapter.slot_number = slot
         self._held[slot] = self._fills[slot] = adapter
         self._swaps += 1
 
@@ -219,7 +217,7 @@ class AdapterTable:
         return self._leave(next(slot for slot, holder in self._held.items() if holder not in pinned))
 
     def _leave(self, slot: int) -> int:
-        self._held.pop(slot).slot = None
+        self._held.pop(slot).slot_number = None
         self._fills.pop(slot, None)
         return slot
 

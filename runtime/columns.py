@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from .adapters import NO_ADAPTER
-
 if TYPE_CHECKING:
     from .sequence import Sequence
 
 FRESH = 64
 """So many sampled tokens of a sequence are gathered here before they go to its list of tokens."""
 STOPS = 4
-NO_STOP = NO_GRAMMAR = -1
+NO_STOP = NO_GRAMMAR = NO_ADAPTER = -1
 
 
 class Columns:

@@ -15,7 +15,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from .adapters import NO_ADAPTER, SlotFill
+from .adapters import SlotFill
+from .columns import NO_ADAPTER
 from .verbs import Sampling, TokenLogprob
 
 Ints: TypeAlias = NDArray[np.int64]

@@ -44,7 +44,7 @@ class Forks:
         configs: Sequence[bytes],
         at: str | None = None,
         compaction: ForkSummary | None = None,
-        adapter: SessionAdapter | None | Literal["parent"] = "parent",
+        adapter: SessionAdapter | Literal["parent"] | None = "parent",
     ) -> list[Session]:
         """Fork a session as it is now, or behind the item ``at``. Makes one child for each of ``configs``,
         which the journal keeps with them. ``compaction``: shorten the children's history by a summary.

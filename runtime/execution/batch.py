@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..adapters import NO_ADAPTER
+from ..columns import NO_ADAPTER
 from ..plan import NOTHING_MORE, Ints, Plan, PlanRow, Slot
 from ..verbs import Sampling
 from .tally import Tally

@@ -112,17 +112,22 @@ class AdapterMaps:
 
     def with_slots(self, decoder: Decoder, slots: int, rank: int) -> Decoder:
         """The decoder with room for ``slots`` adapters of ``rank`` at most, on its device."""
-        layers = []
-        for number, layer in enumerate(decoder.weights.layers):
-            maps: dict[str, Linear] = {}
-            for name in MAPS:
-                into = f"{number}.{name}"
-                pairs = LowRank.empty(
-                    slots, rank, self._inputs[into], self.widths[into], decoder.weights.norm
-                )
-                maps[name] = replace(getattr(layer, name), pairs=pairs)
-            layers.append(replace(layer, **maps))
-        return decoder.with_weights(replace(decoder.weights, layers=tuple(layers)))
+
+        def roomy(linear: Linear, into: str) -> Linear:
+            width, like = self._inputs[into], decoder.weights.norm
+            return replace(linear, pairs=LowRank.empty(slots, rank, width, self.widths[into], like))
+
+        layers = tuple(
+            replace(
+                layer,
+                qkv=roomy(layer.qkv, f"{number}.qkv"),
+                output=roomy(layer.output, f"{number}.output"),
+                gate_up=roomy(layer.gate_up, f"{number}.gate_up"),
+                down=roomy(layer.down, f"{number}.down"),
+            )
+            for number, layer in enumerate(decoder.weights.layers)
+        )
+        return decoder.with_weights(replace(decoder.weights, layers=layers))
 
 
 def fill_slot(weights: DecoderWeights, slot: int, adapter: AdapterWeights) -> None:

@@ -17,8 +17,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from ...kvstore.pool import BlockPool
-from ..adapters import NO_ADAPTER, AdapterTable
-from ..columns import NO_GRAMMAR
+from ..adapters import AdapterTable
+from ..columns import NO_ADAPTER, NO_GRAMMAR
 from ..kv_placement.block_manager import BlockManager
 from ..plan import NO_BOOLS, NO_INTS, BlockCopy, Bools, Ints, Plan, RowAsks
 from ..sequence import Sequence, Status
@@ -176,7 +176,7 @@ class Planner:
 
     def _note_adapter(self, sequence: Sequence, slot: int) -> None:
         adapter = sequence.adapter
-        held = NO_ADAPTER if adapter is None or adapter.slot is None else adapter.slot
+        held = NO_ADAPTER if adapter is None or adapter.slot_number is None else adapter.slot_number
         self._slots.columns.adapters[slot] = held
 
     def _add_plain(self, draft: _Draft, seen: _Running) -> bool:

@@ -1,5 +1,5 @@
-"""Adapters in an engine: tokens as with merged weights, KV never shared across adapters, slots that are too few,
-loading and unloading while turns run."""
+"""Adapters in an engine: tokens as with merged weights, KV never shared across adapters, slots that are too
+few, loading and unloading while turns run."""
 
 from __future__ import annotations
 
