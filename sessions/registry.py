@@ -32,7 +32,7 @@ from .conversation.history import History
 from .conversation.items import Item, Preamble, new_id, size_of
 from .conversation.tree import Script
 from .engine_copy import EngineCopy
-from .errors import HandleUnknown, RecordDamaged, SessionUnknown, StorageUnavailable
+from .errors import AdapterUnavailable, HandleUnknown, RecordDamaged, SessionUnknown, StorageUnavailable
 from .exports import SessionStart
 from .fork_trees import ForkTrees
 from .handles import SessionHandles, digest_of
@@ -201,6 +201,13 @@ class SessionRegistry:
     def most_characters(self) -> int | None:
         """The most characters of a text that can fit into the model's context; None if that is not known."""
         return self.language.tokenizer.most_characters(self._link.hello.max_context)
+
+    def adapter_named(self, name: str) -> SessionAdapter:
+        """The adapter that is loaded under this name. Raises ``AdapterUnavailable``."""
+        adapter = self._link.adapters.get(name)
+        if adapter is None:
+            raise AdapterUnavailable(f"No adapter {name[:256]!r} is loaded", param="adapter")
+        return SessionAdapter(adapter.name, adapter.digest)
 
     def get(self, session_id: str) -> Session:
         """The open session with this id. Raises ``SessionUnknown``."""

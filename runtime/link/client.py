@@ -11,7 +11,8 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from .. import verbs
 from ..errors import EngineDied, EngineGone, FrameInvalid, SequenceUnknown
@@ -22,6 +23,7 @@ from .gateway_end import GatewayEnd
 from .generation import Generation
 
 KEPT_DEATHS = 16
+_T = TypeVar("_T")
 
 
 class EngineLink:
@@ -29,10 +31,11 @@ class EngineLink:
 
     ``engine_number`` counts the engines that have loaded; ``deaths`` holds the latest deaths of loaded
     engines, oldest first. While no engine is loaded every verb raises ``EngineDied`` at once; ``wait_ready``
-    waits for the next one.
+    waits for the next one. ``expected``: the names of the adapters that the first engine loads.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, expected: Iterable[str] = ()) -> None:
+        self.expected = frozenset(expected)
         self.engine_number = 0
         self.deaths: deque[EngineDeath] = deque(maxlen=KEPT_DEATHS)
         self._on_recovery: list[Callable[[float], None]] = []
@@ -264,7 +267,9 @@ class EngineLink:
     async def load_adapter(self, name: str, path: str) -> verbs.LoadedAdapter:
         """Load the adapter in the folder ``path``, which the engine's process reads, under ``name``; returns
         once turns may use it. An engine that follows this one loads it again."""
-        end = self._end_for()
+        return await _to_the_end(self._load_adapter(self._end_for(), name, path))
+
+    async def _load_adapter(self, end: GatewayEnd, name: str, path: str) -> verbs.LoadedAdapter:
         reply = await end.call(verbs.LoadAdapter(end.next_request(), name, path))
         if reply.adapter is None:
             raise FrameInvalid("the reply to a load has no adapter")
@@ -274,9 +279,12 @@ class EngineLink:
 
     async def unload_adapter(self, name: str) -> None:
         """Unload an adapter: turns that run with it go on, and no other one begins."""
-        end = self._end_for()
+        await _to_the_end(self._unload_adapter(self._end_for(), name))
+
+    async def _unload_adapter(self, end: GatewayEnd, name: str) -> None:
         await end.call(verbs.UnloadAdapter(end.next_request(), name))
-        self._adapters.pop(name, None)
+        if end is self._end:
+            self._adapters.pop(name, None)
 
     def again(self) -> tuple[LoraModule, ...] | None:
         """The adapters that an engine which follows this one has to load; None: there was none before it."""
@@ -345,6 +353,11 @@ class EngineLink:
     def _new_id(self) -> int:
         self._next_id += 1
         return self._next_id - 1
+
+
+async def _to_the_end(work: Coroutine[None, None, _T]) -> _T:
+    """Run ``work`` to its end, also if the caller is cancelled: what the engine has done is then known here."""
+    return await asyncio.shield(asyncio.ensure_future(work))
 
 
 def _state(reply: verbs.VerbReply) -> verbs.SequenceState:

@@ -226,7 +226,7 @@ class ChildEngine:
         program: Sequence[str] = PROGRAM,
         first: SpawnedEngine | None = None,
     ) -> None:
-        self.link = EngineLink()
+        self.link = EngineLink(one.name for one in settings.adapters)
         self._settings = settings
         self._memory: int | None = None
         self._disk: DiskProcess | None = None
