@@ -381,6 +381,10 @@ class Sequence:
         not known."""
         self.returns = returns
 
+    def adapt(self, adapter: Adapter | None) -> None:
+        """Note that the weights of the sequence's adapter were loaded again."""
+        self.adapter = adapter
+
     # --- the slot ---------------------------------------------------------------------------------------
 
     def take_slot(self, columns: Columns, slot: int) -> None:

@@ -26,7 +26,6 @@ from ...kvstore.keys import BlockHasher
 from ...kvstore.pool import BlockPool
 from ..adapters import Adapter, AdapterTable
 from ..errors import (
-    AdapterUnknown,
     ContextExceeded,
     EngineOverloaded,
     EpochStale,
@@ -581,9 +580,10 @@ class Scheduler:
         return at
 
     def _check_adapter(self, sequence: Sequence) -> None:
-        """Raise ``AdapterUnknown`` if the sequence's adapter was unloaded."""
+        """Raise ``AdapterUnknown`` if the sequence's adapter was unloaded. If it is loaded again, the sequence
+        has it again: with the same weights its KV is the same."""
         if sequence.adapter is not None and not sequence.adapter.names:
-            raise AdapterUnknown(f"the adapter of sequence {sequence.id} was unloaded")
+            sequence.adapt(self.adapters.find(sequence.adapter.digest))
 
     def _check_new(self, seqs: list[int]) -> None:
         if len(set(seqs)) < len(seqs):
