@@ -16,7 +16,7 @@ GatewayError
 ├── TooManyResponses, TooManyMoves, NothingToCancel, RateLimited, QueueTooLong
 ├── ResponseUnknown, PreviousResponseUnknown, ConversationUnknown
 ├── TooManyLanes, TooManyRequests
-├── RouteUnknown, MethodRefused, UpgradeNeeded, ThreadsNotServed
+├── RouteUnknown, MethodRefused, UpgradeNeeded, ThreadsNotServed, AdapterFolderUnset
 └── ModelNotServed, SessionMoved, SessionDeleted, SessionRequired, EngineLoading, Draining
 """
 
@@ -443,7 +443,7 @@ TABLE: dict[type[Exception], WireError] = {
     runtime.ContextExceeded: _invalid("context_length_exceeded"),
     runtime.SamplingInvalid: _invalid("invalid_value"),
     runtime.GrammarUnavailable: _invalid("grammar_unavailable", 501),
-    runtime.AdapterUnknown: _invalid("adapter_unavailable", 404),
+    runtime.AdapterUnknown: _invalid("adapter_not_found", 404),
     runtime.AdapterExists: _invalid("adapter_already_loaded"),
     runtime.AdapterLimit: _invalid("adapter_limit_reached", 409),
     runtime.GrammarFault: _invalid("invalid_grammar"),

@@ -16,7 +16,8 @@ from torch import Tensor
 from ..batch import PagedBatch
 from ..float8 import E4M3
 from ..interface import Attention, HeadNorm
-from . import invariant_kernels, penalties, rowwise, seeded_sampling, store
+from ..low_rank import LowRank
+from . import invariant_kernels, low_rank, penalties, rowwise, seeded_sampling, store
 from .decode import decode_attention
 from .extend import extend_attention
 from .rows import look_up
@@ -146,6 +147,19 @@ def linears(width: int, outs: int, device: torch.device) -> Iterator[tuple[str, 
         yield f"product {width} to {outs} {kind}", partial(invariant_kernels.linear, x, weight)
 
 
+def adapters(
+    width: int, widths: tuple[int, ...], rank: int, device: torch.device
+) -> Iterator[tuple[str, Launch]]:
+    """Yield the names and launches of what adapters of ``rank`` add to a product of ``width`` numbers with
+    parts of these ``widths``, in bfloat16 and float32."""
+    for dtype in (torch.bfloat16, torch.float32):
+        x, out = (empty(ROWS, size, dtype=dtype, device=device) for size in (width, sum(widths)))
+        pairs = LowRank.empty(2, rank, width, widths, x)
+        kind = str(dtype).removeprefix("torch.")
+        name = f"adapters of rank {rank}, {width} to {len(widths)} parts, {kind}"
+        yield name, partial(low_rank.add_low_rank, out, x, pairs, empty(ROWS, device=device))
+
+
 def all_launches(device: torch.device) -> Iterator[tuple[str, Launch]]:
     """Yield every launch that `ahead` compiles, each with a name that says its kernel and shape."""
     for shape in SHAPES:
@@ -155,6 +169,9 @@ def all_launches(device: torch.device) -> Iterator[tuple[str, Launch]]:
         yield from rows(hidden, device)
     for width, outs in ((1024, 4096), (4096, 24_576)):
         yield from linears(width, outs, device)
+    for width, widths in ((576, (576, 192, 192)), (4096, (12_288, 12_288)), (12_288, (4096,))):
+        for rank in (16, 256):
+            yield from adapters(width, widths, rank, device)
     for vocab in (256, 151_936):  # one chunk, and many
         yield from draws(vocab, device)
     yield from edits(151_936, device)

@@ -190,7 +190,7 @@ async def test_adapters_are_loaded_and_unloaded_by_operators_alone(server: Servi
     assert (status, told["error"]["code"]) == (400, "adapter_already_loaded")
     assert await unload(server, "two") == (200, "Success: LoRA adapter 'two' removed successfully.")
     status, told = await unload(server, "two")
-    assert (status, told["error"]["code"]) == (404, "adapter_unavailable")
+    assert (status, told["error"]["code"]) == (404, "adapter_not_found")
     body = {"model": "two", "messages": [{"role": "user", "content": LINE}]}
     status, told = await ask(server, "POST", "/v1/chat/completions", body)
     assert (status, told["error"]["code"]) == (404, "model_not_found")
