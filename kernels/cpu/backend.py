@@ -117,6 +117,7 @@ def add_low_rank(out: Tensor, x: Tensor, pairs: LowRank, slots: Tensor) -> None:
         n,
         parts,
         room,
+        pairs.b.shape[1],
         TAGS[x.dtype],
     )
 

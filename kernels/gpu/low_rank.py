@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..low_rank import RANK_STEP, LowRank
+from ..low_rank import RANK_STEP, STRIP, LowRank
 from .configurations import chosen
 from .support import expect
 
@@ -55,7 +55,7 @@ def shrink_rows(
 def expand_rows(
     thin: tl.tensor, b: tl.tensor, ranks: tl.tensor, slots: tl.tensor, out: tl.tensor, tokens: tl.tensor,
     PIECES: tl.constexpr, PARTS: tl.constexpr, ROOM: tl.constexpr, OUT: tl.constexpr,
-    FIRST: tl.constexpr, SECOND: tl.constexpr,
+    FIRST: tl.constexpr, SECOND: tl.constexpr, STRIPS: tl.constexpr, STRIP: tl.constexpr,
     ROWS: tl.constexpr, RANK: tl.constexpr, COLUMNS: tl.constexpr,
 ) -> None:  # fmt: skip
     """Kernel: add ``thin @ b`` to ``ROWS`` rows and ``COLUMNS`` columns of ``out`` ``[tokens, OUT]``, of the
@@ -71,20 +71,24 @@ def expand_rows(
     part = (tile >= ONE).to(tl.int32) + (tile >= TWO).to(tl.int32)
     start = tl.where(part == 0, 0, tl.where(part == 1, FIRST, FIRST + SECOND))
     width = tl.where(part == 0, FIRST, tl.where(part == 1, SECOND, OUT - FIRST - SECOND))
+    TWO_STRIPS: tl.constexpr = (FIRST + STRIP - 1) // STRIP
+    THREE_STRIPS: tl.constexpr = TWO_STRIPS + (SECOND + STRIP - 1) // STRIP
+    strip = tl.where(part == 0, 0, tl.where(part == 1, TWO_STRIPS, THREE_STRIPS))
     tile -= tl.where(part == 0, 0, tl.where(part == 1, ONE, TWO))
     rank = tl.load(ranks + slot * PARTS + part).to(tl.int32)
     if rank == 0:
         return
     columns, lines = tile * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, RANK)
     wanted = columns < width
-    b_at = b + (slot.to(tl.int64) * OUT + start) * ROOM + lines[:, None] * width + columns[None, :]
+    strips = slot.to(tl.int64) * STRIPS + strip + columns // STRIP
+    b_at = b + strips[None, :] * (ROOM * STRIP) + lines[:, None] * STRIP + (columns % STRIP)[None, :]
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
     for at in tl.range(0, rank, RANK):
         left = tl.zeros([ROWS, RANK], tl.float32)
         for piece in tl.static_range(PIECES):
             places = ((piece * tokens + rows).to(tl.int64) * PARTS + part) * ROOM + at
             left += tl.load(thin + places[:, None] + lines[None, :], mine[:, None], other=0.0)
-        right = tl.load(b_at + at * width, wanted[None, :], other=0.0).to(tl.float32)
+        right = tl.load(b_at + at * STRIP, wanted[None, :], other=0.0).to(tl.float32)
         acc = tl.dot(left, right, acc, input_precision="tf32x3")
     cells = out + rows.to(tl.int64)[:, None] * OUT + (start + columns)[None, :]
     there = mine[:, None] & wanted[None, :]
@@ -120,5 +124,5 @@ def add_low_rank(out: Tensor, x: Tensor, pairs: LowRank, slots: Tensor) -> None:
     expand_rows[(triton.cdiv(tokens, launch["ROWS"]), held, columns)](
         thin, pairs.b, pairs.ranks, slots, out, tokens,
         PIECES=pieces, PARTS=parts, ROOM=room, OUT=out.shape[1], FIRST=first, SECOND=second,
-        RANK=RANK_STEP, **launch,
+        STRIPS=pairs.b.shape[1], STRIP=STRIP, RANK=RANK_STEP, **launch,
     )  # fmt: skip

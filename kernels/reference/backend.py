@@ -189,7 +189,7 @@ def add_low_rank(out: Tensor, x: Tensor, pairs: LowRank, slots: Tensor) -> None:
         rows = torch.nonzero(slots == slot).view(-1)
         wide = x[rows].float()
         added = [
-            wide @ pairs.a[slot, part, :rank].float().T @ pairs.part_of_b(slot, part)[:rank].float()
+            wide @ pairs.a[slot, part, :rank].float().T @ pairs.b_of(slot, part, rank).float()
             for part, rank in enumerate(pairs.ranks[slot].tolist())
         ]
         out[rows] = (out[rows].float() + torch.cat(added, dim=1)).to(out.dtype)
