@@ -134,7 +134,7 @@ class Kernels(Protocol):
 
     def add_low_rank(self, out: Tensor, x: Tensor, pairs: LowRank, slots: Tensor) -> None:
         """Add to each row of ``out`` ``[tokens, out]``, in place, what the pairs in its slot make of its row of
-        ``x`` ``[tokens, in]``: to the columns of each part ``x @ a.T @ b``. ``slots``: int64 ``[tokens]``, -1
+        ``x`` ``[tokens, in]``: to the columns of each part ``x @ a @ b``. ``slots``: int64 ``[tokens]``, -1
         for a row to which nothing is added. The sums are in fp32, and rounded once."""
         ...
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
 
 import torch
 from torch import Tensor
@@ -17,8 +19,9 @@ RANK_STEP = 16
 is between an adapter's rank and the next multiple is zero."""
 
 
+DEPTH_STEP = 4
 STRIP = 64
-"""So many columns of `LowRank.b` lie together."""
+"""So many columns of `LowRank.b` lie together; its ``a`` has so many lines, or a multiple."""
 
 
 def strips_of(width: int) -> int:
@@ -33,8 +36,8 @@ def padded_rank(rank: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The pair of one adapter for one part of a map: ``a`` ``[rank, in]``, ``b`` ``[rank, width]``, in which
-    the adapter's scale is. It adds ``x @ a.T @ b`` to the part's columns."""
+    """The pair of one adapter for one part of a map: ``a`` ``[in, rank]``, ``b`` ``[rank, width]``, in which
+    the adapter's scale is. It adds ``x @ a @ b`` to the part's columns."""
 
     a: Tensor
     b: Tensor
@@ -45,11 +48,11 @@ class LowRank:
     """The slots of one linear map, from ``in`` to ``out`` numbers. The columns of its product are cut into
     parts, one behind the other, as where q, k and v are computed together; each part has a pair of its own.
 
-    ``a``: ``[slots, parts, rank, in]``. ``b``: ``[slots, strips, rank, STRIP]``: the columns of each part in
-    strips, the last of which may be filled up, so that memory is read in one direction. ``ranks``: int64
-    ``[slots, parts]``, how much of the rank is used, a multiple of `RANK_STEP`; 0: the slot adds nothing to the
-    part. ``starts``: int64 ``[parts + 1]``, the first column of each part, and ``out``. ``widths``: the columns
-    of each part.
+    ``a``: ``[slots, parts, in, rank]``, with zeros behind ``in`` up to a multiple of `DEPTH_STEP`. ``b``:
+    ``[slots, strips, rank, STRIP]``: the columns of each part in strips, the last of which may be filled up, so
+    that memory is read in one direction. ``ranks``: int64 ``[slots, parts]``, how much of the rank is used, a
+    multiple of `RANK_STEP`; 0: the slot adds nothing to the part. ``starts``: int64 ``[parts + 1]``, the first
+    column of each part, and ``out``. ``widths``: the columns of each part.
     """
 
     a: Tensor
@@ -62,15 +65,32 @@ class LowRank:
     def empty(cls, slots: int, rank: int, width: int, widths: Sequence[int], like: Tensor) -> LowRank:
         """Slots that add nothing, for adapters of ``rank`` at most. ``width``: ``in``; ``like``: a tensor of
         the type and device."""
+        (made,) = cls.several(slots, rank, [(width, widths)], like)
+        return made
+
+    @classmethod
+    def several(
+        cls, slots: int, rank: int, maps: Sequence[tuple[int, Sequence[int]]], like: Tensor
+    ) -> list[LowRank]:
+        """The same for several maps, of each ``in`` and the parts' columns, one behind the other in memory."""
         room = padded_rank(rank)
-        starts = [sum(widths[:part]) for part in range(len(widths) + 1)]
-        return cls(
-            a=like.new_zeros((slots, len(widths), room, width)),
-            b=like.new_zeros((slots, sum(map(strips_of, widths)), room, STRIP)),
-            ranks=torch.zeros((slots, len(widths)), dtype=torch.int64, device=like.device),
-            starts=torch.tensor(starts, dtype=torch.int64, device=like.device),
-            widths=tuple(widths),
-        )
+        shapes: list[tuple[int, ...]] = []
+        for width, widths in maps:
+            shapes.append((slots, len(widths), -(-width // DEPTH_STEP) * DEPTH_STEP, room))
+            shapes.append((slots, sum(map(strips_of, widths)), room, STRIP))
+        sizes = list(map(prod, shapes))
+        cut = torch.split(like.new_zeros(sum(sizes)), sizes)
+        tensors = [piece.view(shape) for piece, shape in zip(cut, shapes, strict=True)]
+        return [
+            cls(
+                a=a,
+                b=b,
+                ranks=torch.zeros((slots, len(widths)), dtype=torch.int64, device=like.device),
+                starts=torch.tensor([0, *accumulate(widths)], dtype=torch.int64, device=like.device),
+                widths=tuple(widths),
+            )
+            for (_, widths), a, b in zip(maps, tensors[0::2], tensors[1::2], strict=True)
+        ]
 
     @property
     def bytes(self) -> int:
@@ -89,13 +109,13 @@ class LowRank:
     def fill(self, slot: int, pairs: Sequence[Pair | None]) -> None:
         """Put the pairs of an adapter into a slot, in place of what it holds. ``pairs``: of each part; None: it
         adds nothing there."""
-        used = [0 if pair is None else padded_rank(len(pair.a)) for pair in pairs]
+        used = [0 if pair is None else padded_rank(len(pair.b)) for pair in pairs]
         for part, pair in enumerate(pairs):
             if pair is None:
                 continue
-            rank, strips = len(pair.a), self._strips(slot, part)
-            self.a[slot, part, :rank].copy_(pair.a, non_blocking=True)
-            self.a[slot, part, rank : used[part]] = 0
+            rank, strips = len(pair.b), self._strips(slot, part)
+            self.a[slot, part, : len(pair.a), :rank].copy_(pair.a, non_blocking=True)
+            self.a[slot, part, :, rank : used[part]] = 0
             whole = pair.b.shape[1] // STRIP
             cut = pair.b[:, : whole * STRIP].view(rank, whole, STRIP).transpose(0, 1)
             strips[:whole, :rank].copy_(cut, non_blocking=True)

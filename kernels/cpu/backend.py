@@ -102,7 +102,7 @@ def add_low_rank(out: Tensor, x: Tensor, pairs: LowRank, slots: Tensor) -> None:
     """Add to each row of ``out`` ``[tokens, out]``, in place, what the pairs in its slot make of its row of
     ``x`` ``[tokens, in]``. ``slots``: int64 ``[tokens]``, -1 for a row to which nothing is added."""
     (rows, k), n = x.shape, out.shape[1]
-    _, parts, room, _ = pairs.a.shape
+    _, parts, depth, room = pairs.a.shape
     low_rank.add(
         min(parts_for(rows * room * (parts * k + n), PRODUCTS), rows),
         x.data_ptr(),
@@ -115,6 +115,7 @@ def add_low_rank(out: Tensor, x: Tensor, pairs: LowRank, slots: Tensor) -> None:
         rows,
         k,
         n,
+        depth,
         parts,
         room,
         pairs.b.shape[1],

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..low_rank import RANK_STEP, STRIP, LowRank
+from ..low_rank import DEPTH_STEP, RANK_STEP, STRIP, LowRank
 from .configurations import chosen
 from .support import expect
 
@@ -23,10 +23,10 @@ LENGTH = 1024
 @triton.jit(do_not_specialize=["tokens"])
 def shrink_rows(
     x: tl.tensor, a: tl.tensor, ranks: tl.tensor, slots: tl.tensor, thin: tl.tensor, tokens: tl.tensor,
-    IN: tl.constexpr, PARTS: tl.constexpr, ROOM: tl.constexpr, EACH: tl.constexpr,
+    IN: tl.constexpr, LINES: tl.constexpr, PARTS: tl.constexpr, ROOM: tl.constexpr, EACH: tl.constexpr,
     ROWS: tl.constexpr, RANK: tl.constexpr, DEPTH: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Kernel: ``x @ a.T`` for ``ROWS`` rows, ``RANK`` of one part's rank, and ``EACH`` numbers of a row, of the
+    """Kernel: ``x @ a`` for ``ROWS`` rows, ``RANK`` of one part's rank, and ``EACH`` numbers of a row, of the
     rows whose slot this program has. Written to ``thin``, fp32 ``[piece of the row, token, part, rank]``.
     Programs are (tile of rows, slot, piece and part and tile of the rank). All but ``tokens`` are pointers."""
     slot, work = tl.program_id(1), tl.program_id(2)
@@ -40,12 +40,12 @@ def shrink_rows(
         return
     lines, depth = step * RANK + tl.arange(0, RANK), tl.arange(0, DEPTH)
     x_at = x + rows.to(tl.int64)[:, None] * IN + depth[None, :]
-    a_at = a + ((slot * PARTS + part).to(tl.int64) * ROOM + lines)[None, :] * IN + depth[:, None]
+    a_at = a + ((slot * PARTS + part).to(tl.int64) * LINES + depth)[:, None] * ROOM + lines[None, :]
     acc = tl.zeros([ROWS, RANK], tl.float32)
     for at in tl.range(piece * EACH, tl.minimum(piece * EACH + EACH, IN), DEPTH):
         inside = at + depth < IN
         left = tl.load(x_at + at, mine[:, None] & inside[None, :], other=0.0)
-        right = tl.load(a_at + at, inside[:, None], other=0.0)
+        right = tl.load(a_at + at * ROOM, inside[:, None], other=0.0)
         acc = tl.dot(left, right, acc, input_precision="tf32x3")
     places = ((piece * tokens + rows).to(tl.int64) * PARTS + part) * ROOM
     tl.store(thin + places[:, None] + lines[None, :], acc, mine[:, None])
@@ -101,10 +101,10 @@ def add_low_rank(out: Tensor, x: Tensor, pairs: LowRank, slots: Tensor) -> None:
     ``x`` ``[tokens, in]``. ``slots``: int64 ``[tokens]``, -1 for a row to which nothing is added. The sums are
     in fp32, and rounded once. At most three parts. Raises ValueError for shapes or types that do not fit."""
     tokens, width = x.shape
-    held, parts, room, _ = pairs.a.shape
+    held, parts, lines, room = pairs.a.shape
     expect("x", x, (tokens, width))
     expect("out", out, (tokens, sum(pairs.widths)))
-    expect("a", pairs.a, (held, parts, room, width))
+    expect("a", pairs.a, (held, parts, -(-width // DEPTH_STEP) * DEPTH_STEP, room))
     expect("slots", slots, (tokens,))
     if not pairs.a.dtype == pairs.b.dtype == x.dtype == out.dtype or parts > 3:
         raise ValueError(f"pairs of {pairs.a.dtype} in {parts} parts, x of {x.dtype}, out of {out.dtype}")
@@ -116,7 +116,7 @@ def add_low_rank(out: Tensor, x: Tensor, pairs: LowRank, slots: Tensor) -> None:
     tiles = triton.cdiv(tokens, launch["ROWS"])
     shrink_rows[(tiles, held, pieces * parts * (room // launch["RANK"]))](
         x, pairs.a, pairs.ranks, slots, thin, tokens,
-        IN=width, PARTS=parts, ROOM=room, EACH=LENGTH, **launch,
+        IN=width, LINES=lines, PARTS=parts, ROOM=room, EACH=LENGTH, **launch,
     )  # fmt: skip
     launch = chosen("expand", x, width)
     columns = sum(triton.cdiv(one, launch["COLUMNS"]) for one in pairs.widths)

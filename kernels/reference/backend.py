@@ -178,7 +178,7 @@ def whole(layers: Sequence[Layer], shape: LayerSizes) -> WholeLayers | None:
 
 def add_low_rank(out: Tensor, x: Tensor, pairs: LowRank, slots: Tensor) -> None:
     """Add to each row of ``out`` ``[tokens, out]``, in place, what the pairs in its slot make of its row of
-    ``x`` ``[tokens, in]``: to the columns of each part ``x @ a.T @ b``. ``slots``: int64 ``[tokens]``, -1 for a
+    ``x`` ``[tokens, in]``: to the columns of each part ``x @ a @ b``. ``slots``: int64 ``[tokens]``, -1 for a
     row to which nothing is added. The sums are in fp32, and rounded once.
 
     Source: Hu et al., "LoRA: low-rank adaptation of large language models" (2021).
@@ -189,7 +189,7 @@ def add_low_rank(out: Tensor, x: Tensor, pairs: LowRank, slots: Tensor) -> None:
         rows = torch.nonzero(slots == slot).view(-1)
         wide = x[rows].float()
         added = [
-            wide @ pairs.a[slot, part, :rank].float().T @ pairs.b_of(slot, part, rank).float()
+            wide @ pairs.a[slot, part, : x.shape[1], :rank].float() @ pairs.b_of(slot, part, rank).float()
             for part, rank in enumerate(pairs.ranks[slot].tolist())
         ]
         out[rows] = (out[rows].float() + torch.cat(added, dim=1)).to(out.dtype)

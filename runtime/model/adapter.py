@@ -113,9 +113,11 @@ class AdapterMaps:
     def with_slots(self, decoder: Decoder, slots: int, rank: int) -> Decoder:
         """The decoder with room for ``slots`` adapters of ``rank`` at most, on its device."""
 
+        sizes = [(self._inputs[into], widths) for into, widths in self.widths.items()]
+        pairs = dict(zip(self.widths, LowRank.several(slots, rank, sizes, decoder.weights.norm), strict=True))
+
         def roomy(linear: Linear, into: str) -> Linear:
-            width, like = self._inputs[into], decoder.weights.norm
-            return replace(linear, pairs=LowRank.empty(slots, rank, width, self.widths[into], like))
+            return replace(linear, pairs=pairs[into])
 
         layers = tuple(
             replace(
@@ -320,7 +322,7 @@ def _pairs(
     pairs: dict[str, list[Pair | None]] = {}
     for module, place in places.items():
         a, b = (_tensor(path, file, f"{_INSIDE}{module}{side}").float() for side in (_A, _B))
-        pair = maps.scaled(place, Pair(a, b.T * numbers.of(module)[1]))
+        pair = maps.scaled(place, Pair(a.T, b.T * numbers.of(module)[1]))
         own = Pair(pair.a.to(maps.dtype).contiguous(), pair.b.to(maps.dtype).contiguous())
         for side, tensor in ((_A, own.a), (_B, own.b)):
             if not tensor.isfinite().all():

@@ -31,7 +31,7 @@ def filled(width: int, widths: tuple[int, ...], dtype: torch.dtype, device: str 
     for slot, rank in enumerate(RANKS):
         own: list[Pair | None] = [
             Pair(
-                numbers(rank, width, dtype=dtype, seed=slot + 10 * part) / width**0.5,
+                numbers(width, rank, dtype=dtype, seed=slot + 10 * part) / width**0.5,
                 numbers(rank, outs, dtype=dtype, seed=slot + 10 * part + 1) / rank**0.5,
             )
             for part, outs in enumerate(widths)
@@ -40,7 +40,7 @@ def filled(width: int, widths: tuple[int, ...], dtype: torch.dtype, device: str 
             own[0] = None
         before = [
             Pair(
-                numbers(max(RANKS), width, dtype=dtype, seed=5),
+                numbers(width, max(RANKS), dtype=dtype, seed=5),
                 numbers(max(RANKS), outs, dtype=dtype, seed=6),
             )
             for outs in widths
@@ -62,6 +62,6 @@ def expected(
         first = 0
         for pair, width in zip(pairs[slot], widths, strict=True):
             if pair is not None:
-                total[token, first : first + width] += x[token].double() @ pair.a.double().T @ pair.b.double()
+                total[token, first : first + width] += x[token].double() @ pair.a.double() @ pair.b.double()
             first += width
     return total

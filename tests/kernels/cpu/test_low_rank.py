@@ -53,4 +53,4 @@ def test_an_adapter_of_a_lower_rank_leaves_nothing_of_the_one_before() -> None:
     for slot, rank in enumerate(RANKS):
         used = int(slots.ranks[slot, 0])
         assert rank <= used < rank + 16
-        assert not slots.a[slot, 0, rank:used].any() and not slots.b_of(slot, 0, used)[rank:].any()
+        assert not slots.a[slot, 0, :, rank:used].any() and not slots.b_of(slot, 0, used)[rank:].any()
