@@ -52,13 +52,14 @@ class LowRank:
     ``[slots, strips, rank, STRIP]``: the columns of each part in strips, the last of which may be filled up, so
     that memory is read in one direction. ``ranks``: int64 ``[slots, parts]``, how much of the rank is used, a
     multiple of `RANK_STEP`; 0: the slot adds nothing to the part. ``starts``: int64 ``[parts + 1]``, the first
-    column of each part, and ``out``. ``widths``: the columns of each part.
+    column of each part, and ``out``. ``width``: ``in``; ``widths``: the columns of each part.
     """
 
     a: Tensor
     b: Tensor
     ranks: Tensor
     starts: Tensor
+    width: int
     widths: tuple[int, ...]
 
     @classmethod
@@ -87,10 +88,16 @@ class LowRank:
                 b=b,
                 ranks=torch.zeros((slots, len(widths)), dtype=torch.int64, device=like.device),
                 starts=torch.tensor([0, *accumulate(widths)], dtype=torch.int64, device=like.device),
+                width=width,
                 widths=tuple(widths),
             )
-            for (_, widths), a, b in zip(maps, tensors[0::2], tensors[1::2], strict=True)
+            for (width, widths), a, b in zip(maps, tensors[0::2], tensors[1::2], strict=True)
         ]
+
+    @property
+    def room(self) -> int:
+        """The highest rank that fits."""
+        return int(self.a.shape[3])
 
     @property
     def bytes(self) -> int:

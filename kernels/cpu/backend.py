@@ -22,13 +22,14 @@ from ..reference import backend
 from ..reference.backend import by_slot, copy_blocks, linear, look_up
 from ..reference.penalties import allow, count
 from ..reference.seeded_sampling import log_probabilities, sample
-from . import copying, low_rank, packed, penalties
+from . import copying, packed, penalties
 from . import linear as plain
 from .batch import CpuBatch, lay_out
 from .compiling import parts_for
 from .elements import TAGS
-from .layers import GATES, Layers, batch_operands, fits, matrices_of, norm_kind, tables_of
+from .layers import GATES, Layers, adapt_operands, batch_operands, fits, matrices_of, norm_kind, tables_of
 from .program import (
+    ADAPT,
     ATTEND,
     GATE,
     KINDS,
@@ -101,26 +102,11 @@ def packed_rows(weight: Packed, ids: Tensor, dtype: torch.dtype) -> Tensor:
 def add_low_rank(out: Tensor, x: Tensor, pairs: LowRank, slots: Tensor) -> None:
     """Add to each row of ``out`` ``[tokens, out]``, in place, what the pairs in its slot make of its row of
     ``x`` ``[tokens, in]``. ``slots``: int64 ``[tokens]``, -1 for a row to which nothing is added."""
-    (rows, k), n = x.shape, out.shape[1]
-    _, parts, depth, room = pairs.a.shape
-    low_rank.add(
-        min(parts_for(rows * room * (parts * k + n), PRODUCTS), rows),
-        x.data_ptr(),
-        out.data_ptr(),
-        pairs.a.data_ptr(),
-        pairs.b.data_ptr(),
-        pairs.ranks.data_ptr(),
-        pairs.starts.data_ptr(),
-        slots.data_ptr(),
-        rows,
-        k,
-        n,
-        depth,
-        parts,
-        room,
-        pairs.b.shape[1],
-        TAGS[x.dtype],
-    )
+    rows, room = len(x), pairs.room
+    work = rows * room * (x.shape[1] * len(pairs.widths) + out.shape[1])
+    parts = _parts(min(work, rows * PRODUCTS), PRODUCTS)
+    places = (x.data_ptr(), out.data_ptr())
+    run_one(parts, ADAPT, adapt_operands(rows, *places, pairs, slots.data_ptr()), x.dtype, (0.0, 0.0))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

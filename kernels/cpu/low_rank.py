@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import prange, types
+from numba import types
 from numba.extending import intrinsic
 
 from ..low_rank import DEPTH_STEP, RANK_STEP, STRIP
-from .compiling import compiled, in_order
-from .elements import Pointer, memory, narrow, offset, pointer, widen
+from .compiling import in_order
+from .elements import Pointer, memory, narrow, offset, widen
 from .vectors import I64, LANES, constant, fused, lines, load, loop, spread, store
 
 ROWS = 16
@@ -77,11 +77,14 @@ _expand1, _expand4 = (_tile(rows, STRIP // LANES, 1) for rows in (1, 4))
 
 
 @in_order
-def _rows(
+def add_to_rows(
     low: int, high: int, x: Pointer, out: Pointer, a: Pointer, b: Pointer, ranks: Pointer, starts: Pointer,
     slots: Pointer, k: int, n: int, depth: int, parts: int, room: int, strips: int, tag: Any,
 ) -> None:  # fmt: skip
-    """Compute the rows ``[low, high)`` of ``out`` ``[rows, n]``: see `add`."""
+    """Add to each of the rows ``[low, high)`` of ``out`` ``[rows, n]`` what the pairs in its slot make of its
+    row of ``x`` ``[rows, k]``; slot -1: nothing. Arrays as in `LowRank`; ``slots``: int64 ``[rows]``;
+    ``depth``, ``room``: the sizes of ``a``; ``strips``: of ``b`` in a slot. ``tag``: a number of the element
+    type."""
     given, thin = np.zeros((ROWS, depth), np.float32), np.empty((ROWS, room), np.float32)
     wide = np.zeros((ROWS, STRIP), np.float32)
     at = low
@@ -135,23 +138,3 @@ def _rows(
                     for i in range(width):
                         to[i] = narrow(line[i], tag)
         at = end
-
-
-@compiled
-def add(
-    threads: int, x_at: int, out_at: int, a_at: int, b_at: int, ranks_at: int, starts_at: int, slots_at: int,
-    rows: int, k: int, n: int, depth: int, parts: int, room: int, strips: int, tag: Any,
-) -> None:  # fmt: skip
-    """Add to each of the ``rows`` of ``out`` ``[rows, n]`` what the pairs in its slot make of its row of ``x``
-    ``[rows, k]``, on ``threads`` threads; slot -1: nothing. Arrays as in `LowRank`; ``slots``: int64
-    ``[rows]``; ``depth``, ``room``: the sizes of ``a``; ``strips``: of ``b`` in a slot. Compiled numba code;
-    names with ``_at`` are addresses, ``tag`` is a number of the element type (`elements.TAGS`)."""
-    x, out, a, b = pointer(x_at, tag), pointer(out_at, tag), pointer(a_at, tag), pointer(b_at, tag)
-    number = np.int64(0)
-    ranks, starts, slots = pointer(ranks_at, number), pointer(starts_at, number), pointer(slots_at, number)
-    if threads == 1:
-        _rows(0, rows, x, out, a, b, ranks, starts, slots, k, n, depth, parts, room, strips, tag)
-    else:
-        for part in prange(threads):
-            low, high = rows * part // threads, rows * (part + 1) // threads
-            _rows(low, high, x, out, a, b, ranks, starts, slots, k, n, depth, parts, room, strips, tag)

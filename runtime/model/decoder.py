@@ -102,8 +102,7 @@ class Decoder:
         turns = [_Turns(by_rope[kind.rope], scale_of[kind.rope]) for kind in self.config.kinds]
         first = self.weights.layers[0].before_attention
         x = residual if first is None else self.kernels.rms_norm(residual, first, self.config.norm_eps)
-        plain = batch.adapters is None and all(turn.query_scale is None for turn in turns)
-        if self._whole is not None and plain:
+        if self._whole is not None and all(turn.query_scale is None for turn in turns):
             x = x.clone() if first is None else x
             return self._whole(x, residual, [turn.angles for turn in turns], batch, arenas)
         for layer, plan in zip(self.weights.layers, self._plans, strict=True):
