@@ -137,6 +137,47 @@ def make_toy(
     return folder
 
 
+def make_adapter(
+    folder: Path,
+    base: Path,
+    *,
+    rank: int = 16,
+    seed: int = 0,
+    strength: float = 1.0,
+    modules: Iterable[str] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    dtype: str = "float32",
+    **config: Any,
+) -> Path:
+    """Write an adapter (LoRA) with random weights for the model at ``base``, a folder or GGUF file, as peft
+    does, and return its folder; the same seed writes the same weights.
+
+    ``strength``: how much it changes, 1.0 for as much as the model's own weights do. ``modules``: the linear
+    layers that it changes. ``config``: more fields of its configuration.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    from ..runtime.model.config import read_config
+    from ..runtime.model.weights import pieces_of
+
+    chosen = tuple(modules)
+    generator = torch.Generator().manual_seed(seed)
+    tensors: dict[str, Any] = {}
+    for piece in pieces_of(read_config(base)):
+        name = piece.name.removesuffix(".weight")
+        if name.rpartition(".")[2] in chosen and len(piece.shape) == 2:
+            rows, width = piece.shape
+            a = torch.randn((rank, width), generator=generator) / width**0.5
+            b = torch.randn((rows, rank), generator=generator) * strength * (1 / rank) ** 0.5
+            for side, tensor in (("A", a), ("B", b)):
+                tensors[f"base_model.model.{name}.lora_{side}.weight"] = tensor.to(getattr(torch, dtype))
+    told = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": list(chosen), **config}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps(told))
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
 def teach(folder: Path) -> Path:
     """Write the tokenizer and the chat template of a toy's language into the toy's folder, and return the
     folder.

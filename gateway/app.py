@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from difflib import get_close_matches
 from functools import cache, partial
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -53,6 +54,7 @@ from .metrics.prometheus import CONTENT_TYPE, exposition
 from .net.bodies import EXPORT, json_answer
 from .net.channel import SERVE, PackedChannel, SocketChannel
 from .net.proxy import BehindProxy
+from .operator.adapters import ROWS as ADAPTER_ROWS
 from .operator.directory import SessionDirectory
 from .operator.routes import ROWS as OPERATOR_ROWS
 from .pages import PageFile, page_routes
@@ -66,17 +68,21 @@ FORMS = {"anthropic-version": "With any value the answer has Anthropic's form, e
 
 
 class Model(msgspec.Struct, kw_only=True, frozen=True):
-    """One entry in the list of models: a name of the served model. `created`: when the server began to serve
-    it, in Unix seconds."""
+    """One entry in the list of models: a name of the served model, or of an adapter (LoRA). `created`: when the
+    server began to serve it, in Unix seconds. `parent`: of an adapter, the model that it changes. `root`: what
+    is served by that name: the model's first name; for an adapter its folder, for an operator with the whole
+    path."""
 
     id: str
     created: int
     object: Literal["model"] = "model"
     owned_by: str = "holdfast"
+    root: str = ""
+    parent: str | None = None
 
 
 class ModelList(msgspec.Struct, kw_only=True, frozen=True):
-    """The names under which the model is served."""
+    """The names under which the model is served, then those of the adapters that are loaded."""
 
     data: list[Model]
     object: Literal["list"] = "list"
@@ -114,8 +120,10 @@ async def realtime(service: Service, socket: WebSocket) -> None:
     served once. ``resume=true``: the client comes back. So it gets no new session, and its first event is
     ``session.resume``.
     """
+    query = socket.query_params
+    asked = None if query.get("resume") == "true" else query.get("model")  # that session has its model
     try:
-        await service.admitted(socket.query_params.get("model"), service.settings.handshake_seconds)
+        await service.admitted(asked, service.settings.handshake_seconds)
     except Exception as error:
         await socket.send_denial_response(refusal(error, socket.scope))
         return
@@ -151,7 +159,15 @@ async def models(service: Service, request: Request) -> Response:
     """List the names of the served model, in OpenAI's list form, or in Anthropic's for its clients."""
     if speaks_messages(request.scope):
         return models_page(service, request.query_params)
-    return json_answer(ModelList(data=[Model(id=name, created=service.started) for name in service.names]))
+    return json_answer(ModelList(data=[_model(service, name, request) for name in service.listed]))
+
+
+def _model(service: Service, name: str, request: Request) -> Model:
+    adapter = next((one for one in service.adapters if one.name == name and name not in service.names), None)
+    if adapter is None:
+        return Model(id=name, created=service.started, root=service.model)
+    root = adapter.path if request.scope[OPERATOR] else Path(adapter.path).name
+    return Model(id=name, created=service.started, root=root, parent=service.model)
 
 
 async def model(service: Service, request: Request) -> Response:
@@ -161,7 +177,7 @@ async def model(service: Service, request: Request) -> Response:
     name = asked or service.model
     if speaks_messages(request.scope):
         return model_info(service, name)
-    return json_answer(Model(id=name, created=service.started))
+    return json_answer(_model(service, name, request))
 
 
 async def health(service: Service, request: Request) -> Response:
@@ -273,7 +289,7 @@ REALTIME_SOCKET = SocketRow(
     "the errors are in `gateway/PROTOCOL.md`.",
 )
 
-ROWS = (*ROUTES, *CHAT_ROWS, *MESSAGES_ROWS, *RESPONSES_ROWS, *OPERATOR_ROWS)
+ROWS = (*ROUTES, *CHAT_ROWS, *MESSAGES_ROWS, *RESPONSES_ROWS, *ADAPTER_ROWS, *OPERATOR_ROWS)
 """All HTTP routes."""
 SOCKETS = (REALTIME_SOCKET, RESPONSES_SOCKET)
 """All WebSockets."""
@@ -294,7 +310,7 @@ def build_app(service: Service) -> ASGIApp:
             WebSocketRoute(REALTIME, partial(REALTIME_SOCKET.serve, service)),
             WebSocketRoute(RESPONSES_SOCKET.path, partial(RESPONSES_SOCKET.serve, responses)),
             Route(REALTIME, refusing(not_upgraded)),
-            *_routes((*ROUTES, *CHAT_ROWS, *MESSAGES_ROWS), service),
+            *_routes((*ROUTES, *CHAT_ROWS, *MESSAGES_ROWS, *ADAPTER_ROWS), service),
             *_routes(RESPONSES_ROWS, responses),
             *_routes(OPERATOR_ROWS, directory),
             *pages,

@@ -65,7 +65,7 @@ def in_memory(service: Service) -> Client:
 
     async def dial(model: str | None, *, resume: bool = False) -> MemoryChannel:
         try:
-            await service.admitted(model, service.settings.handshake_seconds)
+            await service.admitted(None if resume else model, service.settings.handshake_seconds)
         except (GatewayError, RuntimeFault) as error:
             raise ConnectionFailed(error.message) from error
         ours, theirs = memory_pair(fault=_lost)

@@ -16,7 +16,7 @@ GatewayError
 ├── TooManyResponses, TooManyMoves, NothingToCancel, RateLimited, QueueTooLong
 ├── ResponseUnknown, PreviousResponseUnknown, ConversationUnknown
 ├── TooManyLanes, TooManyRequests
-├── RouteUnknown, MethodRefused, UpgradeNeeded, ThreadsNotServed
+├── RouteUnknown, MethodRefused, UpgradeNeeded, ThreadsNotServed, AdapterFolderUnset
 └── ModelNotServed, SessionMoved, SessionDeleted, SessionRequired, EngineLoading, Draining
 """
 
@@ -314,6 +314,12 @@ class ModelNotServed(GatewayError):
     wire = _invalid("model_not_found", 404, close=1008)
 
 
+class AdapterFolderUnset(GatewayError):
+    """An operator loads an adapter, but the server was started without a folder of adapters."""
+
+    wire = _invalid("adapter_folder_unset", 409)
+
+
 class RouteUnknown(GatewayError):
     """The server does not serve this path."""
 
@@ -427,14 +433,19 @@ TABLE: dict[type[Exception], WireError] = {
     sessions.GrammarStuck: _invalid("grammar_stuck", 422),
     sessions.GrammarUnavailable: _invalid("grammar_unavailable", 501),
     sessions.EngineFull: _busy("engine_overloaded", 503),
+    sessions.AdapterUnavailable: _invalid("adapter_unavailable", 409),
     # what the engine or its link refuses
     runtime.RuntimeFault: INTERNAL,
     runtime.ModelUnreadable: _server("model_unreadable", 503, close=1011),
+    runtime.AdapterInvalid: _invalid("adapter_invalid"),
     runtime.SettingsInvalid: _server("settings_invalid", 503, close=1011),
     runtime.VerbRefused: INTERNAL,
     runtime.ContextExceeded: _invalid("context_length_exceeded"),
     runtime.SamplingInvalid: _invalid("invalid_value"),
     runtime.GrammarUnavailable: _invalid("grammar_unavailable", 501),
+    runtime.AdapterUnknown: _invalid("adapter_not_found", 404),
+    runtime.AdapterExists: _invalid("adapter_already_loaded"),
+    runtime.AdapterLimit: _invalid("adapter_limit_reached", 409),
     runtime.GrammarFault: _invalid("invalid_grammar"),
     runtime.GrammarStuck: _invalid("grammar_stuck", 422),
     runtime.EngineOverloaded: _busy("engine_overloaded", 503),

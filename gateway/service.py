@@ -20,12 +20,14 @@ from starlette.requests import Request
 
 from ..kvstore.log_lines import logging_with
 from ..kvstore.slices import sliced
-from ..runtime.errors import EngineGone
+from ..runtime.errors import EngineGone, SettingsInvalid
 from ..runtime.kv_placement.tier_setup import file_bytes
 from ..runtime.link.client import EngineLink
 from ..runtime.link.messages import Phase
 from ..runtime.model.folder import check_folder, find_model
+from ..runtime.verbs import LoadedAdapter
 from ..sdk.frames.exported import ImportedSession
+from ..sessions.adapters import SessionAdapter
 from ..sessions.journal.journal import Journal
 from ..sessions.journal.lock import StoreLock
 from ..sessions.registry import SessionRegistry
@@ -59,6 +61,8 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
+MOST_NAMED = 16
+"""So many adapters at most are named to a client that asks for a model that is not served."""
 ASIDE_BYTES = 4096
 """Bodies of fewer bytes are decoded while the engine loads."""
 LOADING = {Phase.LOADING: "loading weights", Phase.COMPILING: "compiling kernels"}
@@ -116,7 +120,7 @@ class Service:
         self._registry: SessionRegistry | None = None
         self._journal: Journal | None = None
         self._live: LiveSessions | None = None
-        self._faces: dict[str | None, RealtimeFace] = {}  # by the name that clients ask for
+        self._faces: dict[str | None, RealtimeFace] = {}  # by the name that clients ask for, if no adapter's
         queue = TurnQueue(settings.max_queue_seconds, shared=shared)
         metrics = TurnMetrics(labels=TenantLabels(self.tenants.names().values()))
         self.turns = Turns(RateLimiter(self.tenants.rates()), queue, tracer, metrics)
@@ -198,11 +202,44 @@ class Service:
         return self.names[0]
 
     def check_model(self, name: str | None) -> None:
-        """Raise ``ModelNotServed`` if a client asks for another model. ``name``: what it asks for; None or an
-        empty name is allowed."""
-        if name and name not in self.names:
-            served = ", ".join(map(repr, self.names))
+        """Raise ``ModelNotServed`` if a client asks for another model. ``name``: what it asks for, of the model
+        or of an adapter; None or an empty name is allowed."""
+        adapters = self._link.expected if self._live is None else self._link.adapters
+        if name and name not in self.names and name not in adapters:
+            served = ", ".join(map(repr, [*self.names, *list(self._link.adapters)[:MOST_NAMED]]))
             raise ModelNotServed(f"This server serves {served}, not {name[:256]!r}")
+
+    @property
+    def adapters(self) -> list[LoadedAdapter]:
+        """The adapters that are loaded, in the order in which they were."""
+        return list(self._link.adapters.values())
+
+    @property
+    def listed(self) -> list[str]:
+        """The names that a client may ask for: those of the model, then those of the adapters."""
+        return list(dict.fromkeys((*self.names, *self._link.adapters)))
+
+    def adapter_of(self, name: str | None) -> SessionAdapter | None:
+        """The adapter with the name that a client asks for; None: it asks for the model itself. The name was
+        checked by `check_model`."""
+        adapter = None if name is None or name in self.names else self._link.adapters.get(name)
+        return None if adapter is None else SessionAdapter(adapter.name, adapter.digest)
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Load the adapter in the folder ``path`` under ``name``. Raises ``EngineGone``, ``AdapterInvalid``,
+        ``AdapterExists``, ``AdapterLimit``."""
+        await self.loaded()
+        self.admit(None)
+        loaded = await self._link.load_adapter(name, path)
+        log.info("adapter loaded: rank %d, %d bytes, %s", loaded.rank, loaded.size, loaded.digest.hex()[:16])
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload an adapter: replies that run with it end as they would, and no other begins. Raises
+        ``EngineGone``, ``AdapterUnknown``."""
+        await self.loaded()
+        self.admit(None)
+        await self._link.unload_adapter(name)
+        log.info("adapter unloaded")
 
     def admit(self, model: str | None) -> LiveSessions:
         """Check that a client may have a session, and return the live sessions, in which a face opens or
@@ -277,7 +314,8 @@ class Service:
 
         Raises ``ModelNotServed``, ``Draining``, or ``EngineLoading``.
         """
-        return Transcripts(await self.admitted(model), self._link, self.settings.default_max_tokens)
+        live, most = await self.admitted(model), self.settings.default_max_tokens
+        return Transcripts(live, self._link, most, self.adapter_of(model))
 
     @property
     def stored(self) -> StoredObjects:
@@ -319,16 +357,20 @@ class Service:
         """
         limits = self.settings.limits
         client = client or ClientIdentity()
-        socket = RealtimeSocket(channel, self._realtime(client.model), client, limits)
+        face = self._realtime(None if client.resume else client.model)
+        socket = RealtimeSocket(channel, face, client, limits)
         await self.serve(socket, channel)
 
     def _realtime(self, model: str | None) -> RealtimeFace:
-        """The Realtime face of all clients that ask for the model by this name. Raises what `admit` does."""
-        live, face = self.admit(model), self._faces.get(model)
-        if face is None or face.sessions is not live:
-            names, most = (model or self.model, *self.names), self.settings.default_max_tokens
-            face = RealtimeFace(live, self._link, names, self.settings.limits, most)
-            self._faces[model] = face
+        """The Realtime face of all clients that ask for the model, or an adapter, by this name. Raises what
+        `admit` does."""
+        live, face, adapter = self.admit(model), self._faces.get(model), self.adapter_of(model)
+        if face is None or face.sessions is not live or adapter is not None:
+            first = self.model if adapter is not None else model or self.model
+            names, most = (first, *self.names), self.settings.default_max_tokens
+            face = RealtimeFace(live, self._link, names, self.settings.limits, most, adapter)
+            if adapter is None:  # others come and go
+                self._faces[model] = face
         return face
 
     async def import_session(self, data: bytes, owner: bytes, salt: bytes) -> ImportedSession:
@@ -468,6 +510,8 @@ async def opened(
         load = partial(Language.load, tool_fallback=settings.tool_fallback)
         language = await asyncio.to_thread(load, folder, settings.calls, settings.reasoning)
         link = await stack.enter_async_context(engine)
+        if taken := [name for name in service.names if name in link.adapters]:
+            raise SettingsInvalid(f"--lora-modules: {taken[0]!r} is a name of the model itself")
         for note in link.hello.notes:
             log.warning("%s", note)
         journal = None

@@ -173,6 +173,8 @@ class GatewaySettings:
     served_names: Annotated[tuple[str, ...], Option(name="served_model_name")] = ()
     """A name that clients may ask for, in place of MODEL's; may be repeated. A client that asks for none gets
     the first."""
+    lora_folder: Annotated[Path | None, Option()] = None
+    """Folder below which an operator may load adapters while the server runs; by default none may be."""
     default_max_tokens: Annotated[int | None, Option(least=0, most=2**31 - 1, words={0: None})] = 4096
     """Most tokens of a reply that sets no `max_output_tokens`; 0: as many as the context holds."""
     cycle_tokens: Annotated[int, Option(name="end_cycles", words={True: CYCLE_TOKENS, False: 0})] = (

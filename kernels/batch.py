@@ -65,18 +65,18 @@ class PagedBatch:
     """A step's layout: a ragged mix of chunks and single tokens over a paged cache. Its tensors are int64 on
     the arena's device, if not said otherwise.
 
-    ``positions``: ``[tokens]``, each token's position in its sequence. ``slots``: ``[tokens]``, where its K
-    and V go: ``block * block_tokens + offset``; the GPU backends do not store a token with slot -1.
-    ``row_starts``: ``[rows + 1]``, row r has the tokens ``[row_starts[r], row_starts[r + 1])``.
-    ``context_lengths``: ``[rows]``, how many tokens a row's last token sees, with itself. ``tables``: int32
-    ``[lines, width]``, a row's block ids in a line, and anything behind them; the same ids name the blocks of
-    every arena. ``lines``: int32 ``[rows]``, which line of ``tables`` is the row's. The CPU and reference
-    backends do not read it: they attend only to batches of their own `lay_out`, in which line r is row r's
-    (and the CPU's tables are int64).
+    ``positions``: ``[tokens]``, each token's position in its sequence. ``slots``: ``[tokens]``, where its K and
+    V go: ``block * block_tokens + offset``; the GPU backends do not store a token with slot -1. ``row_starts``:
+    ``[rows + 1]``, row r has the tokens ``[row_starts[r], row_starts[r + 1])``. ``context_lengths``:
+    ``[rows]``, how many tokens a row's last token sees, with itself. ``tables``: int32 ``[lines, width]``, a
+    row's block ids in a line, and anything behind them; the same ids name the blocks of every arena. ``lines``:
+    int32 ``[rows]``, which line of ``tables`` is the row's. The CPU and reference backends do not read it: they
+    attend only to batches of their own `lay_out`, in which line r is row r's (and the CPU's tables are int64).
     ``groups``: the same rows as the reference backend groups them; empty for the CPU backend. ``device``:
     uploads what `gathers_of` lays out later; None: the arena's. ``gathers``: results of `gathers_of` in this
-    step, by (number of the arena's layers, window). ``plans``: what the GPU kernels computed from row starts
-    and context lengths (see `gpu.parts`); once these change, another batch is needed.
+    step, by (number of the arena's layers, window). ``adapters``: ``[tokens]``, the slot of each token's
+    adapter (`kernels.low_rank`), -1 for none; None: no token has one. ``plans``: what the GPU kernels computed
+    from row starts and context lengths (see `gpu.parts`); once these change, another batch is needed.
     """
 
     positions: Tensor
@@ -87,6 +87,7 @@ class PagedBatch:
     lines: Tensor
     groups: tuple[RowGroup, ...]
     device: Device | None = None
+    adapters: Tensor | None = None
     gathers: dict[tuple[int, int | None], tuple[Gather, ...]] = field(default_factory=dict, repr=False)
     plans: dict[tuple[int, int, int, bool], Tensor] = field(default_factory=dict, init=False, repr=False)
 

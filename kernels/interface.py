@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .batch import Numbers, PagedBatch, Tables
 from .device import Device
+from .low_rank import LowRank
 from .packed import Packed
 from .quantised import Quantised
 from .reference.seeded_sampling import Typical
@@ -140,6 +141,12 @@ class Kernels(Protocol):
     def whole(self, layers: Sequence[Layer], shape: LayerSizes) -> WholeLayers | None:
         """What computes all ``layers`` of a decoder in one call, with the bits of the operations here; None:
         this backend has nothing like it for them."""
+        ...
+
+    def add_low_rank(self, out: Tensor, x: Tensor, pairs: LowRank, slots: Tensor) -> None:
+        """Add to each row of ``out`` ``[tokens, out]``, in place, what the pairs in its slot make of its row of
+        ``x`` ``[tokens, in]``: to the columns of each part ``x @ a @ b``. ``slots``: int64 ``[tokens]``, -1
+        for a row to which nothing is added. The sums are in fp32, and rounded once."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .interface import Kernels
+from .low_rank import LowRank
 from .packed import Packed
 from .quantised import Quantised
 
@@ -35,13 +36,22 @@ Matrix: TypeAlias = Tensor | Packed | Quantised | Permuted
 @dataclass(frozen=True, slots=True)
 class Linear:
     """A linear map, ``x @ weight.T + bias``. ``matrices``: the weight's rows, one matrix behind the other,
-    which may be of different forms. ``bias``: ``[out]``; None: no bias."""
+    which may be of different forms. ``bias``: ``[out]``; None: no bias. ``pairs``: what adapters add; None: it
+    has no room for any."""
 
     matrices: tuple[Matrix, ...]
     bias: Tensor | None = None
+    pairs: LowRank | None = None
 
-    def __call__(self, x: Tensor, kernels: Kernels) -> Tensor:
-        """``[tokens, in]`` to ``[tokens, out]``, computed by ``kernels``."""
+    def __call__(self, x: Tensor, kernels: Kernels, slots: Tensor | None = None) -> Tensor:
+        """``[tokens, in]`` to ``[tokens, out]``, computed by ``kernels``. ``slots``: of each token's adapter,
+        int64 ``[tokens]``, -1 for none; None: no token has one."""
+        out = self._without_adapters(x, kernels)
+        if slots is not None and self.pairs is not None:
+            kernels.add_low_rank(out, x, self.pairs, slots)
+        return out
+
+    def _without_adapters(self, x: Tensor, kernels: Kernels) -> Tensor:
         if len(self.matrices) == 1:
             return _product(x, self.matrices[0], self.bias, kernels)
         sizes = [matrix.shape[0] for matrix in self.matrices]

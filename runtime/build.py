@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import TypeAlias
 
@@ -24,8 +25,10 @@ from ..kvstore.groups import KVGroup
 from ..kvstore.host.tier import HostTier
 from ..kvstore.keys import BlockHasher
 from ..kvstore.pool import BlockPool
+from .adapters import AdapterTable
 from .engine import Engine
-from .errors import PoolTooSmall, SettingsInvalid
+from .errors import AdapterInvalid, PoolTooSmall, SettingsInvalid
+from .execution.adapter_store import AdapterStore
 from .execution.batch import Capacity
 from .execution.runner import TorchRunner
 from .execution.warmup import rehearse
@@ -37,10 +40,12 @@ from .kv_placement.tier_setup import asked_disk, costs_file, disk_tier, host_byt
 from .link.engine_end import LoadedEngine, LoadProgress
 from .link.heartbeat import LOAD_STALL, Liveness
 from .link.messages import Hello, Phase
+from .model.adapter import AdapterMaps, slot_bytes
 from .model.config import ModelConfig, read_defaults
 from .model.load import Keeping, LoadedModel, device_named, load_model
 from .scheduler.scheduler import Scheduler
 from .settings import SECRET_BYTES, EngineSettings, SchedulerSettings, StepSize
+from .verbs import LoadedAdapter
 
 KVGroups: TypeAlias = tuple[KVGroup, ...]
 Arenas: TypeAlias = tuple[DeviceArena, ...]
@@ -104,6 +109,7 @@ def load_engine(
             if own is None:
                 numbers = _resolved(settings, model, groups, None)
                 zeroed = beside.submit(_arenas, groups, numbers.blocks, model.decoder.device)
+            model, adapters = _adapting(settings, model, groups)
             if own is not None:
                 progress(1.0, "rehearsing the largest steps")
                 parts = _measured(settings, model, groups, device, own, liveness)
@@ -111,7 +117,15 @@ def load_engine(
                 zeroed = beside.submit(_arenas, groups, numbers.blocks, model.decoder.device)
             progress(1.0, "allocating the KV arena")
             arenas = zeroed.result()
-            engine, mover = _engine(settings, numbers, model, device, arenas, liveness, memory, control)
+            table = (
+                AdapterTable(settings.max_loras, settings.loaded_adapters)
+                if adapters is not None
+                else AdapterTable()
+            )
+            loaded = _load_adapters(settings, adapters, table, progress)
+            engine, mover = _engine(
+                settings, numbers, model, device, arenas, liveness, memory, control, table, adapters
+            )
     except GroupInvalid as error:
         raise SettingsInvalid(str(error)) from error
     except torch.OutOfMemoryError as error:
@@ -121,7 +135,7 @@ def load_engine(
             f" {sizing.MORE_FOR_STEPS}"
         ) from error
 
-    hello = _hello(model, numbers, groups, backend, parts)
+    hello = _hello(model, numbers, groups, backend, parts, loaded)
     log.info(
         "loaded %s in %.1f s: %s, %s, weights %s, kernels %s, context %d, steps of %d tokens in %d rows",
         *(
@@ -139,8 +153,48 @@ def load_engine(
         engine.leave()
         if mover is not None:
             mover.close()
+        if adapters is not None:
+            adapters.close()
 
     return LoadedEngine(engine, hello, engine.due, leave, engine.answers)
+
+
+def _adapting(
+    settings: EngineSettings, model: LoadedModel, groups: KVGroups
+) -> tuple[LoadedModel, AdapterStore | None]:
+    """The model with slots for adapters, and what holds and fills them; without ``enable_lora`` the model as it
+    is, and None."""
+    if not settings.enable_lora:
+        return model, None
+    maps = AdapterMaps(model.config, model.decoder.dtype, model.kv)
+    decoder = maps.with_slots(model.decoder, settings.max_loras, settings.max_lora_rank)
+    taken = model.weight_bytes + slot_bytes(decoder.weights)
+    model = replace(model, decoder=decoder, weight_bytes=taken)
+    named = partial(model.namespace, groups)
+    return model, AdapterStore(decoder, maps, settings.max_lora_rank, named)
+
+
+def _load_adapters(
+    settings: EngineSettings, store: AdapterStore | None, table: AdapterTable, progress: LoadProgress
+) -> tuple[LoadedAdapter, ...]:
+    """Load the adapters that the settings name. One that an earlier engine had, and that is gone or another one
+    by now, is left out with a warning. Raises ``AdapterInvalid`` for any other."""
+    loaded: list[LoadedAdapter] = []
+    for one in settings.adapters if store is not None else ():
+        assert store is not None, "there is room for them"
+        progress(1.0, f"loading adapter {one.name}")
+        try:
+            read = store.read(one.path)
+            if one.digest not in (b"", read.digest):
+                raise AdapterInvalid(f"{one.path}: its weights are not those of before")
+        except AdapterInvalid as error:
+            if not one.digest:
+                raise
+            log.warning("adapter %s is not loaded again: %s", one.name, error.message)
+            continue
+        store.keep(table.add(one.name, read.digest, read.namespace).number, read)
+        loaded.append(read.told(one.name, one.path))
+    return tuple(loaded)
 
 
 def _measured(
@@ -276,6 +330,8 @@ def _engine(
     liveness: Liveness,
     memory: int | None,
     control: socket.socket | None,
+    table: AdapterTable,
+    adapters: AdapterStore | None,
 ) -> tuple[Engine, BlockMover | None]:
     groups = tuple(arena.group for arena in arenas)
     hasher = BlockHasher(settings.secret or os.urandom(SECRET_BYTES), settings.block_tokens)
@@ -293,7 +349,9 @@ def _engine(
         numbers.max_step_tokens,
         numbers.max_sequences,
     )
-    bare = TorchRunner(model.decoder, *arenas, mover=mover, grammars=matchers, capacity=capacity)
+    bare = TorchRunner(
+        model.decoder, *arenas, mover=mover, grammars=matchers, capacity=capacity, adapters=adapters
+    )
     gpu = device.memory() is not None
     if mover is not None:  # before kernels run: registering holds up launches
 
@@ -327,10 +385,12 @@ def _engine(
         for arena in arenas:
             arena.poison(range(numbers.blocks))
     compiler = _grammar_compiler(model)
-    scheduler = Scheduler(numbers, pool, hasher, namespace, tier, disk, costs, compiler, matchers)
+    scheduler = Scheduler(
+        numbers, pool, hasher, namespace, tier, disk, costs, compiler, matchers, adapters=table
+    )
     if disk is not None:
         disk.wait_ready(DISK_SECONDS)
-    return Engine(scheduler, runner, debug=settings.debug), mover
+    return Engine(scheduler, runner, debug=settings.debug, adapters=adapters), mover
 
 
 def _grammar_compiler(model: LoadedModel) -> llguidance.Compiler | None:
@@ -436,6 +496,7 @@ def _hello(
     groups: KVGroups,
     backend: Backend,
     parts: sizing.DeviceMemory | None,
+    adapters: tuple[LoadedAdapter, ...],
 ) -> Hello:
     return Hello(
         model=model.name,
@@ -457,4 +518,5 @@ def _hello(
         notes=model.config.notes,
         max_sequences=numbers.max_sequences,
         memory="" if parts is None else parts.line(numbers.blocks * _block_bytes(groups)),
+        adapters=adapters,
     )

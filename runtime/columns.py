@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 FRESH = 64
 """So many sampled tokens of a sequence are gathered here before they go to its list of tokens."""
 STOPS = 4
-NO_STOP = NO_GRAMMAR = -1
+NO_STOP = NO_GRAMMAR = NO_ADAPTER = -1
 
 
 class Columns:
@@ -30,13 +30,13 @@ class Columns:
     that its list of tokens lacks; ``fresh_count``: how many.
 
     ``plain``, bool: it has a turn, and each next row of it computes its last token and draws the next one, as
-    long as it has blocks. Valid where it is plain: ``epochs``; ``lengths``, its number of tokens;
-    ``prompts``, where its prompt ends; ``ends``, how many tokens it may have; ``rooms``, how many its
-    blocks hold; ``last``, ``before``, its last token and the one before that; ``gather``, as in
-    `TokenLimits`; ``grammars``, the number of its grammar, -1 for none; ``reads``, bool: drawing reads the
-    past, of which the batch has ``heard`` tokens; ``rewired``, bool: its table has blocks that the batch
-    lacks; ``stops``, ``[slots, stop ids]``, padded with -1. ``version``: another number whenever ``plain``
-    changes."""
+    long as it has blocks. Valid where it is plain: ``epochs``; ``lengths``, its number of tokens; ``prompts``,
+    where its prompt ends; ``ends``, how many tokens it may have; ``rooms``, how many its blocks hold; ``last``,
+    ``before``, its last token and the one before that; ``gather``, as in `TokenLimits`; ``adapters``, the slot
+    of its adapter, -1 for none; ``grammars``, the number of its grammar, -1 for none; ``reads``, bool: drawing
+    reads the past, of which the batch has ``heard`` tokens; ``rewired``, bool: its table has blocks that the
+    batch lacks; ``stops``, ``[slots, stop ids]``, padded with -1. ``version``: another number whenever
+    ``plain`` changes."""
 
     def __init__(self, slots: int) -> None:
         def numbers() -> NDArray[np.int64]:
@@ -52,6 +52,7 @@ class Columns:
         self.last, self.before, self.gather, self.heard, self.grammars = (numbers() for _ in range(5))
         self.reads: NDArray[np.bool_] = np.zeros(slots, dtype=bool)
         self.rewired: NDArray[np.bool_] = np.zeros(slots, dtype=bool)
+        self.adapters = np.full(slots, NO_ADAPTER, dtype=np.int64)
         self.stops = np.full((slots, STOPS), NO_STOP, dtype=np.int64)
         self.version = 0
         self._marks = 0

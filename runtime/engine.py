@@ -13,12 +13,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..kvstore.errors import LeakFound
-from .errors import EngineDied, VerbRefused
+from .adapters import AdapterReader
+from .errors import EngineDied, RuntimeFault, VerbRefused
 from .kv_placement.offload import POLL_SECONDS
 from .plan import Handle, Outcomes, Plan, RowFault, Runner
 from .scheduler.scheduler import Scheduler
 from .stats import StepLog, Timing
-from .verbs import AnyVerb, Refusal, Row, Statistics, Step, VerbReply
+from .verbs import (
+    AnyVerb,
+    LoadAdapter,
+    Refusal,
+    Row,
+    Statistics,
+    Step,
+    UnloadAdapter,
+    VerbReply,
+)
 
 MOST_LOST_STEPS = 16
 """How many steps in a row may fail, with no sequence that can be computed alone, before the device counts as
@@ -31,6 +41,9 @@ PREPARE_SECONDS = 0.0001
 """Seconds that an idle engine waits between two pieces of preparation (`Scheduler.prepare`: it touches the
 memory of a free host slot), two slices of an audit, or two looks at moves that are under way. The thread that
 receives verbs gets the interpreter's lock meanwhile."""
+
+READ_SECONDS = 0.005
+"""Seconds between two looks at adapters that are being read."""
 
 AUDIT_EVERY = 64
 """An idle engine begins an audit at one in this many of its idle steps, and goes on with a slice at each of
@@ -58,7 +71,8 @@ class Engine:
     """Runs a scheduler's plans on a runner.
 
     ``debug``: audit at each idle step and raise on a leak; otherwise audit now and then and only count leaks.
-    ``clock``: gives seconds, for tiers and leases; what a step computes does not depend on it.
+    ``clock``: gives seconds, for tiers and leases; what a step computes does not depend on it. ``adapters``:
+    reads them, and holds those of the scheduler's table; None: there is no room for any.
     """
 
     def __init__(
@@ -68,8 +82,11 @@ class Engine:
         *,
         debug: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        adapters: AdapterReader | None = None,
     ) -> None:
         self.scheduler = scheduler
+        self._adapters = adapters
+        self._answers: list[VerbReply | Refusal] = []  # to verbs on adapters
         self._clock = clock
         self._runner = runner
         self._debug = debug
@@ -96,13 +113,42 @@ class Engine:
         self._idle = False
         self._audit = None
         try:
+            if isinstance(verb, LoadAdapter):
+                self._load(verb)
+                return None
+            if isinstance(verb, UnloadAdapter):
+                self.scheduler.adapters.remove(verb.name)
+                return VerbReply(verb.request)
             return self.scheduler.apply(verb, self._clock())
         except VerbRefused as refusal:
             return Refusal(verb.request, refusal.code, refusal.message)
 
-    def answers(self) -> list[VerbReply]:
+    def _load(self, verb: LoadAdapter) -> None:
+        self.scheduler.adapters.check_new(verb.name)
+        assert self._adapters is not None, "the table has room"
+        self._adapters.begin(verb)
+
+    def answers(self) -> list[VerbReply | Refusal]:
         """The replies to verbs that `apply` left waiting, as far as they became ready since the last call."""
-        return self.scheduler.answers()
+        ready, self._answers = self._answers, []
+        return ready + self.scheduler.answers()
+
+    def _take_adapters(self) -> None:
+        """Take over adapters that have been read, and drop those that were unloaded once no turn uses them."""
+        if self._adapters is None:
+            return
+        for verb, read in self._adapters.done() if self._adapters.busy else ():
+            try:
+                if isinstance(read, RuntimeFault):
+                    raise read
+                adapter = self.scheduler.adapters.add(verb.name, read.digest, read.namespace)
+            except RuntimeFault as fault:
+                self._answers.append(Refusal(verb.request, fault.code, fault.message))
+            else:
+                self._adapters.keep(adapter.number, read)
+                self._answers.append(VerbReply(verb.request, adapter=read.told(verb.name, verb.path)))
+        for number in self.scheduler.unloaded():
+            self._adapters.drop(number)
 
     def step(self) -> Step | None:
         """Launch steps until the scheduler's ``depth`` of them are in flight, then wait for the oldest and
@@ -113,6 +159,7 @@ class Engine:
         """
         now = self._clock()
         self._take_moves(now)
+        self._take_adapters()
         self.scheduler.tick(now)
         while len(self._in_flight) < self.scheduler.settings.depth and not self._broken:
             timing = self.log.begin()
@@ -151,7 +198,9 @@ class Engine:
         """Seconds after which `step` has something to do without a new verb; None: never."""
         if self._prepares or self._audit is not None or self._moving:
             return PREPARE_SECONDS
-        return self.scheduler.due(self._clock())
+        reading = READ_SECONDS if self._adapters is not None and self._adapters.busy else None
+        dues = (self.scheduler.due(self._clock()), reading)
+        return min((due for due in dues if due is not None), default=None)
 
     def leave(self) -> None:
         """Called when the link has ended: sends what the host tier holds to disk, for ``LEAVE_SECONDS`` at

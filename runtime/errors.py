@@ -5,6 +5,7 @@ RuntimeFault
 │   ├── ConfigInvalid         config.json: missing, broken, or a field out of bounds
 │   ├── ShardMissing          no weights file, or not one that the index names
 │   ├── TensorInvalid         a header, shape, dtype or range in a weights file is wrong
+│   ├── AdapterInvalid        an adapter's folder cannot be served with this model
 │   └── UnsupportedArchitecture
 ├── SettingsInvalid           engine settings that contradict themselves or the model
 │   └── PoolTooSmall          the longest allowed sequence does not fit the block pool
@@ -17,6 +18,9 @@ RuntimeFault
 │   ├── ContextExceeded       more tokens than the model's context holds
 │   ├── SamplingInvalid       sampling values or limits out of bounds
 │   ├── GrammarUnavailable    the library that grammars need is not installed
+│   ├── AdapterUnknown        no adapter of this name, or with these weights, is loaded
+│   ├── AdapterExists         an adapter of this name is loaded
+│   ├── AdapterLimit          as many adapters are loaded as may be, or none may
 │   └── EngineOverloaded      too many sequences; come back later
 ├── GrammarFault              a reply cannot follow its grammar
 │   ├── GrammarInvalid        it cannot be compiled, or not within the limits
@@ -65,6 +69,13 @@ class ShardMissing(ModelUnreadable):
 
 class TensorInvalid(ModelUnreadable):
     """A weights file's header, or a tensor's shape, dtype or byte range, is wrong."""
+
+
+class AdapterInvalid(ModelUnreadable):
+    """An adapter's folder cannot be served with this model; the message names file, tensor or field, and cause.
+
+    Also raised in the gateway by the call that loads an adapter while the engine serves.
+    """
 
 
 class UnsupportedArchitecture(ModelUnreadable):
@@ -140,6 +151,27 @@ class GrammarUnavailable(VerbRefused):
     """The engine was installed without what grammars need; the message names the extra.
 
     It refuses to generate with a grammar.
+    """
+
+
+class AdapterUnknown(VerbRefused):
+    """No adapter of this name, or with these weights, is loaded.
+
+    The engine refuses to begin a sequence or a turn with it, or to unload it.
+    """
+
+
+class AdapterExists(VerbRefused):
+    """An adapter of this name is loaded already.
+
+    The engine refuses to load another one under it.
+    """
+
+
+class AdapterLimit(VerbRefused):
+    """As many adapters are loaded as the engine may hold, or it was started without room for any.
+
+    It refuses to load another one.
     """
 
 

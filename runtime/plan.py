@@ -15,6 +15,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from .adapters import SlotFill
+from .columns import NO_ADAPTER
 from .verbs import Sampling, TokenLogprob
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -131,14 +133,16 @@ class Plan:
     """One step, number ``step``: saves, loads and copies of blocks, in this order, then rows. It may have no
     rows.
 
-    A row computes ``counts`` tokens of one sequence at positions ``[firsts, firsts + counts)``. Arrays have
-    an entry for each row, int64: ``seqs``, the sequence's number; ``slots``, its slot in the batch;
-    ``marks``, the scheduler's, which tells a row that was taken back; the runner ignores it. ``draws``: the
-    row draws the token at position ``firsts + counts``, by the sampling of its slot; ``fed``: its one token
-    is the one that the slot drew last, which stays on the device. ``tokens``: the ids of all other rows'
-    tokens, row by row, int64. ``asks``: by row number, what few rows ask for besides. ``drafts``: by row
-    number, how many of its last tokens are guesses: it draws behind the token before them and behind each of
-    them. ``changes``: of the batch, before the rows; None: the plan has no rows.
+    A row computes ``counts`` tokens of one sequence at positions ``[firsts, firsts + counts)``. Arrays have an
+    entry for each row, int64: ``seqs``, the sequence's number; ``slots``, its slot in the batch; ``marks``, the
+    scheduler's, which tells a row that was taken back; the runner ignores it. ``draws``: the row draws the
+    token at position ``firsts + counts``, by the sampling of its slot; ``fed``: its one token is the one that
+    the slot drew last, which stays on the device. ``tokens``: the ids of all other rows' tokens, row by row,
+    int64. ``asks``: by row number, what few rows ask for besides. ``drafts``: by row number, how many of its
+    last tokens are guesses: it draws behind the token before them and behind each of them. ``adapters``: of
+    each row the slot of its adapter, int64, `NO_ADAPTER` for none; None: no row has one. ``fills``: what comes
+    into slots of adapters before the rows. ``changes``: of the batch, before the rows; None: the plan has no
+    rows.
     """
 
     step: int
@@ -152,6 +156,8 @@ class Plan:
     tokens: Ints = field(default_factory=lambda: NO_INTS)
     asks: Mapping[int, RowAsks] = field(default_factory=dict)
     drafts: Mapping[int, int] = field(default_factory=dict)
+    adapters: Ints | None = None
+    fills: tuple[SlotFill, ...] = ()
     changes: Changes | None = None
     copies: tuple[BlockCopy, ...] = ()
     saves: tuple[BlockSave, ...] = ()
@@ -188,7 +194,7 @@ class Plan:
 class PlanRow:
     """A row of a plan with all that the batch knows of it. ``table``: block ids of its context, int32
     ``[ceil((first + count) / block_tokens)]``; ``past``: as in `Slot`; ``tokens``: its ids, int64 ``[count]``,
-    empty if it is ``fed``; ``sampling``: None if it draws nothing."""
+    empty if it is ``fed``; ``sampling``: None if it draws nothing; ``adapter``: the slot of its adapter."""
 
     seq: int
     epoch: int
@@ -202,6 +208,7 @@ class PlanRow:
     output_from: int = 0
     asks: RowAsks = NOTHING_MORE
     drafts: int = 0
+    adapter: int = NO_ADAPTER
 
 
 def plan_of(
@@ -216,6 +223,7 @@ def plan_of(
     """A plan of whole rows, before which the batch forgets all slots: for what runs without a scheduler.
     ``slots``: of each row; by default its number."""
     where = range(len(rows)) if slots is None else slots
+    adapters = np.array([row.adapter for row in rows], dtype=np.int64)
     whole = tuple(
         Slot(at, row.seq, row.epoch, row.table, row.sampling, row.past, row.output_from)
         for at, row in zip(where, rows, strict=True)
@@ -232,6 +240,8 @@ def plan_of(
         np.concatenate([row.tokens for row in rows if not row.fed] or [NO_INTS]),
         {at: row.asks for at, row in enumerate(rows) if row.asks is not NOTHING_MORE},
         {at: row.drafts for at, row in enumerate(rows) if row.drafts},
+        adapters if adapters.max(initial=NO_ADAPTER) != NO_ADAPTER else None,
+        (),
         Changes(0, whole) if rows else None,
         copies,
         saves,

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from ..kvstore.block_table import BlockTable
 from ..kvstore.keys import KeyChain
 from ..kvstore.quotas import tenant_of
+from .adapters import Adapter
 from .columns import Columns, InColumn
 from .tokens import TokenList
 from .verbs import Finish, Sampling, SequenceState, TokenLimits, TokenLogprob, Work
@@ -164,19 +165,20 @@ class Sequence:
     ``tail`` by the block manager, ``lease`` by the leases, ``status``, ``place`` and ``used`` by the queues,
     ``slot`` by the slots.
 
-    ``root``: the block key before the first; ``tenant``: the number of the tenant that it belongs to by it.
-    ``keys``: of the leading full blocks, at least the sealed ones. ``shared_tail``: the partial last block
-    belongs to others too, and is copied before it is written. ``tail``: key and end of the partial last block
-    that was saved last. ``needs_lookup``: tokens came or KV went since the prefix cache was asked.
-    ``in_flight``: steps in flight have rows for it. ``mark``: counts how often what is planned was taken
-    back: a row that was planned at another mark is discarded. ``drafts``: how many tokens of its row in
-    flight are guessed. ``last_step``: the last step with a row for it
-    that is no plain decode. ``told``: how many tokens the gateway was told of, in a turn. ``slot``: its slot
-    in the runner's batch; while it has one, what changes in each step stands in ``columns``. ``isolated``:
-    suspected of having killed an engine; shares no step until it has sampled a token. ``turn_expected``: a
-    turn is about to begin. ``place``: the turn's, by age. ``lease``: its lease, if it has one. ``used``: when
-    it was used last; ``returns``: when it is expected back, in seconds of the engine's clock; None: that is
-    not known, or it is back.
+    ``root``: the block key before the first; ``adapter``: the one that computes it; None: none.
+    ``tenant_root``: what ``root`` would be without an adapter; empty: it is ``root``. ``tenant``: the number of
+    the tenant that it belongs to by it. ``keys``: of the leading full blocks, at least the sealed ones.
+    ``shared_tail``: the partial last block belongs to others too, and is copied before it is written. ``tail``:
+    key and end of the partial last block that was saved last. ``needs_lookup``: tokens came or KV went since
+    the prefix cache was asked. ``in_flight``: steps in flight have rows for it. ``mark``: counts how often what
+    is planned was taken back: a row that was planned at another mark is discarded. ``drafts``: how many tokens
+    of its row in flight are guessed. ``last_step``: the last step with a row for it that is no plain decode.
+    ``told``: how many tokens the gateway was told of, in a turn. ``slot``: its slot in the runner's batch;
+    while it has one, what changes in each step stands in ``columns``. ``isolated``: suspected of having killed
+    an engine; shares no step until it has sampled a token. ``turn_expected``: a turn is about to begin.
+    ``place``: the turn's, by age. ``lease``: its lease, if it has one. ``used``: when it was used last;
+    ``returns``: when it is expected back, in seconds of the engine's clock; None: that is not known, or it is
+    back.
     """
 
     id: int
@@ -203,6 +205,8 @@ class Sequence:
     returns: float | None = None
     work: ComputedTokens = field(default_factory=ComputedTokens)
     from_tiers: FromTiers = field(default_factory=FromTiers)
+    adapter: Adapter | None = None
+    tenant_root: bytes = b""
     tenant: int = field(init=False)
     _computed: int = 0
     _planned: int = 0
@@ -216,7 +220,7 @@ class Sequence:
     told = InColumn()
 
     def __post_init__(self) -> None:
-        self.tenant = tenant_of(self.root)
+        self.tenant = tenant_of(self.tenant_root or self.root)
 
     @property
     def tokens(self) -> TokenList:
@@ -376,6 +380,10 @@ class Sequence:
         """Set when the sequence is expected back: ``returns``, seconds by the engine's clock; None: that is
         not known."""
         self.returns = returns
+
+    def adapt(self, adapter: Adapter | None) -> None:
+        """Note that the weights of the sequence's adapter were loaded again."""
+        self.adapter = adapter
 
     # --- the slot ---------------------------------------------------------------------------------------
 

@@ -64,6 +64,35 @@ class TenantBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     disk_bytes: int | None = None
 
 
+class LoraModule(msgspec.Struct, frozen=True, array_like=True):
+    """An adapter to load at start, from the folder ``path``, under ``name``. ``digest``: of the weights that it
+    had in the engine before; empty: it is loaded for the first time, and must be there."""
+
+    name: str
+    path: str
+    digest: bytes = b""
+
+    @classmethod
+    def written(cls, text: str) -> LoraModule:
+        """From ``name=path``. Raises ``SettingsInvalid``."""
+        name, equals, path = text.partition("=")
+        if not equals or not path:
+            raise SettingsInvalid(f"--lora-modules {text!r}: name=path is expected")
+        check_adapter_name(name)
+        return cls(name, path)
+
+
+MOST_NAME = 256
+
+
+def check_adapter_name(name: str) -> None:
+    """Raise ``SettingsInvalid`` for a text that cannot name an adapter: empty, too long, or not printable."""
+    if not 0 < len(name) <= MOST_NAME or not name.isprintable() or name != name.strip():
+        raise SettingsInvalid(
+            f"an adapter's name has 1 to {MOST_NAME} printable characters, unlike {name[:80]!r}"
+        )
+
+
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is asked for an engine; None and "auto" are resolved when the model is loaded."""
 
@@ -116,6 +145,16 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     policy: Annotated[str, Option()] = "fair_shares"
     """Order of turns: fair_shares, which shares the engine between tenants; first_come_first_served; or
     package.module:Class."""
+    enable_lora: Annotated[bool, Option()] = False
+    """Make room for adapters (LoRA)."""
+    lora_modules: Annotated[tuple[str, ...], Option()] = ()
+    """Adapters to load at start: name=path, a folder that peft has written."""
+    max_loras: Annotated[int, Option(least=1, most=1024)] = 8
+    """Adapters that may be in one step."""
+    max_lora_rank: Annotated[int, Option(least=1, most=256)] = 16
+    """Highest rank of an adapter."""
+    max_cpu_loras: Annotated[int | None, Option(least=1)] = None
+    """Adapters that may be loaded, in the host's memory; by default four times --max-loras."""
     disk_bytes: Annotated[int | None, Option(least=1)] = None
     """KV that the store may hold while its disk has room; a share of that."""
     blocks: int | None = None
@@ -137,6 +176,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     is still streamed) that is put into it; one step in thirteen may take longer. 1 or less: no limit."""
     patience: int = 4096
     """Steps after which a turn goes before all younger ones, under a policy that promises no bound."""
+    again: tuple[LoraModule, ...] | None = None
+    """In place of ``lora_modules``, for an engine that follows another: what that one had."""
     tenants: tuple[TenantBudget, ...] = ()
     """Budgets of the tenants that may have less than all."""
     secret: bytes = b""
@@ -153,6 +194,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         KVFormat(self.kv_dtype, *self.kv_scales)
         _check_least(1, blocks=self.blocks)
         _check_least(0, disk_reserve=self.disk_reserve)
+        self._check_adapters()
         if min(self.capture_sizes or (1,)) < 1:
             sizes = ",".join(map(str, self.capture_sizes or ()))
             raise SettingsInvalid(f"--cudagraph-capture-sizes {sizes}: a graph has 1 row or more")
@@ -160,6 +202,31 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise SettingsInvalid(
                 f"--gpu-memory-utilization {self.memory_utilization:g} is not more than 0 and at most 1"
             )
+
+    def _check_adapters(self) -> None:
+        names = [LoraModule.written(text).name for text in self.lora_modules]
+        if names and not self.enable_lora:
+            raise SettingsInvalid("--lora-modules needs --enable-lora")
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise SettingsInvalid(f"--lora-modules: {twice[0]!r} is named twice")
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            raise SettingsInvalid(
+                f"--max-cpu-loras {self.max_cpu_loras} is less than --max-loras {self.max_loras}"
+            )
+        if len(names) > self.loaded_adapters:
+            raise SettingsInvalid(
+                f"--lora-modules names {len(names)} adapters, --max-cpu-loras allows {self.loaded_adapters}"
+            )
+
+    @property
+    def loaded_adapters(self) -> int:
+        """How many adapters may be loaded."""
+        return self.max_cpu_loras or 4 * self.max_loras
+
+    @property
+    def adapters(self) -> tuple[LoraModule, ...]:
+        """The adapters to load at start."""
+        return tuple(map(LoraModule.written, self.lora_modules)) if self.again is None else self.again
 
     @property
     def kv_format(self) -> KVFormat:

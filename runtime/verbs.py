@@ -126,6 +126,7 @@ class Verb(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 class Open(Verb, frozen=True, tag="open"):
     """Begin the sequence ``seq`` (a new id) with ``tokens``. ``salt`` separates the tenants' cached blocks.
+    ``adapter``: the digest of the one that computes it; empty: none.
 
     ``isolated``: the sequence may have killed an earlier engine, so no other sequence shares its steps until
     it has sampled a token.
@@ -135,6 +136,7 @@ class Open(Verb, frozen=True, tag="open"):
     salt: bytes
     tokens: list[int]
     isolated: bool = False
+    adapter: bytes = b""
 
 
 class Extend(Verb, frozen=True, tag="extend"):
@@ -161,14 +163,16 @@ class Truncate(Verb, frozen=True, tag="truncate"):
 
 
 class Opening(msgspec.Struct, frozen=True, array_like=True):
-    """How a new sequence begins. Without ``parent``: empty; ``salt`` separates the tenants' cached blocks,
-    and with ``isolated`` it shares no step until it has sampled a token. Else: as a fork that shares the
-    first ``at`` tokens of the sequence ``parent``."""
+    """How a new sequence begins. Without ``parent``: empty; ``salt`` separates the tenants' cached blocks, with
+    ``isolated`` it shares no step until it has sampled a token, and ``adapter`` is the digest of the one that
+    computes it. Else: as a fork that shares the first ``at`` tokens, and the adapter, of the sequence
+    ``parent``."""
 
     salt: bytes = b""
     isolated: bool = False
     parent: int | None = None
     at: int = 0
+    adapter: bytes = b""
 
 
 class Generate(Verb, frozen=True, tag="generate"):
@@ -252,12 +256,27 @@ class Settle(Verb, frozen=True, tag="settle"):
 class Locate(Verb, frozen=True, tag="locate"):
     """Ask where the blocks of a sequence lie. Nothing moves, also while it generates.
 
-    ``seq`` None: where a sequence of these ``tokens``, under this ``salt``, would find its blocks.
+    ``seq`` None: where a sequence of these ``tokens``, under this ``salt`` and computed by this ``adapter``,
+    would find its blocks.
     """
 
     seq: int | None
     salt: bytes = b""
     tokens: list[int] = []
+    adapter: bytes = b""
+
+
+class LoadAdapter(Verb, frozen=True, tag="load_adapter"):
+    """Load the adapter in the folder ``path`` under this ``name``. The reply comes when it is read."""
+
+    name: str
+    path: str
+
+
+class UnloadAdapter(Verb, frozen=True, tag="unload_adapter"):
+    """Unload an adapter. Turns that run with it go on; no other one begins."""
+
+    name: str
 
 
 class Statistics(Verb, frozen=True, tag="statistics"):
@@ -265,7 +284,20 @@ class Statistics(Verb, frozen=True, tag="statistics"):
 
 
 AnyVerb: TypeAlias = (
-    Open | Extend | Truncate | Generate | Stop | Fork | Close | Lease | Stage | Settle | Locate | Statistics
+    Open
+    | Extend
+    | Truncate
+    | Generate
+    | Stop
+    | Fork
+    | Close
+    | Lease
+    | Stage
+    | Settle
+    | Locate
+    | LoadAdapter
+    | UnloadAdapter
+    | Statistics
 )
 
 
@@ -351,12 +383,23 @@ class BlockMap(msgspec.Struct, frozen=True, array_like=True):
     runs: list[TierRun]
 
 
+class LoadedAdapter(msgspec.Struct, frozen=True, array_like=True):
+    """An adapter that is loaded under ``name``, from the folder ``path``. ``digest``: of its configuration and
+    weights, 32 bytes. ``rank``: its highest. ``size``: bytes that it takes in host memory."""
+
+    name: str
+    path: str
+    digest: bytes
+    rank: int
+    size: int
+
+
 class VerbReply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
-    """The reply to the verb ``request``, which took effect. Every verb but ``close``, ``locate`` and
-    ``statistics`` gets a ``state``.
+    """The reply to the verb ``request``, which took effect. Every verb on a sequence but ``close`` and
+    ``locate`` gets a ``state``.
 
     ``statistics`` answers ``statistics``, ``receipt`` a ``lease``, ``moved`` a ``stage`` or ``settle`` that
-    waited, ``blocks`` a ``locate``.
+    waited, ``blocks`` a ``locate``, ``adapter`` a ``load_adapter``.
     """
 
     request: int
@@ -365,6 +408,7 @@ class VerbReply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
     receipt: Receipt | None = None
     moved: Moved | None = None
     blocks: BlockMap | None = None
+    adapter: LoadedAdapter | None = None
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True, tag="refusal"):

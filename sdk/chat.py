@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias, Unpack
 
 import anyio
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from .agent.calls import CallOutputs
 from .agent.run import HINT_SECONDS, Run, RunLimits
@@ -296,10 +297,17 @@ class Chat:
         return Turn(self._connection, create, first, self._tools, rounds, claim, apart, steer, unread)
 
     async def fork(
-        self, children: int = 1, at: AnyItem | str | None = None, *, shared: bool = False
+        self,
+        children: int = 1,
+        at: AnyItem | str | None = None,
+        *,
+        shared: bool = False,
+        adapter: str | UnsetType | None = UNSET,
     ) -> list[Chat]:
         """Make `children` new sessions with this session's history, up to now or up to and with the item `at`
-        (or the item with that id), and with its tools. Returns a chat for each.
+        (or the item with that id), and with its tools. Returns a chat for each. `adapter`: the name of the
+        adapter (LoRA) that they are computed with; None: with none. Unset: with that of this session, whose KV
+        they then share.
 
         While a turn runs, they have as much of its reply as has come. Each has a connection of its own; with
         `shared` they use this chat's, and one that loses it gets its own. They are closed with this chat, or
@@ -307,7 +315,8 @@ class Chat:
         `ConnectionLost`.
         """
         item_id = at if at is None or isinstance(at, str) else at.id
-        return await self._fork(client.SessionFork(at=item_id, children=children), shared=shared)
+        fork = client.SessionFork(at=item_id, children=children, adapter=adapter)
+        return await self._fork(fork, shared=shared)
 
     async def compact(
         self,

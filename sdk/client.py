@@ -70,18 +70,20 @@ class Client:
         instructions: str | None = None,
         tools: Iterable[ToolLike] = (),
         max_tool_rounds: int = MAX_TOOL_ROUNDS,
+        adapter: str | None = None,
         **options: Unpack[SessionOptions],
     ) -> AsyncIterator[Chat]:
         """Open a new session on a connection of its own, which is closed at the end of the block; `resume`
         opens the session again.
 
         `tools`: Python callables, which are run when the model calls them, or dicts in the Realtime form, for
-        calls that the caller answers. `max_tool_rounds`: how often a turn may run tools and go on. `options`:
+        calls that the caller answers. `max_tool_rounds`: how often a turn may run tools and go on. `adapter`:
+        the name of an adapter (LoRA) of the server, with which the session is computed. `options`:
         further fields of `session.update` (`frames.session.SessionPatch`), also sampling ones
         (`frames.sampling.SamplingFields`); `chat.session` has the values in force. Raises `ConnectionFailed`,
         `ConnectionLost`, `ToolInvalid`, `FrameError`, `ServerError`.
         """
-        connection = Connection(await self._dial(self._model), self._resumption())
+        connection = Connection(await self._dial(adapter or self._model), self._resumption())
         chat: Chat | None = None
         try:
             created = await connection.answer("", lambda event: isinstance(event, SessionCreated))

@@ -18,6 +18,7 @@ from typing import Concatenate, Generic, ParamSpec, TypeVar, Unpack
 
 import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
+from msgspec import UNSET, UnsetType
 
 from .chat import Chat
 from .client import Client
@@ -161,10 +162,16 @@ class SyncChat:
     _fork = _waited(Chat.fork)
     _compact = _waited(Chat.compact)
 
-    def fork(self, children: int = 1, at: AnyItem | str | None = None) -> list[SyncChat]:
+    def fork(
+        self,
+        children: int = 1,
+        at: AnyItem | str | None = None,
+        *,
+        adapter: str | UnsetType | None = UNSET,
+    ) -> list[SyncChat]:
         """`Chat.fork`: make `children` new sessions that go on from here, or from behind the item `at` (or the
-        item with that id). They are closed with this chat."""
-        return [SyncChat(self._portal, child) for child in self._fork(children, at)]
+        item with that id), with the same adapter or another one. They are closed with this chat."""
+        return [SyncChat(self._portal, child) for child in self._fork(children, at, adapter=adapter)]
 
     def compact(self, turns: int = 2, **overrides: Unpack[ResponseOptions]) -> SyncChat:
         """`Chat.compact`: a fork in which a summary stands for all but the last `turns` turns. It is closed

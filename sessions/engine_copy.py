@@ -34,11 +34,20 @@ from enum import Enum
 from functools import partial
 from typing import TypeAlias
 
-from ..runtime.errors import EngineDied, EngineGone, EpochStale, SequenceBusy, SequenceUnknown, VerbRefused
+from ..runtime.errors import (
+    AdapterUnknown,
+    EngineDied,
+    EngineGone,
+    EpochStale,
+    SequenceBusy,
+    SequenceUnknown,
+    VerbRefused,
+)
 from ..runtime.link.client import EngineLink
 from ..runtime.link.crash_report import EngineDeath
 from ..runtime.link.generation import Generation
 from ..runtime.verbs import BlockMap, Moved, Opening, Receipt, Sampling, SequenceState, TokenLimits, VerbReply
+from .adapters import SessionAdapter, digest_of
 from .errors import SequencePoisoned
 from .token_ids import NONE, Ids, common_prefix
 
@@ -151,7 +160,8 @@ class EngineCopy:
     """At most one sequence of the engine, and the tokens it is known to hold.
 
     ``salt``: separates the tenants' cached blocks. ``origin``: the copy of which the first verb forks the
-    sequence, if the two share at least a block of tokens. ``reopened``: the branch comes from the journal, so
+    sequence, if the two share at least a block of tokens. ``adapter``: the one that computes it; None: none.
+    ``reopened``: the branch comes from the journal, so
     the sequence of an earlier server held it. ``clock``: seconds, for leases.
     """
 
@@ -161,12 +171,14 @@ class EngineCopy:
         salt: bytes = b"",
         origin: EngineCopy | None = None,
         *,
+        adapter: SessionAdapter | None = None,
         reopened: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._link = link
         self._clock = clock
         self._salt = salt
+        self._adapter = adapter
         self._origin = origin
         self.state = CopyState.EMPTY
         self._sequence: SequenceState | None = None  # as the engine last reported it
@@ -243,7 +255,7 @@ class EngineCopy:
     def child(self) -> EngineCopy:
         """A new, empty copy with this one as its origin: its first verb forks this one's sequence, if they
         share a block."""
-        child = EngineCopy(self._link, self._salt, self, clock=self._clock)
+        child = EngineCopy(self._link, self._salt, self, adapter=self._adapter, clock=self._clock)
         child.prefilled = self.prefilled
         return child
 
@@ -287,7 +299,11 @@ class EngineCopy:
             held, before, self._before_prefill = self.held, self._before_prefill, None
             sequence = await self._reusable(ids)
             self._retracted |= before is not None and common_prefix(held, ids) < len(held)
-            generation = await self._start(ids, (sampling, limits, generated_from), sequence)
+            try:
+                generation = await self._start(ids, (sampling, limits, generated_from), sequence)
+            except AdapterUnknown as fault:
+                name = "" if self._adapter is None else self._adapter.name
+                raise AdapterUnknown(f"The session's adapter {name!r} is not loaded") from fault
             found = generation.state.computed
             self.cached = min(len(ids) if before is None else before, found)
             return generation
@@ -398,7 +414,7 @@ class EngineCopy:
         if self._sequence is not None and not self.lost:
             with suppress(SequenceUnknown):  # it is closed meanwhile
                 return await self._link.locate(self._sequence.seq)
-        return await self._link.locate(None, ids.tolist(), self._salt)
+        return await self._link.locate(None, ids.tolist(), self._salt, digest_of(self._adapter))
 
     # --- deaths and ends ----------------------------------------------------------------------------------
 
@@ -591,7 +607,7 @@ class EngineCopy:
         """Open a sequence that holds ``ids``, and request the branch's lease again if it is still live; a
         refusal of the lease is ignored. Returns the sequence."""
         self._send_opening(isolated)
-        sequence = await self._link.open(ids.tolist(), self._salt, isolated)
+        sequence = await self._link.open(ids.tolist(), self._salt, isolated, digest_of(self._adapter))
         self._move(CopyState.HELD, sequence, ids)
         lease = self._live_lease
         if lease is not None:
@@ -659,7 +675,8 @@ class EngineCopy:
         if parent is not None:
             with suppress(VerbRefused):  # the parent is not what was expected
                 return await self._generate(ids, parameters, Opening(parent=parent[0], at=parent[1]))
-        return await self._generate(ids, parameters, Opening(self._salt, isolated))
+        opening = Opening(self._salt, isolated, adapter=digest_of(self._adapter))
+        return await self._generate(ids, parameters, opening)
 
     async def _generate(self, ids: Ids, parameters: _Parameters, on: int | Opening) -> Generation:
         """Send the verb that generates behind ``ids``: on the sequence with the id ``on``, or on a new one,

@@ -9,8 +9,8 @@ SessionError
 ├── StorageUnavailable: StorageFull (ShareFull), StoreLost
 ├── StoreUnusable: StoreHeld, StoreForeign, StoreNewer
 ├── RecordDamaged
-└── TurnFailed: EngineUnavailable, EngineFull, GrammarRefused, GrammarStuck, GrammarUnavailable,
-                SequencePoisoned
+└── TurnFailed: EngineUnavailable, EngineFull, AdapterUnavailable, GrammarRefused, GrammarStuck,
+                GrammarUnavailable, SequencePoisoned
 
 Knows nothing of wire errors or close codes: the gateway has that table.
 """
@@ -211,6 +211,14 @@ class EngineUnavailable(TurnFailed):
 
 class EngineFull(TurnFailed):
     """The engine holds as many sequences as it may; try again later."""
+
+
+class AdapterUnavailable(TurnFailed):
+    """The session's adapter is not loaded, or is loaded with other weights; the message names it.
+
+    A session is not reopened then, and no turn of an open one begins. It stays as it is, and goes on once the
+    adapter is loaded again.
+    """
 
 
 class GrammarRefused(TurnFailed):

@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from .adapters import SessionAdapter, digest_of
 from .conversation.continuation import GivenConversation
 from .conversation.edits import rewind
 from .conversation.items import new_id
@@ -43,11 +44,14 @@ class Forks:
         configs: Sequence[bytes],
         at: str | None = None,
         compaction: ForkSummary | None = None,
+        adapter: SessionAdapter | Literal["parent"] | None = "parent",
     ) -> list[Session]:
         """Fork a session as it is now, or behind the item ``at``. Makes one child for each of ``configs``,
         which the journal keeps with them. ``compaction``: shorten the children's history by a summary.
+        ``adapter``: the one that computes the children; None: none.
 
-        The children share the session's past, in the journal and in the engine. Raises ``SessionUnknown``,
+        The children share the session's past in the journal, and in the engine, too, unless their adapter is
+        another one than its own. Raises ``SessionUnknown``,
         ``SessionLimit``, ``StorageUnavailable``, and what ``Session.branch`` raises.
         """
         registry = self._registry
@@ -59,18 +63,23 @@ class Forks:
         history, operations = session.branch(at, compaction)
         tree = registry.trees.of(record)
         children: list[Session] = []
+        own = record.adapter if adapter == "parent" else adapter
+        shares = own == record.adapter
         try:
             for config in configs:
                 fork = _begun_like(record, config, session.log.position())
                 fork = msgspec.structs.replace(
                     fork,
+                    adapter=own,
                     parent=session_id,
                     root=root_of(record),
                     tree=record.tree if record.root else fork.origin,
                 )
-                children.append(registry.open(fork, history, operations, session.heir()))
+                sequence = session.heir() if shares else None
+                children.append(registry.open(fork, history, operations, sequence))
                 tree.unopened.add(fork.id)
-            await session.lend(children, history.head)
+            if shares:
+                await session.lend(children, history.head)
         except BaseException:  # all of them or none: no client has a handle of those that were made
             for child in children:
                 await registry.discard(child.id)
@@ -132,6 +141,8 @@ class Forks:
         try:
             stored = await journal.read(lambda store: store.session(number))
             if stored.record.salt != salt or stored.record.id in registry.trees.pruned:
+                return None
+            if digest_of(stored.record.adapter) != conversation.adapter:
                 return None
             registry.tenants.check(salt)
             limits = {"max_items": registry.settings.max_items, "max_events": journal.settings.max_events}

@@ -25,12 +25,14 @@ from ..kvstore.slices import sliced
 from ..runtime.errors import EngineGone, VerbRefused
 from ..runtime.link.client import EngineLink
 from ..runtime.verbs import BlockMap
+from .adapters import SessionAdapter, check_loaded
+from .adapters import digest_of as adapter_digest
 from .conversation.continuation import Digest, GivenConversation, OpenConversations, name_digest
 from .conversation.history import History
 from .conversation.items import Item, Preamble, new_id, size_of
 from .conversation.tree import Script
 from .engine_copy import EngineCopy
-from .errors import HandleUnknown, RecordDamaged, SessionUnknown, StorageUnavailable
+from .errors import AdapterUnavailable, HandleUnknown, RecordDamaged, SessionUnknown, StorageUnavailable
 from .exports import SessionStart
 from .fork_trees import ForkTrees
 from .handles import SessionHandles, digest_of
@@ -116,13 +118,17 @@ class SessionRegistry:
         config: bytes = b"",
         kept: bool = True,
         imported: SessionStart | None = None,
+        adapter: SessionAdapter | None = None,
     ) -> Session:
         """Open a new session. ``salt``: of its tenant. ``owner``: the digest of the key that made it.
         ``config``: bytes that the journal keeps with it. ``kept``: whether the journal keeps the session at
-        all. ``imported``: what it begins with; None: empty. Raises ``SessionLimit``, ``StorageUnavailable``."""
+        all. ``imported``: what it begins with; None: empty. ``adapter``: the one that computes it; None: none.
+        Raises ``SessionLimit``, ``StorageUnavailable``."""
         self.tenants.check(salt)
         now = self._now().isoformat()
-        record = SessionRecord(id=new_id("sess"), owner=owner, salt=salt, clock=now, config=config)
+        record = SessionRecord(
+            id=new_id("sess"), owner=owner, salt=salt, clock=now, config=config, adapter=adapter
+        )
         if self.journal is not None and (fault := self.journal.fault_of(salt)) is not None:
             raise fault
         if imported is None:
@@ -196,6 +202,13 @@ class SessionRegistry:
         """The most characters of a text that can fit into the model's context; None if that is not known."""
         return self.language.tokenizer.most_characters(self._link.hello.max_context)
 
+    def adapter_named(self, name: str) -> SessionAdapter:
+        """The adapter that is loaded under this name. Raises ``AdapterUnavailable``."""
+        adapter = self._link.adapters.get(name)
+        if adapter is None:
+            raise AdapterUnavailable(f"No adapter {name[:256]!r} is loaded", param="adapter")
+        return SessionAdapter(adapter.name, adapter.digest)
+
     def get(self, session_id: str) -> Session:
         """The open session with this id. Raises ``SessionUnknown``."""
         session = self._sessions.get(session_id)
@@ -256,7 +269,7 @@ class SessionRegistry:
         beginnings that do not hold all that the model has written. ``kept``: a session that is created with
         ``kept`` may come from the answer. ``unless``: numbers in the journal that are no answer.
         """
-        digests = [name_digest(conversation.salt, name) for name in names]
+        digests = [name_digest(conversation.space, name) for name in names]
 
         @cache  # a session that has reached many of the beginnings is compared once
         def sharing(session_id: str) -> tuple[Session, int] | None:
@@ -284,6 +297,8 @@ class SessionRegistry:
         on from, or shares no turn."""
         session = self._sessions.get(session_id)
         if session is None or self._records[session_id].salt != conversation.salt:
+            return None
+        if adapter_digest(session.adapter) != conversation.adapter:
             return None
         if kept and not self.keeps(session, kept=True):
             return None
@@ -318,7 +333,7 @@ class SessionRegistry:
 
         ``make_room`` is called with the tenant's salt before a session is read from the journal. Raises
         ``HandleUnknown`` whatever is wrong with the handle; ``RecordDamaged``, ``SessionLimit``,
-        ``StorageUnavailable``.
+        ``StorageUnavailable``; ``AdapterUnavailable`` for one that is not in memory, which stays as it is.
         """
         digest = digest_of(handle)
         if (closing := self._by_handle.get(digest)) is not None:
@@ -367,12 +382,12 @@ class SessionRegistry:
         self._closing[session_id] = asyncio.Event()
         if interrupt:
             session.log.close()
-        return self._closed(session, record.salt, leave_readers, erase_kv=erase_kv)
+        return self._closed(session, record, leave_readers, erase_kv=erase_kv)
 
     async def _closed(
         self,
         session: Session,
-        salt: bytes,
+        record: SessionRecord,
         leave_readers: Callable[[], Awaitable[None]] | None,
         *,
         erase_kv: bool,
@@ -383,7 +398,7 @@ class SessionRegistry:
             doomed = erase_kv or (self.journal is not None and session.log.number in self.journal.doomed)
             await session.aclose(keep_kv=not doomed)
             if doomed and (head := session.history.head) is not None:
-                await self._erase_kv(head.tokens(), salt)  # its sequence may be gone with its engine
+                await self._erase_kv(head.tokens(), record)  # its sequence may be gone with its engine
         finally:
             del self._by_number[session.log.number]
             self._forget_handles(session)
@@ -402,31 +417,33 @@ class SessionRegistry:
             session.log.sync()  # what waits for the journal next waits for this too
             journal.delete(number)
             return session.id
-        tokens, salt = NONE, b""
-        stored = None
+        tokens, stored = NONE, None
         with suppress(RecordDamaged, StorageUnavailable):
             stored = await journal.read(lambda store: store.session(number))
             replayed = await asyncio.to_thread(replay, stored.operations, max_items=self.settings.max_items)
             if replayed.history.head is not None:
-                tokens, salt = replayed.history.head.tokens(), stored.record.salt
+                tokens = replayed.history.head.tokens()
         if (session := self._by_number.get(number)) is not None and self.is_open(session):
             return await self.delete(number)  # it was opened meanwhile
         if stored is not None and number in journal.live:  # it is being closed, for example
             journal.put([put(number, msgspec.structs.replace(stored.record, deleted=True))])
         journal.delete(number)
-        await self._erase_kv(tokens, salt)
+        if stored is not None:
+            await self._erase_kv(tokens, stored.record)
         return None
 
-    async def locate(self, ids: Ids, salt: bytes) -> BlockMap:
-        """In which tier the KV of these tokens lies, of the tenant with this ``salt``. Moves nothing. Raises
+    async def locate(self, ids: Ids, record: SessionRecord) -> BlockMap:
+        """In which tier the KV of these tokens lies, of the session with this ``record``. Moves nothing. Raises
         ``EngineGone``, ``VerbRefused``."""
-        return await self._link.locate(None, ids.tolist(), salt)
+        return await self._link.locate(None, ids.tolist(), record.salt, adapter_digest(record.adapter))
 
-    async def _erase_kv(self, tokens: Ids, salt: bytes) -> None:
-        """Drop the KV of these tokens on all tiers, as far as no other sequence holds it."""
+    async def _erase_kv(self, tokens: Ids, record: SessionRecord) -> None:
+        """Drop the KV of these tokens of a session on all tiers, as far as no other sequence holds it. That of
+        an adapter which is not loaded stays until it is evicted."""
         if len(tokens):
             with suppress(EngineGone, VerbRefused):  # what is left of it is evicted
-                seq = (await self._link.open(tokens.tolist(), salt)).seq
+                adapter = adapter_digest(record.adapter)
+                seq = (await self._link.open(tokens.tolist(), record.salt, adapter=adapter)).seq
                 await self._link.close(seq, keep_kv=False)
 
     async def discard(self, session_id: str) -> None:
@@ -509,6 +526,7 @@ class SessionRegistry:
                 or stored.record.id in self.trees.pruned
             ):
                 raise _unknown()
+            check_loaded(self._link, stored.record.adapter)
             make_room(stored.record.salt)
             self.tenants.enter(stored.record.salt)  # hold the place while the thread replays
             try:
@@ -547,10 +565,17 @@ class SessionRegistry:
             log=log,
             handles=SessionHandles(record.owner, log, keyring),
             sequence=sequence
-            or EngineCopy(self._link, record.salt, reopened=history is not None, clock=self._clock),
+            or EngineCopy(
+                self._link,
+                record.salt,
+                adapter=record.adapter,
+                reopened=history is not None,
+                clock=self._clock,
+            ),
             waits=self.waits,
             tenant=self.tenants[record.salt],
             conversations=self._conversations,
+            adapter=record.adapter,
         )
         self.tenants.enter(record.salt)
         self._records[session.id] = record

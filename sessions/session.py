@@ -13,7 +13,9 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from ..runtime.link.client import EngineLink
-from .conversation.continuation import Digest, OpenConversations, digest_of, name_digest
+from .adapters import SessionAdapter, check_loaded
+from .adapters import digest_of as adapter_digest
+from .conversation.continuation import Digest, OpenConversations, digest_of, name_digest, space_of
 from .conversation.edits import rewind, shorten
 from .conversation.history import History
 from .conversation.items import Growing, Message
@@ -54,6 +56,7 @@ class Session:
     was forked or comes from the journal (``reopened``). ``sequence``: given for a fork: its copy in the engine.
     ``waits``: records the pauses between turns. ``tenant``: counts its running replies. ``conversations``: gets
     the digest of its conversation after each turn, so that a request that carries it finds the session.
+    ``adapter``: the one that its tokens are computed with; None: none.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Session:
         waits: Waits | None = None,
         tenant: Tenant | None = None,
         conversations: OpenConversations | None = None,
+        adapter: SessionAdapter | None = None,
     ) -> None:
         settings = settings or SessionSettings()
         self.id = id
@@ -81,7 +85,8 @@ class Session:
         else:
             self.history = history.branch(self.log.append)
         self.handles = handles or SessionHandles(b"", self.log)
-        self._sequence = sequence or EngineCopy(link, salt)
+        self.adapter = adapter
+        self._sequence = sequence or EngineCopy(link, salt, adapter=adapter)
         self._turn_grammar = TurnGrammar(language)
         now = now or datetime.now().astimezone()
         renderer = Renderer(language.tokenizer, now, language.prefix_rule, language.report.rules)
@@ -93,7 +98,7 @@ class Session:
         self._eager_prefill = EagerPrefill(self._branch)
         self._waits = waits or Waits()
         self._conversations = OpenConversations() if conversations is None else conversations
-        self._salt = salt
+        self._space = space_of(salt, adapter_digest(adapter))
         self._reached: list[Digest] = []
         self._return_hints = ReturnHints(self.history, self._sequence)
         seconds = settings.recovery_seconds
@@ -123,10 +128,11 @@ class Session:
 
         ``response_id``: None makes a new id. ``note``: bytes of the caller that the journal keeps with the
         response and returns after a restart. ``whole_calls``: deliver each tool call's arguments in one event.
-        Raises ``TurnLimit``, ``GrammarInvalid``, or ``ConversationBusy`` if the reply joins the conversation
-        while another response does.
+        Raises ``TurnLimit``, ``GrammarInvalid``, ``AdapterUnavailable``, or ``ConversationBusy`` if the reply
+        joins the conversation while another response does.
         """
         self._check_open()
+        check_loaded(self._branch.link, self.adapter)
         self.check_turns()
         self.history.check_free(request)
         tools = request.preamble(self.history.preamble).tools
@@ -248,7 +254,7 @@ class Session:
         """Let requests that name one of ``names`` find the session. ``lasting``: also in the next server, if
         the journal keeps the session."""
         for name in names:
-            digest = name_digest(self._salt, name)
+            digest = name_digest(self._space, name)
             self._find_by(digest)
             if lasting:
                 self.handles.named(digest)
@@ -302,7 +308,7 @@ class Session:
         """After a turn: let requests that carry this conversation find the session."""
         if self.history.busy or not len(self.history):
             return
-        digest = digest_of(self._salt, self.history)
+        digest = digest_of(self._space, self.history)
         self._find_by(digest)
         self.handles.reached(digest)
 

@@ -67,6 +67,7 @@ INSIDE = {
     ],
     "runtime": [
         ["errors", "stats", "verbs"],
+        ["adapters"],
         ["link.messages", "tokens", "model", "grammar.limits", "grammar.json_strings", "grammar.llguidance"],
         ["plan", "link.crash_report", "link.heartbeat"],
         ["link.child"],
@@ -88,6 +89,7 @@ INSIDE = {
             "workers",
             "journal.segment",
             "text.auto_tokenizer",
+            "adapters",
         ],
         [
             "turn.events",

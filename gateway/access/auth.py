@@ -63,6 +63,8 @@ OPERATORS_ROUTES = frozenset({"/metrics", "/version"})
 """The routes that an operator's key opens even if it is not a tenant's key."""
 OPERATOR_PATH = "/operator/"
 """The paths that begin with it are open to operators alone."""
+LOAD_ADAPTER, UNLOAD_ADAPTER = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+"""So are these, which vLLM has."""
 TENANT = "holdfast.tenant"
 """The key of a request's ASGI scope under which the guard puts the salt of the client's tenant (`salt_of`)."""
 REQUEST = "holdfast.request"
@@ -383,7 +385,7 @@ class Guard:
         if host is not None and host not in self._hosts:
             raise HostRefused(f"this server does not answer to the host {host[:256]!r}: see --allowed-host")
         path = path_of(scope)
-        operators = path.startswith(OPERATOR_PATH)
+        operators = path.startswith(OPERATOR_PATH) or path in (LOAD_ADAPTER, UNLOAD_ADAPTER)
         if path in PROBES or path in PAGES or path.startswith(PAGE_FILES):
             return
         keys = self._keys()
@@ -398,9 +400,8 @@ class Guard:
             wrong = "An operator's key opens no sessions" if operator else "This API key is not valid here"
             raise KeyInvalid(KEY_WANTED.format(wrong if bearer else "No API key"))
         if operators and not operator:
-            raise OperatorWanted(
-                f"{OPERATOR_PATH} is for operators: send the key of --operator-key or [operators]"
-            )
+            place = OPERATOR_PATH if path.startswith(OPERATOR_PATH) else path
+            raise OperatorWanted(f"{place} is for operators: send the key of --operator-key or [operators]")
         scope[TENANT], scope[OPERATOR] = salt_of(tenant or ""), operator
         scope[ATTRIBUTION] = replace(scope[ATTRIBUTION], tenant=tenant or "")
         if tenant is not None:

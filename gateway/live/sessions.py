@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from ...kvstore.log_lines import about_session
 from ...kvstore.slices import sliced
+from ...sessions.adapters import SessionAdapter, digest_of
 from ...sessions.conversation.continuation import GivenConversation
 from ...sessions.conversation.items import Item, Preamble
 from ...sessions.errors import RecordDamaged, SessionLimit, StorageUnavailable
@@ -45,6 +46,10 @@ SLICE = 256
 class Face(Protocol):
     """The code of one protocol that clients speak. It makes the live sessions of its clients, each with a
     `SessionFace` that sends to the client."""
+
+    @property
+    def adapter(self) -> SessionAdapter | None:
+        """The adapter with which a new session begins; None: none."""
 
     def config(self) -> bytes:
         """The configuration with which a new session begins, encoded by the face. The journal keeps these
@@ -144,7 +149,7 @@ class LiveSessions:
         """
         self.make_room(salt)
         config = face.config()
-        session = self.registry.create(owner=owner, salt=salt, config=config, kept=kept)
+        session = self.registry.create(owner=owner, salt=salt, config=config, kept=kept, adapter=face.adapter)
         return self._attach(self._begun(face, session, config, "opened"), connection)
 
     def begin(
@@ -201,7 +206,13 @@ class LiveSessions:
         turns that have done so. Raises ``SessionLimit``, ``StorageUnavailable``, and for an item
         ``ItemInvalid`` or ``ItemExists``.
         """
-        given = GivenConversation(salt, transcript.preamble, transcript.items, truncates=truncates)
+        given = GivenConversation(
+            salt,
+            transcript.preamble,
+            transcript.items,
+            truncates=truncates,
+            adapter=digest_of(face.adapter),
+        )
         names = [*filter(None, [transcript.after]), *transcript.keys]
         live, shared = await self._known_beginning(face, given, names, kept=kept)
         if live is None:
@@ -287,7 +298,8 @@ class LiveSessions:
         session's owner; ``former_owner``: the digest that earlier versions made of the key, which serves as
         well.
 
-        Raises ``HandleUnknown``, ``RecordDamaged``, ``SessionLimit``, ``StorageUnavailable``.
+        Raises ``HandleUnknown``, ``RecordDamaged``, ``SessionLimit``, ``StorageUnavailable``,
+        ``AdapterUnavailable``.
         """
         found = await self.registry.resume(handle, owner, self.make_room, former_owner)
         if isinstance(found, Reopened):
@@ -308,19 +320,29 @@ class LiveSessions:
     # --- the fork tree --------------------------------------------------------------------------------------
 
     async def fork(
-        self, live: LiveSession, children: int, at: str | None, compaction: ForkSummary | None = None
+        self,
+        live: LiveSession,
+        children: int,
+        at: str | None,
+        compaction: ForkSummary | None = None,
+        adapter: SessionAdapter | Literal["parent"] | None = "parent",
     ) -> list[LiveSession]:
         """Fork ``live`` into ``children``, a number of, new sessions and return them. They begin with its
         history as it is now, or, if ``at`` is set, up to the item with that id. ``compaction``: a summary that
-        replaces the older turns in them. They have no connection: each stays in memory for ``resume_seconds``,
-        for a client that resumes it with its handle.
+        replaces the older turns in them. ``adapter``: theirs; None: none. They have no connection: each stays
+        in memory for ``resume_seconds``, for a client that resumes it with its handle.
 
         Raises ``SessionUnknown``, ``SessionLimit``, ``StorageUnavailable``, and what ``Session.branch`` does.
         """
-        return await self._whole(self._fork(live, children, at, compaction))
+        return await self._whole(self._fork(live, children, at, compaction, adapter))
 
     async def _fork(
-        self, live: LiveSession, children: int, at: str | None, compaction: ForkSummary | None
+        self,
+        live: LiveSession,
+        children: int,
+        at: str | None,
+        compaction: ForkSummary | None,
+        adapter: SessionAdapter | Literal["parent"] | None,
     ) -> list[LiveSession]:
         self.forks.check(live.id, children)
         face = live.face  # it may be let go meanwhile
@@ -328,7 +350,7 @@ class LiveSessions:
         self._thin_forks(salt, children)
         self.make_room(salt, children)
         configs = [face.child_config() for _ in range(children)]
-        sessions = await self.forks.fork(live.id, configs, at, compaction)
+        sessions = await self.forks.fork(live.id, configs, at, compaction, adapter)
         made: list[LiveSession] = []
         try:
             for session, config in zip(sessions, configs, strict=True):

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from ...kvstore.log_lines import logging_with
 from ...runtime.link.client import EngineLink
+from ...sessions.adapters import SessionAdapter
 from ...sessions.conversation.items import (
     FunctionCall,
     FunctionCallOutput,
@@ -94,9 +95,16 @@ class Ask:
 class Transcripts:
     """Runs the turns of clients that send whole conversations. It is the `Face` by which `LiveSessions` makes
     their sessions. ``default_max_tokens``: the most tokens of a reply if its request sets no limit; None: as
-    many as fit into the context."""
+    many as fit into the context. ``adapter``: the one that computes the turns; None: none."""
 
-    def __init__(self, sessions: LiveSessions, link: EngineLink, default_max_tokens: int | None) -> None:
+    def __init__(
+        self,
+        sessions: LiveSessions,
+        link: EngineLink,
+        default_max_tokens: int | None,
+        adapter: SessionAdapter | None = None,
+    ) -> None:
+        self.adapter = adapter
         self._sessions = sessions
         self._link = link
         self.default_max_tokens = default_max_tokens

@@ -51,7 +51,7 @@ class ModelsQuery(msgspec.Struct, kw_only=True, frozen=True):
 def models_page(service: Service, query: QueryParams) -> Response:
     """The answer of ``GET /v1/models`` for Anthropic's client: at most ``limit`` names behind ``after_id``, or
     just before ``before_id``. Raises ``FieldInvalid``."""
-    limit, names = _limit(query.get("limit", "20")), list(service.names)
+    limit, names = _limit(query.get("limit", "20")), service.listed
     wanted = [*query.getlist("lifecycle"), *query.getlist("lifecycle[]")]
     if wanted and "active" not in wanted:
         names = []

@@ -32,7 +32,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 COUNTED = frozenset(
     {"steps", "rows", "discarded", "faults", "turns", "preempted", "displaced", "taken", "stalls", "copies"}
-    | {"isolations", "grammars_refused", "drafted", "accepted"}
+    | {"isolations", "grammars_refused", "drafted", "accepted", "adapter_swaps"}
     | {f"host_{name}" for name in ("hits", "misses", "damaged", "refused", "dropped", "saved", "loaded")}
     | {f"disk_{name}" for name in ("stored", "fetched", "failed", "lost")}
     | {"prefilled", "recomputed", "t_plan", "t_launch", "t_device", "t_commit", "t_gap"}

@@ -271,7 +271,7 @@ class SessionDirectory:
                 if found.session is not None and live.registry.is_open(found.session):
                     kv = KVPlaces.of(await found.session.placement.locate())
                 elif whole and history.head is not None:
-                    kv = KVPlaces.of(await live.registry.locate(history.head.tokens(), record.salt))
+                    kv = KVPlaces.of(await live.registry.locate(history.head.tokens(), record))
         state = live.state_of(record.id) or "offloaded"
         return listed(record, history, self._tenant(record.salt), state, unused_seconds=unused, kv=kv)
 

@@ -20,6 +20,7 @@ from ...runtime.link.client import EngineLink
 from ...sdk.frames import client, server
 from ...sdk.frames.exported import read_export
 from ...sdk.frames.session import SessionResource
+from ...sessions.adapters import SessionAdapter
 from ...sessions.conversation.input_text_buffer import InputTextBuffer
 from ...sessions.conversation.items import derived_id, new_id
 from ...sessions.errors import HandleUnknown, SessionError, StorageFull, StorageUnavailable
@@ -69,7 +70,7 @@ class RealtimeFace:
     make the live sessions of this protocol. ``link``: to the engine, which knows the model's sampling defaults.
     ``names``: of the served model; the first becomes the `model` of a new session, the others may be set later.
     ``max_tokens``: the most tokens of a reply if its session sets no limit; None: as many as the context
-    holds."""
+    holds. ``adapter``: the one with which new sessions begin, whose name is their `model`; None: none."""
 
     def __init__(
         self,
@@ -78,7 +79,9 @@ class RealtimeFace:
         names: Sequence[str],
         limits: ClientLimits,
         max_tokens: int | None = None,
+        adapter: SessionAdapter | None = None,
     ) -> None:
+        self.adapter = adapter
         self.sessions = sessions
         self.limits = limits
         self.names = frozenset(names)
@@ -151,6 +154,7 @@ class RealtimeFace:
         """Make a live session of a new session, and post its first events, `session.created` and
         `conversation.created`. ``config``: what `config` or `child_config` returned."""
         first = msgspec.msgpack.decode(config, type=RealtimeConfig)
+        first = msgspec.structs.replace(first, session=self.named(first.session, session))
         self._usual = self._usual or first.session
         if first.session == self._usual:
             first = msgspec.structs.replace(first, session=self._usual)
@@ -158,10 +162,20 @@ class RealtimeFace:
         made.greet()
         return made.live
 
+    def named(self, resource: SessionResource, session: Session) -> SessionResource:
+        """The configuration of a new session, with its own name of the model: that of its adapter, or one of
+        the model itself."""
+        model = resource.model if resource.model in self.names else self._model
+        model = model if session.adapter is None else session.adapter.name
+        return resource if resource.model == model else msgspec.structs.replace(resource, model=model)
+
     def reopen(self, reopened: Reopened, caller: TurnCaller) -> LiveSession:
         """Make a live session of one that was read from the journal, with its latest configuration. The events
         of its last reply are posted again; if that reply was interrupted, it continues, for ``caller``."""
         config = msgspec.msgpack.decode(reopened.record.config, type=RealtimeConfig)
+        if reopened.session.adapter is not None:
+            named = self.named(config.session, reopened.session)
+            config = msgspec.structs.replace(config, session=named)
         replayed = reopened.replayed
         replies = replayed.responses - (replayed.last is not None)
         made = RealtimeSession(self, reopened.session, config, replies)
@@ -193,7 +207,7 @@ class RealtimeSession:
             ids=self._ids,
             parallel_responses=limits.parallel_responses,
             bounds=registry.bounds,
-            names=face.names,
+            names=face.names if session.adapter is None else frozenset({session.adapter.name}),
             conversation_id=config.conversation,
             admit=self.live.admit,
             most_characters=registry.most_characters,
@@ -541,7 +555,13 @@ class RealtimeSession:
         """Make a live session of ``session``, which was forked from this one. It has the configuration that
         this session has now, and its first events are posted. ``config``: what `child_config` returned."""
         live = self._face.begin(session, config)
-        self._face.side_of(live).conversation.configure_as(self.conversation)
+        conversation = self._face.side_of(live).conversation
+        conversation.configure_as(self.conversation)
+        own = self._face.named(conversation.session, session)
+        if own is not conversation.session:  # the child has another adapter
+            conversation.configure(own)
+            config = msgspec.msgpack.encode(own)
+            session.log.append(Configured(preamble=preamble_of(own), config=config))
         return live
 
 

@@ -11,11 +11,13 @@ import logging
 from typing import Literal, TypeAlias
 
 import msgspec
+from msgspec import UnsetType
 
 from ...kvstore.log_lines import about_session
 from ...runtime.verbs import BlockMap, KVTier, Moved
 from ...sdk.errors import FieldMissing
 from ...sdk.frames import client, server
+from ...sessions.adapters import SessionAdapter
 from ...sessions.conversation.edits import checked_end
 from ...sessions.conversation.items import Message, new_id
 from ...sessions.errors import CutInvalid
@@ -92,8 +94,9 @@ class SessionVerbs:
                 self._conversation.check_free()
                 self._session.rewind(to)
                 return self._rewound()
-            case client.SessionFork(children=children, at=at, compact=compact):
-                made = await self._sessions.fork(self._live, children, at, _compaction_of(compact))
+            case client.SessionFork(children=children, at=at, compact=compact, adapter=adapter):
+                own = self._adapter_of(adapter)
+                made = await self._sessions.fork(self._live, children, at, _compaction_of(compact), own)
                 forks = [server.Fork(id=child.id, handle=child.session.handles.current) for child in made]
                 return server.SessionForked(event_id=UNSENT, sessions=forks)
             case client.SessionTree(limit=limit, after=after):
@@ -108,6 +111,12 @@ class SessionVerbs:
             case client.SessionPrune(session=target):
                 await self._sessions.prune(self._live.id, target)
                 return server.SessionPruned(event_id=UNSENT, session=target)
+
+    def _adapter_of(self, asked: str | UnsetType | None) -> SessionAdapter | Literal["parent"] | None:
+        """The adapter that a fork asks for. Raises ``AdapterUnavailable``."""
+        if isinstance(asked, str):
+            return self._sessions.registry.adapter_named(asked)
+        return "parent" if isinstance(asked, UnsetType) else None
 
     def _acknowledge(self, answer: server.ServerEvent) -> None:
         """Post the ``answer`` to a verb. It is sent when the journal has all that the session has done so

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..batch import PagedBatch
 from ..interface import Attention, HeadNorm
 from ..layer import Layer, LayerSizes
+from ..low_rank import LowRank
 from ..packed import Packed
 from ..reference import backend
 from ..reference.backend import by_slot, copy_blocks, linear, look_up, quantised_linear
@@ -26,8 +27,9 @@ from . import linear as plain
 from .batch import CpuBatch, lay_out
 from .compiling import parts_for
 from .elements import TAGS
-from .layers import GATES, Layers, batch_operands, fits, matrices_of, norm_kind, tables_of
+from .layers import GATES, Layers, adapt_operands, batch_operands, fits, matrices_of, norm_kind, tables_of
 from .program import (
+    ADAPT,
     ATTEND,
     GATE,
     KINDS,
@@ -41,6 +43,7 @@ from .program import (
 )
 
 __all__ = [
+    "add_low_rank",
     "add_norm",
     "allow",
     "by_slot",
@@ -98,6 +101,16 @@ def packed_rows(weight: Packed, ids: Tensor, dtype: torch.dtype) -> Tensor:
     kind, places = KINDS[weight.kind.name], ids.contiguous()
     rows(places.data_ptr(), len(ids), weight.data.data_ptr(), out.data_ptr(), weight.width, kind, TAGS[dtype])
     return out
+
+
+def add_low_rank(out: Tensor, x: Tensor, pairs: LowRank, slots: Tensor) -> None:
+    """Add to each row of ``out`` ``[tokens, out]``, in place, what the pairs in its slot make of its row of
+    ``x`` ``[tokens, in]``. ``slots``: int64 ``[tokens]``, -1 for a row to which nothing is added."""
+    rows, room = len(x), pairs.room
+    work = rows * room * (x.shape[1] * len(pairs.widths) + out.shape[1])
+    parts = _parts(min(work, rows * PRODUCTS), PRODUCTS)
+    places = (x.data_ptr(), out.data_ptr())
+    run_one(parts, ADAPT, adapt_operands(rows, *places, pairs, slots.data_ptr()), x.dtype, (0.0, 0.0))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -12,11 +13,13 @@ from ..batch import PagedBatch
 from ..interface import HeadNorm
 from ..layer import Layer, LayerSizes
 from ..linear import Linear, Matrix
+from ..low_rank import LowRank
 from ..packed import Packed
 from . import elementwise
 from .batch import CpuBatch
 from .compiling import parts_for
 from .program import (
+    ADAPT,
     ATTEND,
     GATE,
     MATRICES,
@@ -60,6 +63,7 @@ _STEP = (
     "contexts",
     "tables",
     "widest",
+    "adapters",
 )
 """The values of a program that differ from step to step, in order; those of the kinds of layers follow."""
 _KIND = ("cos", "sin", "turning", "arena", "layers", "block_tokens")
@@ -101,6 +105,17 @@ def tables_of(batch: CpuBatch) -> tuple[int, ...]:
     return *(each.data_ptr() for each in places), batch.tables.shape[1]
 
 
+V = TypeVar("V", int, int | str)
+
+
+def adapt_operands(rows: V, x: V, out: V, pairs: LowRank, slots: V) -> list[V | int]:
+    """The operands of an `ADAPT`; ``x``, ``out``, ``slots``: addresses."""
+    _, parts, depth, room = pairs.a.shape
+    arrays = (pairs.a, pairs.b, pairs.ranks, pairs.starts)
+    sizes = (pairs.width, sum(pairs.widths), depth, parts, room, pairs.b.shape[1])
+    return [rows, x, out, *(each.data_ptr() for each in arrays), slots, *sizes]
+
+
 class Layers:
     """`kernels.layer.WholeLayers` on the CPU."""
 
@@ -119,8 +134,10 @@ class Layers:
         self._work = sum(
             m.shape[0] * m.shape[1] for layer in layers for one in _linears(layer) for m in one.matrices
         )
-        rows = [row for layer in layers for row in self._rows(layer)]
-        self._program = np.array(rows)
+        self._program = np.array([row for layer in layers for row in self._rows(layer, adapted=False)])
+        self._adapted = self._program  # where there is no room for adapters
+        if layers[0].qkv.pairs is not None:
+            self._adapted = np.array([row for layer in layers for row in self._rows(layer, adapted=True)])
         self._numbers = np.array(self._values)
         self._factor_array = np.array(self._factors)
         self._runner = runner(shape.dtype)
@@ -152,13 +169,19 @@ class Layers:
             scratch.data_ptr(),
             batch.slots.data_ptr(),
         ]
-        values += [*batch_operands(batch, found), *tables_of(batch)]
+        adapters = batch.adapters
+        values += [
+            *batch_operands(batch, found),
+            *tables_of(batch),
+            0 if adapters is None else adapters.data_ptr(),
+        ]
         for (cos, sin), arena in zip(angles, arenas, strict=True):
             values += [cos.data_ptr(), sin.data_ptr(), cos.shape[-1]]
             values += [arena.data_ptr(), arena.shape[1], arena.shape[4]]
         numbers = self._numbers.copy()  # several threads may call at once
         numbers[: len(values)] = values
-        run(parts, self._runner, self._program, numbers, self._factor_array)
+        program = self._program if adapters is None else self._adapted
+        run(parts, self._runner, program, numbers, self._factor_array)
         return x
 
     def _of(self, value: int) -> int:
@@ -178,8 +201,8 @@ class Layers:
         self._factors.append(float(factor))
         return len(self._factors) - 1
 
-    def _rows(self, layer: Layer) -> list[list[int]]:
-        """The operations of a layer."""
+    def _rows(self, layer: Layer, *, adapted: bool) -> list[list[int]]:
+        """The operations of a layer. ``adapted``: some tokens have adapters."""
         shape, kind, head_norm = self._shape, layer.kind, layer.head_norm
         heads = (shape.q_heads, shape.kv_heads, shape.head_dim)
         wide, queries = (shape.q_heads + 2 * shape.kv_heads) * shape.head_dim, shape.q_heads * shape.head_dim
@@ -191,20 +214,25 @@ class Layers:
         places = (f"arena {kind}", "starts", "contexts", "tables", "widest")
         attend = (how.window or 0, "query", "attended", *places)
         return [
-            self._product(layer.qkv, shape.hidden, "x", "qkv", wide),
+            *self._product(layer.qkv, shape.hidden, "x", "qkv", wide, adapted=adapted),
             self._row(ROTATE, "tokens", *heads, f"turning {kind}", *blocks, *turn, "query", factors=(eps,)),
             self._row(ATTEND, *rows, *heads, *blocks, *attend, factors=(how.scale, how.soft_cap or 0.0)),
-            self._product(layer.output, queries, "attended", "y", shape.hidden),
+            *self._product(layer.output, queries, "attended", "y", shape.hidden, adapted=adapted),
             *self._join(layer.after_attention, layer.before_mlp),
-            self._product(layer.gate_up, shape.hidden, "x", "gate_up", 2 * inner),
+            *self._product(layer.gate_up, shape.hidden, "x", "gate_up", 2 * inner, adapted=adapted),
             self._row(GATE, "tokens", inner, "gate_up", "gated", GATES[shape.activation]),
-            self._product(layer.down, inner, "gated", "y", shape.hidden),
+            *self._product(layer.down, inner, "gated", "y", shape.hidden, adapted=adapted),
             *self._join(layer.after_mlp, layer.next_norm),
         ]
 
-    def _product(self, linear: Linear, width: int, x: str, out: str, columns: int) -> list[int]:
+    def _product(
+        self, linear: Linear, width: int, x: str, out: str, columns: int, *, adapted: bool
+    ) -> list[list[int]]:
         matrices = matrices_of(linear.matrices, linear.bias, self._shape.dtype)
-        return self._row(MULTIPLY, "tokens", width, x, "scratch", out, columns, *matrices)
+        rows = [self._row(MULTIPLY, "tokens", width, x, "scratch", out, columns, *matrices)]
+        if adapted and linear.pairs is not None:
+            rows.append(self._row(ADAPT, *adapt_operands("tokens", x, out, linear.pairs, "adapters")))
+        return rows
 
     def _join(self, after: Tensor | None, before: Tensor | None) -> list[list[int]]:
         """Add a sublayer's output to the residual, and make the next one's input."""

@@ -19,7 +19,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ..packed_types import PANEL, RUN, TYPES
-from . import decode, elementwise, linear, packed, prefill
+from . import decode, elementwise, linear, low_rank, packed, prefill
 from .batch import CpuBatch
 from .compiling import cache_folder, compiled, inlined
 from .cores import computing
@@ -27,7 +27,7 @@ from .elements import TAGS, Pointer, address_of, memory, offset, pointer
 from .lanes import SPAN
 from .vectors import I64, LANES
 
-NORM, GATE, ROTATE, ATTEND, MULTIPLY = range(5)
+NORM, GATE, ROTATE, ATTEND, MULTIPLY, ADAPT = range(6)
 """The numbers of the operations."""
 
 OPERANDS = 24
@@ -261,6 +261,18 @@ def _multiply(part: int, parts: int, a: Any, counter: Pointer) -> None:
         out += n * element
 
 
+@inlined
+def _adapt(part: int, parts: int, a: Any, tag: Any) -> None:
+    """`low_rank.add_to_rows`. ``a``: rows, x, out, the addresses of the pairs' a, b, ranks and starts, that of
+    the slots; numbers of a row of x and of out, lines of a, parts of the map, room, strips."""
+    word = types.int64(0)
+    low_rank.add_to_rows(
+        a[0] * part // parts, a[0] * (part + 1) // parts, pointer(a[1], tag), pointer(a[2], tag),
+        pointer(a[3], tag), pointer(a[4], tag), pointer(a[5], word), pointer(a[6], word), pointer(a[7], word),
+        a[8], a[9], a[10], a[11], a[12], a[13], tag,
+    )  # fmt: skip
+
+
 @cache
 def runner(dtype: torch.dtype) -> int:
     """The address of a compiled function that does a thread's part of all operations of a program, with
@@ -288,6 +300,8 @@ def runner(dtype: torch.dtype) -> int:
                 _rotate(part, parts, a, first, tag)
             elif operation == ATTEND:
                 _attend(part, parts, a, first, second, counter, tag)
+            elif operation == ADAPT:
+                _adapt(part, parts, a, tag)
             else:
                 _multiply(part, parts, a, counter)
             _wait(counter, parts)
@@ -341,7 +355,7 @@ def attention_bytes(batch: CpuBatch, q_heads: int, dim: int) -> int:
 
 _ONE = {
     operation: np.array([[operation, 0, 1, *range(OPERANDS)]])
-    for operation in (NORM, GATE, ROTATE, ATTEND, MULTIPLY)
+    for operation in (NORM, GATE, ROTATE, ATTEND, MULTIPLY, ADAPT)
 }
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from llvmlite import binding
 
+from ..low_rank import LowRank
 from ..packed import Packed, plain
 from ..packed_types import PANEL, TYPES
 from . import backend, cores
@@ -112,6 +113,8 @@ def _steps(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "cores", lambda: cores.computing(1)
     yield "copying", lambda: backend.copy_pieces(some, some.clone(), pieces, 64)
     yield "the operations of layers", lambda: backend.rms_norm(x, weight[0], 1e-6)
+    pairs, slots = LowRank.empty(1, 1, dim, (dim,), x), torch.zeros(rows, dtype=torch.int64)
+    yield "adapters", lambda: backend.add_low_rank(x.clone(), x, pairs, slots)
     yield "products", lambda: backend.packed_linear(x, panels)
     yield "rows", lambda: backend.packed_rows(panels, first, dtype)
     cells, strengths = torch.zeros((rows, dim), dtype=torch.int32), [torch.ones(1).double()] * 3

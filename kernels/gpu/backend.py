@@ -12,6 +12,7 @@ from ..reference.backend import copy_pieces, packed_linear, packed_rows, whole
 from ..reference.seeded_sampling import Typical
 from . import rowwise, seeded_sampling
 from .attention import paged_attention
+from .low_rank import add_low_rank
 from .penalties import allow, count, penalize
 from .quantised import quantised_linear
 from .rows import look_up
@@ -21,6 +22,7 @@ from .store import copy_blocks, rotate_and_store
 from .support import check_supported
 
 __all__ = [
+    "add_low_rank",
     "add_norm",
     "allow",
     "by_slot",

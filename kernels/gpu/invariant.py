@@ -10,6 +10,7 @@ from __future__ import annotations
 from ..batch import lay_out
 from ..reference.backend import copy_pieces, packed_linear, packed_rows, whole
 from .backend import (
+    add_low_rank,
     add_norm,
     allow,
     by_slot,
@@ -28,6 +29,7 @@ from .quantised import invariant_linear as quantised_linear
 from .store import copy_blocks
 
 __all__ = [
+    "add_low_rank",
     "add_norm",
     "allow",
     "by_slot",

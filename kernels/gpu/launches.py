@@ -16,8 +16,9 @@ from torch import Tensor
 from ..batch import PagedBatch
 from ..float8 import E4M3
 from ..interface import Attention, HeadNorm
+from ..low_rank import LowRank
 from ..quantised import FP8, FP8_FIXED, FP8_GROUPS, HALVED, INT8, Quantised, Scheme
-from . import invariant_kernels, penalties, quantised, rowwise, seeded_sampling, store
+from . import invariant_kernels, low_rank, penalties, quantised, rowwise, seeded_sampling, store
 from .decode import decode_attention
 from .extend import extend_attention
 from .rows import look_up
@@ -184,6 +185,19 @@ def quantised_weight(scheme: Scheme, width: int, outs: int, device: torch.device
     return Quantised(scheme, width, codes, empty(outs, groups, dtype=scale, device=device), zeros, fixed)
 
 
+def adapters(
+    width: int, widths: tuple[int, ...], rank: int, device: torch.device
+) -> Iterator[tuple[str, Launch]]:
+    """Yield the names and launches of what adapters of ``rank`` add to a product of ``width`` numbers with
+    parts of these ``widths``, in bfloat16 and float32."""
+    for dtype in (torch.bfloat16, torch.float32):
+        x, out = (empty(ROWS, size, dtype=dtype, device=device) for size in (width, sum(widths)))
+        pairs = LowRank.empty(2, rank, width, widths, x)
+        kind = str(dtype).removeprefix("torch.")
+        name = f"adapters of rank {rank}, {width} to {len(widths)} parts, {kind}"
+        yield name, partial(low_rank.add_low_rank, out, x, pairs, empty(ROWS, device=device))
+
+
 def all_launches(device: torch.device) -> Iterator[tuple[str, Launch]]:
     """Yield every launch that `ahead` compiles, each with a name that says its kernel and shape."""
     for shape in SHAPES:
@@ -195,6 +209,9 @@ def all_launches(device: torch.device) -> Iterator[tuple[str, Launch]]:
         yield from linears(width, outs, device)
     yield from quantised_products(4096, 24_576, device)
     yield from quantised_products(4096, 64, device)  # split along the width
+    for width, widths in ((576, (576, 192, 192)), (4096, (12_288, 12_288)), (12_288, (4096,))):
+        for rank in (16, 256):
+            yield from adapters(width, widths, rank, device)
     for vocab in (256, 151_936):  # one chunk, and many
         yield from draws(vocab, device)
     yield from edits(151_936, device)

@@ -18,6 +18,7 @@ from ..batch import Gather, PagedBatch, gathers_of, lay_out
 from ..device import Device
 from ..float8 import as_bytes, narrowed
 from ..interface import Attention, HeadNorm
+from ..low_rank import LowRank
 from ..packed import Packed, rounded
 from ..packed_types import RUN
 from ..quantised import Quantised, activated
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ..layer import Layer, LayerSizes, WholeLayers
 
 __all__ = [
+    "add_low_rank",
     "add_norm",
     "allow",
     "by_slot",
@@ -184,6 +186,25 @@ def packed_rows(weight: Packed, ids: Tensor, dtype: torch.dtype) -> Tensor:
 def whole(layers: Sequence[Layer], shape: LayerSizes) -> WholeLayers | None:
     """Nothing: layers are computed operation by operation."""
     return None
+
+
+def add_low_rank(out: Tensor, x: Tensor, pairs: LowRank, slots: Tensor) -> None:
+    """Add to each row of ``out`` ``[tokens, out]``, in place, what the pairs in its slot make of its row of
+    ``x`` ``[tokens, in]``: to the columns of each part ``x @ a @ b``. ``slots``: int64 ``[tokens]``, -1 for a
+    row to which nothing is added. The sums are in fp32, and rounded once.
+
+    Source: Hu et al., "LoRA: low-rank adaptation of large language models" (2021).
+    """
+    for slot in sorted(set(slots.tolist())):
+        if slot < 0:
+            continue
+        rows = torch.nonzero(slots == slot).view(-1)
+        wide = x[rows].float()
+        added = [
+            wide @ pairs.a[slot, part, : x.shape[1], :rank].float() @ pairs.b_of(slot, part, rank).float()
+            for part, rank in enumerate(pairs.ranks[slot].tolist())
+        ]
+        out[rows] = (out[rows].float() + torch.cat(added, dim=1)).to(out.dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..columns import NO_ADAPTER
 from ..plan import NOTHING_MORE, Ints, Plan, PlanRow, Slot
 from ..verbs import Sampling
 from .tally import Tally
@@ -113,6 +114,7 @@ class Batch:
             int(self.output_from[slot]),
             plan.asks.get(at, NOTHING_MORE),
             plan.drafts.get(at, 0),
+            NO_ADAPTER if plan.adapters is None else int(plan.adapters[at]),
         )
 
     def past(self, slot: int, end: int) -> NDArray[np.int32]:

@@ -29,6 +29,9 @@ from .sampler import sound
 
 log = logging.getLogger(__name__)
 
+ROWS, ADAPTED_ROWS, DRAWS = "rows", "rows with adapters", "draws"
+"""The parts of a step that are captured."""
+
 NOTHING = -1
 """In a step's inputs: the slot of padding; the id of a token that the slot drew last."""
 
@@ -37,23 +40,25 @@ class Inputs:
     """What a step sends up, int64: one array on the host, copied to one on the device.
 
     By row: ``slots``; ``contexts``, how many tokens its last one sees; ``given``, the id of its one token, or
-    `NOTHING` for the one that the slot drew last. By draw: ``ends``, the number of the token before it;
-    ``drawn``, the slot that has its sampling parameters; ``kept``, the slot that keeps the drawn id;
-    ``places``, the position of the drawn token. ``cells``, ``blocks``: changed cells of the tables, `CHANGED`
-    for each row: the index in all cells, the block id.
+    `NOTHING` for the one that the slot drew last; ``adapters``, the slot of its adapter. By draw: ``ends``, the
+    number of the token before it; ``drawn``, the slot that has its sampling parameters; ``kept``, the slot that
+    keeps the drawn id; ``places``, the position of the drawn token. ``cells``, ``blocks``: changed cells of the
+    tables, `CHANGED` for each row: the index in all cells, the block id.
 
     Behind these, if rows have several tokens: ``starts`` ``[rows + 1]``, the number of each row's first token;
-    by token ``positions``, ``lines`` (the row's slot), ``ids`` (as ``given``).
+    by token ``positions``, ``lines`` (the row's slot), ``ids`` (as ``given``), ``adapted`` (as ``adapters``).
     """
 
     CHANGED = 2
 
     def __init__(self, most: StepSize, device: torch.device) -> None:
         rows, tokens = most.rows + most.rows % 2, most.tokens + most.tokens % 2
-        sizes = dict.fromkeys(("slots", "contexts", "given", "ends", "drawn", "kept", "places"), rows)
+        sizes = dict.fromkeys(
+            ("slots", "contexts", "given", "ends", "drawn", "kept", "places", "adapters"), rows
+        )
         sizes |= dict.fromkeys(("cells", "blocks"), self.CHANGED * rows)
         self._single = sum(sizes.values())
-        sizes |= {"starts": rows + 2} | dict.fromkeys(("positions", "lines", "ids"), tokens)
+        sizes |= {"starts": rows + 2} | dict.fromkeys(("positions", "lines", "ids", "adapted"), tokens)
         ends = list(accumulate(sizes.values(), initial=0))
         self.most = StepSize(tokens, rows)
         self._host: Ints = np.zeros(ends[-1], dtype=np.int64)
@@ -183,7 +188,9 @@ class DeviceStep:
         sizes = real if scored else self._sizes_for(real)
         self._fill(plan, each, back, sizes)
         self._inputs.send(self._device, single=sizes.single)
-        whole = self._compute(sizes) if scored else self._run("rows", sizes, partial(self._compute, sizes))
+        adapted = plan.adapters is not None
+        compute = partial(self._compute, sizes, adapted=adapted)
+        whole = compute() if scored else self._run(ADAPTED_ROWS if adapted else ROWS, sizes, compute)
         assert self._hidden is not None
         draws = len(each)
         return Computed(self._hidden[:draws], self._last[:draws], self._inputs.of("places", draws), whole)
@@ -193,7 +200,7 @@ class DeviceStep:
         their slots. Returns lines as `sampler.draw` makes them, int64 ``[rows, 2]``; the next step overwrites
         them."""
         sizes = self._sizes_for(StepSize(rows, rows))
-        self._run("draws", sizes, partial(self._draw, sizes.rows))
+        self._run(DRAWS, sizes, partial(self._draw, sizes.rows))
         return self._lines[:rows]
 
     def keep(self, drawn: Tensor) -> None:
@@ -256,6 +263,8 @@ class DeviceStep:
         inputs.fill(sizes.rows, NOTHING, slots=plan.slots)
         inputs.fill(sizes.rows, 1, contexts=ends)
         slots = plan.slots if plan.draws_one_each else plan.slots[each]
+        adapters = NO_INTS if plan.adapters is None else plan.adapters
+        inputs.fill(sizes.rows, NOTHING, adapters=adapters)
         draws = max(sizes.rows, self._sizes_for(StepSize(len(each), len(each))).rows)
         # What follows a guess is not known here: the row behind it is not fed.
         inputs.fill(draws, unread, drawn=slots, kept=NO_INTS if plan.drafts else slots)
@@ -272,12 +281,14 @@ class DeviceStep:
         inputs.fill(sizes.rows + 1, len(row), starts=starts)
         inputs.fill(sizes.rows, 0, ends=(starts + plan.counts)[each] - 1 - back)
         inputs.fill(sizes.tokens, 0, positions=np.arange(len(row)) - (starts - plan.firsts)[row], ids=ids)
-        inputs.fill(sizes.tokens, NOTHING, lines=plan.slots[row])
+        adapted = adapters[row] if len(adapters) else NO_INTS
+        inputs.fill(sizes.tokens, NOTHING, lines=plan.slots[row], adapted=adapted)
 
     # --- what is captured -------------------------------------------------------------------------------------
 
-    def _compute(self, sizes: StepSize) -> Tensor:
-        """From the inputs to the hidden state behind the token of each draw. Returns those of all tokens."""
+    def _compute(self, sizes: StepSize, *, adapted: bool) -> Tensor:
+        """From the inputs to the hidden state behind the token of each draw. Returns those of all tokens.
+        ``adapted``: some rows have adapters."""
         of, state, kernels = self._inputs.of, self._state, self._decoder.kernels
         tokens, rows = sizes.tokens, sizes.rows
         state.change(of("cells", Inputs.CHANGED * rows), of("blocks", Inputs.CHANGED * rows))
@@ -290,7 +301,10 @@ class DeviceStep:
             positions, starts = of("positions", tokens), of("starts", rows + 1)
         ids, places = kernels.look_up(state.tables, state.ids, lines, positions, given, self._block_tokens)
         held = of("slots", rows).clamp(min=0).to(torch.int32)
-        layout = PagedBatch(positions, places, starts, contexts, state.tables, held, (), self._device)
+        adapters = (of("adapters", rows) if sizes.single else of("adapted", tokens)) if adapted else None
+        layout = PagedBatch(
+            positions, places, starts, contexts, state.tables, held, (), self._device, adapters
+        )
         whole = self._decoder.hidden(ids, layout, self._arenas)
         if self._hidden is None:
             shape = (self._inputs.most.rows, *whole.shape[1:])
@@ -334,9 +348,13 @@ class DeviceStep:
                 progress(one)
                 self._fill(Plan(0), NO_INTS, NO_INTS, one)
                 self._inputs.send(self._device, single=one.single)
-                parts: dict[str, Callable[[], Tensor | None]] = {"rows": partial(self._compute, one)}
+                parts: dict[str, Callable[[], Tensor | None]] = {
+                    ROWS: partial(self._compute, one, adapted=False)
+                }
+                if self._decoder.weights.adapts:
+                    parts[ADAPTED_ROWS] = partial(self._compute, one, adapted=True)
                 if one.single:
-                    parts["draws"] = partial(self._draw, one.rows)
+                    parts[DRAWS] = partial(self._draw, one.rows)
                 for name, work in parts.items():
                     work()
                     self._record(name, one, work)

@@ -9,6 +9,7 @@ Holds no policy and no sequence, and asks the scheduler nothing but the masks of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
@@ -23,6 +24,7 @@ from ..grammar.llguidance import Matchers
 from ..model.decoder import Decoder
 from ..plan import NO_INTS, Ints, Outcomes, Plan
 from ..settings import StepSize
+from .adapter_store import AdapterStore
 from .batch import SOME_CAPACITY, Batch, Capacity
 from .device import device_watched
 from .device_step import Computed, DeviceStep
@@ -42,7 +44,8 @@ class TorchRunner:
     ``mover``: copies blocks to the host tier and back; without one no plan may ask for it. ``device``: what
     the decoder computes on; by default the device on which its
     weights are. ``grammars``: makes the masks of the grammars that plans name
-    by number. ``capacity``: for what there is room from the start.
+    by number. ``capacity``: for what there is room from the start. ``adapters``: those that plans name by
+    number; None: none are.
     """
 
     def __init__(
@@ -53,7 +56,9 @@ class TorchRunner:
         device: Device | None = None,
         grammars: Matchers | None = None,
         capacity: Capacity = SOME_CAPACITY,
+        adapters: AdapterStore | None = None,
     ) -> None:
+        self._adapters = adapters
         self._grammars = Matchers() if grammars is None else grammars
         self._device = device or device_of(decoder.device)
         self._decoder = decoder
@@ -80,6 +85,9 @@ class TorchRunner:
     def _enqueue(self, plan: Plan) -> TorchHandle:
         kernels = self._decoder.kernels
         self._batch.apply(plan)
+        for fill in plan.fills:
+            assert self._adapters is not None, "an adapter, but none are held"
+            self._adapters.fill(fill.slot, fill.number)
         moving = self._move(plan)
         for arena in self._arenas if plan.copies else ():
             sources, targets = (c.source for c in plan.copies), (c.target for c in plan.copies)
@@ -139,6 +147,9 @@ class TorchRunner:
         tables = self._batch.contexts(plan.slots, widths)
         lay_out = self._decoder.kernels.lay_out
         batch = lay_out(self._arenas[0], plan.firsts, plan.counts, tables, self._device)
+        if plan.adapters is not None:
+            (adapters,) = self._device.upload([np.repeat(plan.adapters, plan.counts)])
+            batch = replace(batch, adapters=adapters)
         tokens = self._input_ids(plan)
         hidden = self._decoder.hidden(tokens, batch, self._arenas)
         scored = self._scored(plan, hidden)

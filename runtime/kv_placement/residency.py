@@ -10,6 +10,7 @@ from ...kvstore.disk.client import DiskTier
 from ...kvstore.host.tier import HostTier
 from ...kvstore.keys import BlockHasher
 from ...kvstore.prefix_index import PrefixIndex
+from ..adapters import Adapter
 from ..sequence import Sequence
 
 DEVICE, HOST, DISK, SAVING = 1, 2, 4, 8
@@ -74,9 +75,10 @@ class Residency:
     _tier: HostTier | None
     _disk: DiskTier | None
 
-    def root(self, salt: bytes) -> bytes:
-        """The key that stands before the first block of the tenant with this ``salt``."""
-        return self._hasher.root(self._namespace, salt)
+    def root(self, salt: bytes, adapter: Adapter | None = None) -> bytes:
+        """The key that stands before the first block of the tenant with this ``salt``, computed with
+        ``adapter``."""
+        return self._hasher.root(self._namespace if adapter is None else adapter.namespace, salt)
 
     def locate(self, sequence: Sequence) -> Located:
         """Where the blocks behind the sequence's computed tokens lie, up to the first that lies nowhere.

@@ -11,16 +11,19 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from .. import verbs
 from ..errors import EngineDied, EngineGone, FrameInvalid, SequenceUnknown
+from ..settings import LoraModule
 from . import messages
 from .crash_report import EngineDeath
 from .gateway_end import GatewayEnd
 from .generation import Generation
 
 KEPT_DEATHS = 16
+_T = TypeVar("_T")
 
 
 class EngineLink:
@@ -28,10 +31,11 @@ class EngineLink:
 
     ``engine_number`` counts the engines that have loaded; ``deaths`` holds the latest deaths of loaded
     engines, oldest first. While no engine is loaded every verb raises ``EngineDied`` at once; ``wait_ready``
-    waits for the next one.
+    waits for the next one. ``expected``: the names of the adapters that the first engine loads.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, expected: Iterable[str] = ()) -> None:
+        self.expected = frozenset(expected)
         self.engine_number = 0
         self.deaths: deque[EngineDeath] = deque(maxlen=KEPT_DEATHS)
         self._on_recovery: list[Callable[[float], None]] = []
@@ -40,6 +44,7 @@ class EngineLink:
         self._fault: EngineGone | None = None  # why no engine will be started again
         self._changed = asyncio.Event()  # an engine is ready, or none will be started again
         self._loaded = False
+        self._adapters: dict[str, verbs.LoadedAdapter] = {}
         self._next_id = 1
         self._gone_below = 1  # sequence ids below this one belong to dead engines
 
@@ -105,16 +110,18 @@ class EngineLink:
     # --- verbs ----------------------------------------------------------------------------------------------
 
     async def open(
-        self, tokens: Sequence[int], salt: bytes = b"", isolated: bool = False
+        self, tokens: Sequence[int], salt: bytes = b"", isolated: bool = False, adapter: bytes = b""
     ) -> verbs.SequenceState:
         """Begin a sequence with ``tokens``; returns its state, which has its id. ``salt`` separates the
         tenants' cached blocks.
 
-        ``isolated``: no other sequence shares its steps until it has sampled a token.
+        ``isolated``: no other sequence shares its steps until it has sampled a token. ``adapter``: the digest
+        of the one that computes it; empty: none.
         """
         end = self._end_for()
         seq = self._new_id()
-        return _state(await end.call(verbs.Open(end.next_request(), seq, salt, list(tokens), isolated)))
+        verb = verbs.Open(end.next_request(), seq, salt, list(tokens), isolated, adapter)
+        return _state(await end.call(verb))
 
     def extend(
         self, seq: int, tokens: Sequence[int], turn_expected: bool = False, expect_length: int | None = None
@@ -234,11 +241,13 @@ class EngineLink:
         end = self._end_for(seq)
         return _moved(await end.call(verbs.Settle(end.next_request(), seq, disk, wait=True)))
 
-    async def locate(self, seq: int | None, tokens: Sequence[int] = (), salt: bytes = b"") -> verbs.BlockMap:
+    async def locate(
+        self, seq: int | None, tokens: Sequence[int] = (), salt: bytes = b"", adapter: bytes = b""
+    ) -> verbs.BlockMap:
         """Which tier each block of the sequence ``seq`` lies in; with None, those of ``tokens`` under
-        ``salt``. Moves nothing."""
+        ``salt``, computed by ``adapter``. Moves nothing."""
         end = self._end_for(seq)
-        reply = await end.call(verbs.Locate(end.next_request(), seq, salt, list(tokens)))
+        reply = await end.call(verbs.Locate(end.next_request(), seq, salt, list(tokens), adapter))
         if reply.blocks is None:
             raise FrameInvalid("the reply to a locate has no blocks")
         return reply.blocks
@@ -247,6 +256,41 @@ class EngineLink:
         """Remove a sequence; with ``keep_kv`` its sealed blocks stay cached until they are evicted."""
         end = self._end_for(seq)
         await end.call(verbs.Close(end.next_request(), seq, keep_kv))
+
+    # --- adapters -------------------------------------------------------------------------------------------
+
+    @property
+    def adapters(self) -> Mapping[str, verbs.LoadedAdapter]:
+        """The adapters that are loaded, by name, in the order in which they were loaded."""
+        return self._adapters
+
+    async def load_adapter(self, name: str, path: str) -> verbs.LoadedAdapter:
+        """Load the adapter in the folder ``path``, which the engine's process reads, under ``name``; returns
+        once turns may use it. An engine that follows this one loads it again."""
+        return await _to_the_end(self._load_adapter(self._end_for(), name, path))
+
+    async def _load_adapter(self, end: GatewayEnd, name: str, path: str) -> verbs.LoadedAdapter:
+        reply = await end.call(verbs.LoadAdapter(end.next_request(), name, path))
+        if reply.adapter is None:
+            raise FrameInvalid("the reply to a load has no adapter")
+        if end is self._end:
+            self._adapters[name] = reply.adapter
+        return reply.adapter
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload an adapter: turns that run with it go on, and no other one begins."""
+        await _to_the_end(self._unload_adapter(self._end_for(), name))
+
+    async def _unload_adapter(self, end: GatewayEnd, name: str) -> None:
+        await end.call(verbs.UnloadAdapter(end.next_request(), name))
+        if end is self._end:
+            self._adapters.pop(name, None)
+
+    def again(self) -> tuple[LoraModule, ...] | None:
+        """The adapters that an engine which follows this one has to load; None: there was none before it."""
+        if self._hello is None:
+            return None
+        return tuple(LoraModule(one.name, one.path, one.digest) for one in self._adapters.values())
 
     async def statistics(self) -> dict[str, float]:
         """The engine's counters, the lengths of both ends' queues (``link_*``), and the number of the
@@ -268,6 +312,7 @@ class EngineLink:
         become unknown."""
         self.engine_number += 1
         self._hello = hello
+        self._adapters = {one.name: one for one in hello.adapters}
         self._loaded = True
         self._gone_below = self._next_id
         self._changed.set()
@@ -308,6 +353,11 @@ class EngineLink:
     def _new_id(self) -> int:
         self._next_id += 1
         return self._next_id - 1
+
+
+async def _to_the_end(work: Coroutine[None, None, _T]) -> _T:
+    """Run ``work`` to its end, also if the caller is cancelled: what the engine has done is then known here."""
+    return await asyncio.shield(asyncio.ensure_future(work))
 
 
 def _state(reply: verbs.VerbReply) -> verbs.SequenceState:

@@ -246,7 +246,7 @@ class LoadedEngine:
     hello: messages.Hello
     next_step_in: Callable[[], float | None] = lambda: None
     leave: Callable[[], None] = lambda: None
-    answers: Callable[[], list[verbs.VerbReply]] = list
+    answers: Callable[[], list[verbs.VerbReply | verbs.Refusal]] = list
 
 
 Load: TypeAlias = Callable[[LoadProgress, Liveness], LoadedEngine]

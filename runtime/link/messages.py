@@ -14,7 +14,7 @@ from typing import Generic, TypeAlias, TypeVar
 import msgspec
 
 from ..errors import FrameInvalid, LengthInvalid, LinkClosed
-from ..verbs import AnyVerb, Refusal, Step, VerbReply
+from ..verbs import AnyVerb, LoadedAdapter, Refusal, Step, VerbReply
 
 
 class Phase(StrEnum):
@@ -61,7 +61,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     ``quantisation``: how weights are quantised, in words; empty: they are not.
     ``max_context``: in tokens; ``block_bytes``: of one block over all layers. ``notes``: what an operator
     should know of the model, each one line. ``max_sequences``: turns that may run at once. ``memory``: what
-    the device's own memory is for, one line; empty: it has none."""
+    the device's own memory is for, one line; empty: it has none. ``adapters``: those that are loaded."""
 
     model: str
     architecture: str
@@ -82,6 +82,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     max_sequences: int = 64
     memory: str = ""
     weights: int = 0
+    adapters: tuple[LoadedAdapter, ...] = ()
 
 
 class Fatal(msgspec.Struct, frozen=True, array_like=True, tag="fatal"):

@@ -28,6 +28,7 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+import msgspec
 
 from ...kvstore.disk.process import DiskProcess
 from ...kvstore.system_limits import explained
@@ -225,7 +226,7 @@ class ChildEngine:
         program: Sequence[str] = PROGRAM,
         first: SpawnedEngine | None = None,
     ) -> None:
-        self.link = EngineLink()
+        self.link = EngineLink(one.name for one in settings.adapters)
         self._settings = settings
         self._memory: int | None = None
         self._disk: DiskProcess | None = None
@@ -297,7 +298,7 @@ class ChildEngine:
         self._child = child = EngineProcess(spawned.process, spawned.report, end)
         self.link.attach(end)
         transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: end, sock=spawned.sock)
-        transport.write(frame(self._settings))
+        transport.write(frame(msgspec.structs.replace(self._settings, again=self.link.again())))
         watching = asyncio.create_task(child.watch())
         try:
             self.link.welcome(await end.hello)

@@ -52,7 +52,7 @@ class ThreadEngine:
         load: Callable[[EngineSettings, LoadProgress, Liveness], LoadedEngine] = _load,
         on_heartbeat: Callable[[Heartbeat], None] = lambda beat: None,
     ) -> None:
-        self.link = EngineLink()
+        self.link = EngineLink(one.name for one in settings.adapters)
         self._settings = settings
         self._load = load
         self._on_heartbeat = on_heartbeat

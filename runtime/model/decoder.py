@@ -84,6 +84,10 @@ class Decoder:
         """The same decoder, computing with another backend."""
         return Decoder(self.config, self.weights, kernels, self.key_scale)
 
+    def with_weights(self, weights: DecoderWeights) -> Decoder:
+        """The same decoder with other weights of the same shape."""
+        return Decoder(self.config, weights, self.kernels, self.key_scale)
+
     def hidden(self, ids: Tensor, batch: PagedBatch, arenas: Sequence[Tensor]) -> Tensor:
         """Normed hidden states ``[tokens, hidden]`` of ``ids`` int64 ``[tokens]``; stores their K and V.
 
@@ -104,8 +108,8 @@ class Decoder:
         for layer, plan in zip(self.weights.layers, self._plans, strict=True):
             x = self._attend(layer, plan, x, turns[plan.kind], batch, arenas[plan.kind])
             residual, x = self._join(x, residual, layer.after_attention, layer.before_mlp)
-            x = self.kernels.gated(layer.gate_up(x, self.kernels), self.config.activation)
-            x = layer.down(x, self.kernels)
+            x = self.kernels.gated(layer.gate_up(x, self.kernels, batch.adapters), self.config.activation)
+            x = layer.down(x, self.kernels, batch.adapters)
             residual, x = self._join(x, residual, layer.after_mlp, plan.next_norm)
         return x
 
@@ -154,13 +158,13 @@ class Decoder:
         arena: Tensor,
     ) -> Tensor:
         heads, dim = self.config.query_heads + 2 * self.config.kv_heads, self.config.head_dim
-        qkv = layer.qkv(x, self.kernels).view(-1, heads, dim)
+        qkv = layer.qkv(x, self.kernels, batch.adapters).view(-1, heads, dim)
         norm, slots = plan.head_norm, batch.slots
         query = self.kernels.rotate_and_store(qkv, norm, turns.angles, arena, plan.number, slots)
         if turns.query_scale is not None:
             query = query * turns.query_scale
         attended = self.kernels.paged_attention(query, arena, plan.number, batch, plan.attention)
-        return layer.output(attended.flatten(1), self.kernels)
+        return layer.output(attended.flatten(1), self.kernels, batch.adapters)
 
     def _join(
         self, x: Tensor, residual: Tensor, after: Tensor | None, before: Tensor | None

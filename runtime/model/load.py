@@ -100,16 +100,21 @@ class LoadedModel:
             for number, kind in enumerate(self.config.kinds)
         )
 
-    def namespace(self, groups: Sequence[KVGroup]) -> bytes:
+    def namespace(self, groups: Sequence[KVGroup], adapter: bytes = b"") -> bytes:
         """The namespace of this model's block keys, 16 bytes: it differs for other weights, settings or KV
-        groups, and for another arithmetic. A key names one block in each group's arena."""
+        groups, and for another arithmetic. A key names one block in each group's arena. ``adapter``: the digest of
+        the one that computes with it; empty: none."""
         numerics = {
             "kernels": self.decoder.kernels.numerics,
             "dtype": str(self.decoder.dtype),
             "weights": self.quantisation,
         }
         return namespace_digest(
-            weights=self.weights_digest, config=self.config.shaping_kv(), groups=groups, numerics=numerics
+            weights=self.weights_digest,
+            config=self.config.shaping_kv(),
+            groups=groups,
+            numerics=numerics,
+            adapter=adapter,
         )
 
 

@@ -67,6 +67,11 @@ class DecoderWeights:
     norm: Tensor
     head: Linear
 
+    @property
+    def adapts(self) -> bool:
+        """Whether there is room for adapters."""
+        return self.layers[0].qkv.pairs is not None
+
 
 def pieces_of(config: ModelConfig) -> tuple[Piece, ...]:
     """The tensors that a checkpoint of this shape must hold, all of them, and what becomes of each."""

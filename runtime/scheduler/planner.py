@@ -17,7 +17,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from ...kvstore.pool import BlockPool
-from ..columns import NO_GRAMMAR
+from ..adapters import AdapterTable
+from ..columns import NO_ADAPTER, NO_GRAMMAR
 from ..kv_placement.block_manager import BlockManager
 from ..plan import NO_BOOLS, NO_INTS, BlockCopy, Bools, Ints, Plan, RowAsks
 from ..sequence import Sequence, Status
@@ -43,7 +44,8 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Running:
-    """The running turns, as long as none comes, goes or changes its kind. ``plain``: those of which each row
+    """The running turns with slots for their adapters, as long as none comes, goes or changes its kind.
+    ``plain``: those of which each row
     merely decodes, ``slots``: their slots; ``others``: the others; ``suspect``: the first one that shares no
     step. ``version``: of queues and columns."""
 
@@ -112,6 +114,7 @@ class Planner:
     _idle_prefill: IdlePrefill
     _counters: Counters
     _slots: Slots
+    _adapters: AdapterTable
     _drafter: Drafter | None = None
     _seen: _Running | None = None
 
@@ -131,7 +134,8 @@ class Planner:
         draft = _Draft(self._counters.steps + 1, self._settings.max_step_tokens)
         running = seen.others
         if not self._add_plain(draft, seen):  # too few blocks for all: the order of turns decides
-            running = [sequence for sequence in queues.running.values() if not sequence.isolated]
+            serves = self._adapters.serves
+            running = [one for one in queues.running.values() if not one.isolated and serves(one.adapter)]
         ready = {sequence.id for sequence in running if self._ready(sequence, now)}
         # With guesses, a turn waits for what it draws: the next guesses stand behind that.
         waits = self._drafter is not None
@@ -154,16 +158,26 @@ class Planner:
         version = self._queues.version, columns.version
         if seen is None or seen.version != version:
             plain, others, suspect = list[Sequence](), list[Sequence](), None
+            if self._adapters.in_use:
+                self._adapters.serve(one.adapter for one in self._queues.running.values() if not one.isolated)
             for sequence in self._queues.running.values():
                 if sequence.isolated:
                     suspect = suspect or sequence
+                elif not self._adapters.serves(sequence.adapter):
+                    continue
                 elif self._drafter is None and sequence.slot is not None and columns.plain[sequence.slot]:
+                    self._note_adapter(sequence, sequence.slot)
                     plain.append(sequence)
                 else:
                     others.append(sequence)
             slots = np.array([sequence.slot for sequence in plain], dtype=np.int64)
             self._seen = seen = _Running(version, plain, slots, others, suspect)
         return seen
+
+    def _note_adapter(self, sequence: Sequence, slot: int) -> None:
+        adapter = sequence.adapter
+        held = NO_ADAPTER if adapter is None or adapter.slot_number is None else adapter.slot_number
+        self._slots.columns.adapters[slot] = held
 
     def _add_plain(self, draft: _Draft, seen: _Running) -> bool:
         """Give each turn that merely decodes its row, but those with enough tokens being sampled. Returns
@@ -217,6 +231,9 @@ class Planner:
     def plan_alone(self, sequence: Sequence, now: float) -> Plan | None:
         """Plan a step for one sequence alone; None if it has nothing to do or finds no blocks."""
         draft = _Draft(self._counters.steps + 1, self._settings.max_step_tokens)
+        if self._adapters.in_use:
+            self._adapters.serve([sequence.adapter])
+            self._seen = None  # the other turns get their slots again
         if self._adopt(sequence, now):
             self._add(draft, sequence, sequence.to_do, now, reserved=False)
         return self._emit(draft)
@@ -227,12 +244,16 @@ class Planner:
         self._block_manager.launched(draft.step)
         draws = bool(len(draft.plain[0])) or any(row[5] for row in draft.rows)
         saves, loads = self._block_manager.transfers.emit(rows=len(draft), draws=draws)
+        columns = draft.columns()
+        adapters = self._slots.columns.adapters[columns[1]] if self._adapters.in_use else NO_INTS
         plan = Plan(
             draft.step,
-            *draft.columns(),
+            *columns,
             np.concatenate(draft.tokens) if draft.tokens else NO_INTS,
             draft.asks,
             draft.drafts,
+            adapters if adapters.max(initial=NO_ADAPTER) != NO_ADAPTER else None,
+            self._adapters.fills() if self._adapters.in_use else (),
             self._slots.emit(draft.changes) if len(draft) else None,
             tuple(draft.copies),
             saves,
@@ -318,7 +339,10 @@ class Planner:
                 return
             # Skip a sequence that lost its KV meanwhile, and a suspect: it is computed in its turn only.
             if sequence.id in self._queues.prefill and not sequence.isolated:
-                if not self._ready(sequence, now):
+                if sequence.adapter is not None and not sequence.adapter.names:
+                    self._queues.defer(sequence)  # its adapter was unloaded
+                    continue
+                if not self._adapters.lend(sequence.adapter) or not self._ready(sequence, now):
                     continue
                 self._add(draft, sequence, sequence.to_do, now, reserved=False)
                 if not sequence.to_do:
@@ -413,6 +437,7 @@ class Planner:
                 most = turn.sampling.prompt_logprobs or 0
                 draft.asks[number] = RowAsks(forbidden, grammar, scored, scored_from, most)
         slot = self._slots.enter(sequence, end, draft.changes, draft.step)
+        self._note_adapter(sequence, slot)
         mark = int(self._slots.columns.mark[slot])
         draft.rows.append((sequence.id, slot, mark, first, end - first + len(guesses), draws, fed))
         sequence.advance(draft.step, end, draws=draws, drafts=len(guesses))

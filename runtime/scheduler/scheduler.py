@@ -24,6 +24,7 @@ from ...kvstore.disk.client import DiskTier
 from ...kvstore.host.tier import HostTier
 from ...kvstore.keys import BlockHasher
 from ...kvstore.pool import BlockPool
+from ..adapters import Adapter, AdapterTable
 from ..errors import (
     ContextExceeded,
     EngineOverloaded,
@@ -95,6 +96,7 @@ class Scheduler:
         compiler: compiles grammars; None: a turn with a grammar is refused.
         matchers: the matchers of running turns, shared with the runner.
         drafter: guesses tokens, which steps check; None: each step gives a turn one token.
+        adapters: those that are loaded, and their slots; None: there is no room for any.
 
     Raises:
         SettingsInvalid: pool or hasher are made for other numbers, or there is no such policy.
@@ -112,6 +114,7 @@ class Scheduler:
         compiler: Compiler | None = None,
         matchers: Matchers | None = None,
         drafter: Drafter | None = None,
+        adapters: AdapterTable | None = None,
     ) -> None:
         if pool.blocks != settings.blocks or hasher.block_tokens != settings.block_tokens:
             raise SettingsInvalid("the pool or the hasher is made for another number of blocks or block size")
@@ -129,8 +132,19 @@ class Scheduler:
         self._idle_prefill = IdlePrefill(settings.idle_stretch)
         budget = self._idle_prefill
         self._slots = Slots(settings.depth * settings.max_sequences)
+        self.adapters = AdapterTable() if adapters is None else adapters
         self._planner = Planner(
-            settings, queues, blocks, pool, policy, preemption, budget, self.counters, self._slots, drafter
+            settings,
+            queues,
+            blocks,
+            pool,
+            policy,
+            preemption,
+            budget,
+            self.counters,
+            self._slots,
+            self.adapters,
+            drafter,
         )
         self._restore = Restore(queues, blocks, preemption.relieve, disk, costs or CostBook(None))
         self.offload = Offload(blocks, disk, costs)
@@ -181,8 +195,8 @@ class Scheduler:
         self._check_new([verb.seq])
         tokens = checked_tokens(verb.tokens, self.settings.vocab_size)
         self._check_context(len(tokens))
-        root = self._block_manager.residency.root(verb.salt)
-        sequence = Sequence(verb.seq, root, TokenList(tokens), isolated=verb.isolated)
+        adapter = self.adapters.find(verb.adapter)
+        sequence = self._made(verb.seq, verb.salt, TokenList(tokens), adapter, isolated=verb.isolated)
         self._block_manager.adopt(sequence)
         self._queues.touch(sequence, now)
         self._restore.stage(sequence, now)
@@ -215,7 +229,9 @@ class Scheduler:
         """
         opening = verb.opening
         if opening is None:
-            length = self._idle(verb.seq, verb.expect_length).total
+            sequence = self._idle(verb.seq, verb.expect_length)
+            self._check_adapter(sequence)
+            length = sequence.total
         else:
             length = self._check_opening(verb.seq, opening)
         tokens = checked_tokens(verb.tokens, self.settings.vocab_size)
@@ -316,7 +332,7 @@ class Scheduler:
         else:
             tokens = checked_tokens(verb.tokens, self.settings.vocab_size)
             self._check_context(len(tokens))
-            sequence = Sequence(0, self._block_manager.residency.root(verb.salt), TokenList(tokens))
+            sequence = self._made(0, verb.salt, TokenList(tokens), self.adapters.find(verb.adapter))
         return VerbReply(verb.request, blocks=map_blocks(sequence, self._block_manager))
 
     # --- steps ------------------------------------------------------------------------------------------
@@ -331,6 +347,13 @@ class Scheduler:
         self.offload.tick(now)
         self._take_matchers(now)
 
+    def unloaded(self) -> list[int]:
+        """The numbers of adapters that were unloaded and that no turn uses any more; they are forgotten now."""
+        if not self.adapters.leaving:
+            return []
+        turns = (one for one in self._queues.sequences.values() if one.turn is not None)
+        return self.adapters.sweep(one.adapter for one in turns)
+
     def plan(self, now: float) -> Plan | None:
         """Plan the next step, which counts as launched. None: nothing to do before a commit or a verb."""
         return self._planner.plan(now)
@@ -338,6 +361,7 @@ class Scheduler:
     def plan_alone(self, seq: int, now: float) -> Plan | None:
         """Plan a step for this sequence alone, to find out whether it makes steps fail. None: nothing to do."""
         self._slots.forget()
+        self.adapters.forget()
         return self._planner.plan_alone(self._queues[seq], now)
 
     def planned(self, now: float, *, idle: bool) -> list[Row]:
@@ -381,6 +405,7 @@ class Scheduler:
         saves and loads runs any more. Returns the ids of the sequences that they had rows for."""
         self.counters.isolations += 1
         self._slots.forget()
+        self.adapters.forget()
         return list(dict.fromkeys(s.id for plan in plans for s in self._committer.revoke(plan, now)))
 
     def evict(self, seq: int) -> int:
@@ -430,6 +455,7 @@ class Scheduler:
             **self._restore.statistics(),
             **self._leases.statistics(),
             **self._grammar_queue.statistics(),
+            **self.adapters.statistics(),
             **asdict(self.counters),
         }
 
@@ -456,15 +482,37 @@ class Scheduler:
         if opening.parent is not None:
             (child,) = self._children(self._queues[opening.parent], [seq], opening.at, now)
             return child
-        root = self._block_manager.residency.root(opening.salt)
-        sequence = Sequence(seq, root, TokenList(), isolated=opening.isolated)
+        adapter = self.adapters.find(opening.adapter)
+        sequence = self._made(seq, opening.salt, TokenList(), adapter, isolated=opening.isolated)
         self._queues.touch(sequence, now)
         return sequence
+
+    def _made(
+        self,
+        seq: int,
+        salt: bytes,
+        tokens: TokenList,
+        adapter: Adapter | None,
+        *,
+        isolated: bool = False,
+    ) -> Sequence:
+        residency = self._block_manager.residency
+        root, tenant = residency.root(salt, adapter), residency.root(salt)
+        return Sequence(seq, root, tokens, isolated=isolated, adapter=adapter, tenant_root=tenant)
 
     def _children(self, parent: Sequence, seqs: list[int], length: int, now: float) -> list[Sequence]:
         """Make a sequence for each id in ``seqs``, with the parent's first ``length`` tokens and, as far as
         there is any, their KV, in shared blocks. They become idle sequences."""
-        children = [Sequence(seq, parent.root, parent.tokens.copy(length)) for seq in seqs]
+        children = [
+            Sequence(
+                seq,
+                parent.root,
+                parent.tokens.copy(length),
+                adapter=parent.adapter,
+                tenant_root=parent.tenant_root,
+            )
+            for seq in seqs
+        ]
         self._block_manager.fork(parent, children)
         for child in children:
             self._queues.touch(child, now)
@@ -524,10 +572,18 @@ class Scheduler:
         that it would begin with. Raises `VerbRefused`."""
         at = 0
         if opening.parent is not None:
-            at = opening.at
-            self._check_length(self._queues[opening.parent], at)
+            at, parent = opening.at, self._queues[opening.parent]
+            self._check_length(parent, at)
+            self._check_adapter(parent)
+        self.adapters.find(opening.adapter)
         self._check_new([seq])
         return at
+
+    def _check_adapter(self, sequence: Sequence) -> None:
+        """Raise ``AdapterUnknown`` if the sequence's adapter was unloaded. If it is loaded again, the sequence
+        has it again: with the same weights its KV is the same."""
+        if sequence.adapter is not None and not sequence.adapter.names:
+            sequence.adapt(self.adapters.find(sequence.adapter.digest))
 
     def _check_new(self, seqs: list[int]) -> None:
         if len(set(seqs)) < len(seqs):

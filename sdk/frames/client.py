@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from .items import AnyItem, Given, Identifier, MessageItem
 from .response import ResponseParams
 from .session import SessionPatch
 
+AdapterName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 EventId: TypeAlias = Annotated[str, Meta(max_length=512)]
 Handle: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 
@@ -223,11 +224,15 @@ class SessionFork(ClientFrame, frozen=True, tag="session.fork"):
     If a response runs, a child has as much of the reply as has come; for the child it ends there. With
     `compact` a child's context begins with a summary. The items that the summary stands for stay in the child's
     conversation, but its model does not read them.
+
+    `adapter`: the name of the adapter (LoRA) that the children are computed with; null: with none. Absent: with
+    that of this session. Children with another one compute the history again.
     """
 
     at: Identifier | None = None
     children: Annotated[int, Meta(ge=1, le=64)] = 1
     compact: ForkCompaction | None = None
+    adapter: AdapterName | UnsetType | None = UNSET
 
 
 class SessionTree(ClientFrame, frozen=True, tag="session.tree"):

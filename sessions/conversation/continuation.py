@@ -44,12 +44,21 @@ _ENCODER = msgspec.msgpack.Encoder(order="sorted")
 
 class GivenConversation:
     """A conversation of the tenant with this ``salt``: its preamble and its items. Two tenants share no
-    digest. ``truncates``: its oldest turns may be left out of the prompt."""
+    digest. ``truncates``: its oldest turns may be left out of the prompt. ``adapter``: the digest of the one
+    that it goes on with: sessions with another one do not share its tokens."""
 
     def __init__(
-        self, salt: bytes, preamble: Preamble, items: Sequence[Item], *, truncates: bool = False
+        self,
+        salt: bytes,
+        preamble: Preamble,
+        items: Sequence[Item],
+        *,
+        truncates: bool = False,
+        adapter: bytes = b"",
     ) -> None:
         self.salt = salt
+        self.adapter = adapter
+        self.space = space_of(salt, adapter)
         self.preamble = preamble
         self.items = items
         self._truncates = truncates
@@ -64,7 +73,7 @@ class GivenConversation:
     def digest(self, length: int) -> Digest:
         """The digest of the beginning with ``length`` items, at least one. Each item is hashed once at most."""
         last = [self._hash(at) for at in range(max(0, length - 2), length)]
-        return _digest(self.salt, self.preamble, length, self.items[0], last)
+        return _digest(self.space, self.preamble, length, self.items[0], last)
 
     def _hash(self, at: int) -> bytes:
         if at not in self._hashed:
@@ -89,16 +98,23 @@ class GivenConversation:
         return shared if shared and history.is_worth(shared) else 0
 
 
-def digest_of(salt: bytes, history: History) -> Digest:
-    """The digest of a whole history with at least one item, as `GivenConversation.digest` has it."""
+def space_of(salt: bytes, adapter: bytes) -> bytes:
+    """What separates the digests of tenants, and in a tenant those of its adapters. ``adapter``: the digest of
+    the adapter; empty: none."""
+    return _blake2b(b"adapter" + adapter, key=salt) if adapter else salt
+
+
+def digest_of(space: bytes, history: History) -> Digest:
+    """The digest of a whole history with at least one item, as `GivenConversation.digest` has it. ``space``:
+    from `space_of`."""
     last = [_item_hash(item) for item in islice(history.backwards(), 2)]
     first = next(history.forwards())
-    return _digest(salt, history.preamble, len(history), first, last[::-1])
+    return _digest(space, history.preamble, len(history), first, last[::-1])
 
 
-def name_digest(salt: bytes, name: str) -> Digest:
-    """The digest of a name that leads a tenant to a session."""
-    return _blake2b(b"name" + name.encode(errors="surrogatepass"), key=salt)
+def name_digest(space: bytes, name: str) -> Digest:
+    """The digest of a name that leads a tenant to a session. ``space``: from `space_of`."""
+    return _blake2b(b"name" + name.encode(errors="surrogatepass"), key=space)
 
 
 class OpenConversations:

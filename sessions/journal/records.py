@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from ...runtime.verbs import TokenLogprob
+from ..adapters import SessionAdapter
 from ..conversation.items import Item, Message, Preamble, Role
 from ..turn.events import EndReason, LeftOut, ReplyStatus, TurnUsage
 from .segment import ERASED, HIGH, Fresh, Kind
@@ -325,6 +326,8 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     forked: str = ""
     """When it was forked (ISO 8601), as its ``clock`` is that of the session it was forked from; empty for one
     that was not, or by an earlier version."""
+    adapter: SessionAdapter | None = None
+    """The adapter that its tokens are computed with; None: none."""
 
     @property
     def is_session(self) -> bool:

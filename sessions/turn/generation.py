@@ -319,6 +319,7 @@ _REQUESTED = (errors.GrammarRefused, errors.GrammarStuck, errors.GrammarUnavaila
 _FAILURES: tuple[tuple[type[runtime.RuntimeFault], type[TurnFailed]], ...] = (
     (runtime.EngineOverloaded, errors.EngineFull),
     (runtime.EngineGone, errors.EngineUnavailable),
+    (runtime.AdapterUnknown, errors.AdapterUnavailable),
     (runtime.GrammarUnavailable, errors.GrammarUnavailable),
     (runtime.GrammarStuck, errors.GrammarStuck),
     (runtime.GrammarFault, errors.GrammarRefused),

@@ -30,6 +30,7 @@ from holdfast.runtime.verbs import (
     Finish,
     Grant,
     KVTier,
+    LoadedAdapter,
     Moved,
     Opening,
     Receipt,
@@ -87,9 +88,10 @@ class ScriptedLink:
     """Stands in for ``EngineLink``.
 
     ``logprobs``: rows have them, a number made of the token. ``slow``: extensions are answered after some time,
-    those in ``unanswered`` by any test. ``cut_off`` verbs do not answer before ``freed``, and no rows
-    come unless ``flowing``; ``stuck`` is set when a verb waits. ``chosen``: tokens that each turn computes
-    though they are kept. ``on_disk``: tokens that a sequence without KV finds on disk, at most.
+    those in ``unanswered`` by any test. ``cut_off`` verbs do not answer before ``freed``, and no rows come
+    unless ``flowing``; ``adapters`` are loaded; ``stuck`` is set when a verb waits. ``chosen``: tokens that
+    each turn computes though they are kept. ``on_disk``: tokens that a sequence without KV finds on disk, at
+    most.
     """
 
     model: Model
@@ -113,6 +115,8 @@ class ScriptedLink:
     freed: asyncio.Event = field(default_factory=asyncio.Event)
     deaths: list[EngineDeath] = field(default_factory=list)
     waiting: asyncio.Event = field(default_factory=asyncio.Event)
+    adapters: dict[str, LoadedAdapter] = field(default_factory=dict)
+    expected: frozenset[str] = frozenset()
     _last: int = 0
     _back: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -156,7 +160,9 @@ class ScriptedLink:
 
     # --- verbs ---
 
-    async def open(self, tokens: Sequence[int], salt: bytes = b"", alone: bool = False) -> SequenceState:
+    async def open(
+        self, tokens: Sequence[int], salt: bytes = b"", alone: bool = False, adapter: bytes = b""
+    ) -> SequenceState:
         await self._verb("open", salt, list(tokens), *(["alone"] * alone))
         return self._state(self._new(Held(list(tokens))))
 
@@ -294,7 +300,9 @@ class ScriptedLink:
         await self._verb("settle", seq, disk)
         return Moved(0, 0, self._idle(seq).computed, 0, 0.0)
 
-    async def locate(self, seq: int | None, tokens: Sequence[int] = (), salt: bytes = b"") -> BlockMap:
+    async def locate(
+        self, seq: int | None, tokens: Sequence[int] = (), salt: bytes = b"", adapter: bytes = b""
+    ) -> BlockMap:
         """Of a sequence on the device, of other tokens nowhere; each in a block of its own."""
         await self._verb("locate", seq, list(tokens), salt)
         length = len(tokens) if seq is None else len(self._known(seq).tokens)

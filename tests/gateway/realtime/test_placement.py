@@ -60,7 +60,9 @@ async def test_leases_and_stages_beyond_the_limit_are_refused_at_once() -> None:
 class Spread(Scripted):
     """Has a sequence's blocks in every tier."""
 
-    async def locate(self, seq: int | None, tokens: Sequence[int] = (), salt: bytes = b"") -> BlockMap:
+    async def locate(
+        self, seq: int | None, tokens: Sequence[int] = (), salt: bytes = b"", adapter: bytes = b""
+    ) -> BlockMap:
         runs = [
             TierRun(KVTier.DEVICE, True, 3),
             TierRun(KVTier.HOST, True, 1),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,13 @@ def theirs(model: Any, prompt: torch.Tensor) -> torch.Tensor:
 
 
 class Fed:
-    """A model that is fed pieces of prompts, over arenas with NaN in unused slots."""
+    """A model that is fed pieces of prompts, over arenas with NaN in unused slots. ``slots``: of each prompt's
+    adapter."""
 
-    def __init__(self, model: LoadedModel, prompts: list[torch.Tensor]) -> None:
-        self.model, self.prompts = model, prompts
+    def __init__(
+        self, model: LoadedModel, prompts: list[torch.Tensor], slots: list[int] | None = None
+    ) -> None:
+        self.model, self.prompts, self.slots = model, prompts, slots
         self.arenas = [
             torch.full((BLOCKS, *group.block_shape), float("nan"), dtype=model.decoder.dtype)
             for group in model.kv_groups(BLOCK)
@@ -52,6 +55,9 @@ class Fed:
         firsts = [self.done[row] for row in rows]
         tables = [self.tables[row] for row in rows]
         batch = decoder.kernels.lay_out(self.arenas[0], firsts, list(counts.values()), tables)
+        if self.slots is not None:
+            each = torch.tensor([self.slots[row] for row in rows])
+            batch = replace(batch, adapters=each.repeat_interleave(torch.tensor(list(counts.values()))))
         ids = torch.cat(
             [self.prompts[row][at : at + counts[row]] for row, at in zip(rows, firsts, strict=True)]
         )

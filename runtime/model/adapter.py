@@ -1,0 +1,342 @@
+"""Adapters (LoRA) as peft writes them: a folder with ``adapter_config.json`` and ``adapter_model.safetensors``.
+
+All is checked by the configuration and the file's header before a tensor is read. An error is one line with the
+file, the tensor or field, and the cause. No code of a folder is run: weights are read from safetensors alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ...kernels.linear import Linear
+from ...kernels.low_rank import LowRank, Pair
+from ..errors import AdapterInvalid, ConfigInvalid
+from .checkpoint import DIGEST_BYTES, FLOAT_TYPES
+from .config import ModelConfig
+from .decoder import Decoder
+from .fields import Fields, read_json
+from .files import ADAPTER
+from .kv_format import AS_COMPUTED, KVFormat
+from .weights import DecoderWeights, pieces_of, text_name
+
+WEIGHTS = "adapter_model.safetensors"
+HIGHEST_RANK = 256
+MAPS = ("qkv", "output", "gate_up", "down")
+"""The linear maps of a layer that an adapter may change, by the names of the decoder's tensors."""
+
+_INSIDE = "base_model.model."
+_A, _B = ".lora_A.weight", ".lora_B.weight"
+_EMBEDDINGS = ("embed_tokens", "lm_head")
+_PLAIN = re.compile(r"\^?[\w.]+")
+_UNSERVED = (
+    ("use_dora", "DoRA"),
+    ("lora_bias", "a bias beside the pairs"),
+    ("fan_in_fan_out", "weights that are stored transposed"),
+    ("modules_to_save", "whole modules"),
+    ("target_parameters", "parameters that are no linear layers"),
+    ("trainable_token_indices", "rows of the embedding"),
+    ("layer_replication", "layers that are replicated"),
+    ("alora_invocation_tokens", "aLoRA"),
+    ("use_qalora", "QALoRA"),
+)
+"""Fields of the configuration that ask for what is not computed, and what that is."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the pair of a module of the checkpoint goes: part ``part`` of the decoder's map ``into``; the
+    module maps ``width`` numbers to ``rows``."""
+
+    into: str
+    part: int
+    width: int
+    rows: int
+
+
+class AdapterMaps:
+    """The linear maps of a model that adapters may change. ``dtype``: in which the decoder computes; ``kv``:
+    how it stores K and V, as scales of these are folded into the weights that make them."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, kv: KVFormat = AS_COMPUTED) -> None:
+        self.dtype = dtype
+        self.widths: dict[str, list[int]] = {}
+        """By map, the columns of each part of its product."""
+        self._kv = kv
+        self._normed = config.family.qk_norm != "none"
+        self._places: dict[str, _Place] = {}
+        self._inputs: dict[str, int] = {}
+        self._config = config
+        for piece in pieces_of(config):
+            into = piece.into.rpartition(".")[2]
+            if into in MAPS and len(piece.shape) == 2:
+                rows, width = piece.shape
+                parts = self.widths.setdefault(piece.into, [])
+                name = piece.name.removesuffix(".weight")
+                self._places[name] = _Place(piece.into, len(parts), width, rows)
+                self._inputs[piece.into] = width
+                parts.append(rows)
+
+    def place(self, module: str) -> _Place | None:
+        """Where the pair of a module goes, by its name in a checkpoint; None: adapters cannot change it."""
+        return self._places.get(text_name(module, self._config))
+
+    def scaled(self, place: _Place, pair: Pair) -> Pair:
+        """The pair as it is added to weights into which the scales of K and V are folded
+        (`weights.fold_kv_scales`)."""
+        name, kv = place.into.rpartition(".")[2], self._kv
+        if name == "output":
+            return Pair(pair.a * kv.value_scale, pair.b)
+        if name == "qkv" and (kv.key_scale, kv.value_scale) != (1.0, 1.0):
+            # A map of fused projections has one part: its columns are those of queries, keys and values.
+            queries, keys = (
+                heads * self._config.head_dim for heads in (self._config.query_heads, self._config.kv_heads)
+            )
+            factor = torch.ones(queries + 2 * keys)
+            if not self._normed:
+                factor[queries : queries + keys] /= kv.key_scale
+            factor[queries + keys :] /= kv.value_scale
+            first = sum(self.widths[place.into][: place.part])
+            return Pair(pair.a, pair.b * factor[first : first + place.rows])
+        return pair
+
+    def with_slots(self, decoder: Decoder, slots: int, rank: int) -> Decoder:
+        """The decoder with room for ``slots`` adapters of ``rank`` at most, on its device."""
+
+        sizes = [(self._inputs[into], widths) for into, widths in self.widths.items()]
+        pairs = dict(zip(self.widths, LowRank.several(slots, rank, sizes, decoder.weights.norm), strict=True))
+
+        def roomy(linear: Linear, into: str) -> Linear:
+            return replace(linear, pairs=pairs[into])
+
+        layers = tuple(
+            replace(
+                layer,
+                qkv=roomy(layer.qkv, f"{number}.qkv"),
+                output=roomy(layer.output, f"{number}.output"),
+                gate_up=roomy(layer.gate_up, f"{number}.gate_up"),
+                down=roomy(layer.down, f"{number}.down"),
+            )
+            for number, layer in enumerate(decoder.weights.layers)
+        )
+        return decoder.with_weights(replace(decoder.weights, layers=layers))
+
+
+def fill_slot(weights: DecoderWeights, slot: int, adapter: AdapterWeights) -> None:
+    """Put an adapter into a slot of the decoder, in place of the one that is there."""
+    for number, layer in enumerate(weights.layers):
+        for name in MAPS:
+            pairs = getattr(layer, name).pairs
+            none = (None,) * len(pairs.widths)
+            pairs.fill(slot, adapter.pairs.get(f"{number}.{name}", none))
+
+
+def slot_bytes(weights: DecoderWeights) -> int:
+    """What the slots for adapters take; 0 without any."""
+    maps = (getattr(layer, name) for layer in weights.layers for name in MAPS)
+    return sum(one.pairs.bytes for one in maps if one.pairs is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterWeights:
+    """An adapter in host memory. ``digest``: of its configuration and weights, 32 bytes. ``rank``: its highest.
+    ``pairs``: by the decoder's map, such as ``0.qkv``, the pair of each part; its scale is in them."""
+
+    digest: bytes
+    rank: int
+    pairs: Mapping[str, tuple[Pair | None, ...]]
+
+    @property
+    def bytes(self) -> int:
+        """What it takes."""
+        tensors = (one for parts in self.pairs.values() for pair in parts if pair for one in (pair.a, pair.b))
+        return sum(one.numel() * one.itemsize for one in tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """What the configuration says of ranks and scales. ``ranks``, ``alphas``: by the end of a module's name,
+    where they differ. ``rooted``: the scale is ``alpha / sqrt(rank)``."""
+
+    rank: int
+    alpha: float
+    ranks: Mapping[str, int]
+    alphas: Mapping[str, float]
+    rooted: bool
+
+    def of(self, module: str) -> tuple[int, float]:
+        """The rank and the scale of a module."""
+        rank, alpha = _matching(self.ranks, module, self.rank), _matching(self.alphas, module, self.alpha)
+        return rank, alpha / (math.sqrt(rank) if self.rooted else rank)
+
+
+def _matching(patterns: Mapping[str, Any], module: str, usual: Any) -> Any:
+    for name, value in patterns.items():
+        whole = name.removeprefix("^")
+        if module == whole or (whole == name and module.endswith(f".{name}")):
+            return value
+    return usual
+
+
+def read_adapter(folder: Path, maps: AdapterMaps, most_rank: int = HIGHEST_RANK) -> AdapterWeights:
+    """Read the adapter in ``folder`` for a model with these ``maps``. ``most_rank``: the highest that is
+    served.
+
+    Raises ``AdapterInvalid``, naming the file, the field or tensor, and the cause.
+    """
+    try:
+        if not folder.is_dir():
+            raise AdapterInvalid(f"{folder}: not a folder")
+        numbers = _read_config(folder / ADAPTER, most_rank)
+        with _opened(folder / WEIGHTS) as file:
+            before = _identity(folder)
+            stored = _check(folder / WEIGHTS, file, maps, numbers)
+            pairs = _pairs(folder / WEIGHTS, file, maps, numbers, stored)
+        digest = _digest(folder)
+        if _identity(folder) != before:
+            raise AdapterInvalid(f"{folder}: it changed while it was read")
+    except ConfigInvalid as error:
+        raise AdapterInvalid(error.message) from None
+    except OSError as error:
+        raise AdapterInvalid(f"{error.filename or folder}: {error.strerror or error}") from error
+    return AdapterWeights(digest, max(numbers.of(module)[0] for module in stored), pairs)
+
+
+def _identity(folder: Path) -> list[tuple[int, int, int, int]]:
+    told = [os.stat(folder / name) for name in (ADAPTER, WEIGHTS)]
+    return [(one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns) for one in told]
+
+
+def _digest(folder: Path) -> bytes:
+    total = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for name in (ADAPTER, WEIGHTS):
+        with (folder / name).open("rb") as file:
+            total.update(
+                hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=DIGEST_BYTES)).digest()
+            )
+    return total.digest()
+
+
+def _read_config(path: Path, most_rank: int) -> _Numbers:
+    fields = Fields(path, read_json(path), {"peft_type": "LORA", "bias": "none", "use_rslora": False})
+    if (kind := fields.text("peft_type").upper()) != "LORA":
+        raise fields.wrong("peft_type", f"{kind[:40]!r} is not served (LORA)")
+    if (bias := fields.text("bias")) != "none":
+        raise fields.wrong("bias", f"{bias[:40]!r} is not served (none)")
+    for name, what in _UNSERVED:
+        if fields.get(name):
+            raise fields.wrong(name, f"{what}: not served")
+    targets = fields.get("target_modules")
+    for target in targets if isinstance(targets, list) else ():
+        if isinstance(target, str) and target.rpartition(".")[2] in _EMBEDDINGS:
+            raise fields.wrong("target_modules", f"{target[:80]}: adapters of embeddings are not served")
+    ranks = {name: _rank(fields, f"rank_pattern.{name}", value, most_rank)
+             for name, value in _patterns(fields, "rank_pattern")}  # fmt: skip
+    inside = fields.object("alpha_pattern")
+    alphas = {
+        name: inside.number(name) for name, _ in _patterns(fields, "alpha_pattern") if inside is not None
+    }
+    rank = _rank(fields, "r", fields.get("r"), most_rank)
+    return _Numbers(rank, fields.number("lora_alpha"), ranks, alphas, fields.flag("use_rslora"))
+
+
+def _rank(fields: Fields, name: str, value: Any, most: int) -> int:
+    if type(value) is not int or not 1 <= value <= HIGHEST_RANK:
+        raise fields.wrong(name, f"a whole number from 1 to {HIGHEST_RANK} is expected, not {value!r:.40}")
+    if value > most:
+        raise fields.wrong(name, f"rank {value} is above --max-lora-rank {most}")
+    return value
+
+
+def _patterns(fields: Fields, name: str) -> Iterable[tuple[str, Any]]:
+    found = fields.object(name)
+    for key, value in () if found is None else found.values.items():
+        if not _PLAIN.fullmatch(key):
+            raise fields.wrong(
+                name, f"{key[:80]!r}: the end of a module's name is expected, no other pattern"
+            )
+        yield key, value
+
+
+def _opened(path: Path) -> Any:
+    if not path.is_file():
+        told = "missing (weights are read from safetensors only)" if not path.exists() else "not a file"
+        raise AdapterInvalid(f"{path}: {told}")
+    try:
+        return safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise AdapterInvalid(f"{path}: {' '.join(str(error).split())}") from error
+
+
+def _check(path: Path, file: Any, maps: AdapterMaps, numbers: _Numbers) -> dict[str, _Place]:
+    """Check the header of the weights. Returns the place of each module that has a pair."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in file.keys():  # noqa: SIM118 (not a mapping)
+        side = next((end for end in (_A, _B) if name.endswith(end)), "")
+        module = name.removeprefix(_INSIDE).removesuffix(side)
+        if any(part in _EMBEDDINGS or part.startswith("lora_embedding_") for part in name.split(".")):
+            raise AdapterInvalid(f"{path}: {name}: adapters of embeddings are not served")
+        if not side or not name.startswith(_INSIDE):
+            raise AdapterInvalid(
+                f"{path}: {name}: not the name of a tensor of LoRA ({_INSIDE}….lora_A.weight)"
+            )
+        if maps.place(module) is None:
+            raise AdapterInvalid(f"{path}: {name}: the model has no linear layer {module}")
+        view = file.get_slice(name)
+        if view.get_dtype() not in FLOAT_TYPES:
+            raise AdapterInvalid(
+                f"{path}: {name}: type {view.get_dtype()} is not served ({', '.join(FLOAT_TYPES)})"
+            )
+        found.setdefault(module, {})[side] = view.get_shape()
+    places: dict[str, _Place] = {}
+    for module, sides in found.items():
+        place, (rank, _) = maps.place(module), numbers.of(module)
+        assert place is not None, "it was looked up above"
+        for side, shape in ((_A, [rank, place.width]), (_B, [place.rows, rank])):
+            if side not in sides:
+                raise AdapterInvalid(f"{path}: {_INSIDE}{module}{side}: missing, its other half is there")
+            if list(sides[side]) != shape:
+                raise AdapterInvalid(
+                    f"{path}: {_INSIDE}{module}{side}: shape {list(sides[side])}, rank and model ask for"
+                    f" {shape}"
+                )
+        places[module] = place
+    if not places:
+        raise AdapterInvalid(f"{path}: it holds no tensors")
+    return places
+
+
+def _pairs(
+    path: Path, file: Any, maps: AdapterMaps, numbers: _Numbers, places: Mapping[str, _Place]
+) -> dict[str, tuple[Pair | None, ...]]:
+    pairs: dict[str, list[Pair | None]] = {}
+    for module, place in places.items():
+        a, b = (_tensor(path, file, f"{_INSIDE}{module}{side}").float() for side in (_A, _B))
+        pair = maps.scaled(place, Pair(a.T, b.T * numbers.of(module)[1]))
+        own = Pair(pair.a.to(maps.dtype).contiguous(), pair.b.to(maps.dtype).contiguous())
+        for side, tensor in ((_A, own.a), (_B, own.b)):
+            if not tensor.isfinite().all():
+                kind = str(maps.dtype).removeprefix("torch.")
+                raise AdapterInvalid(f"{path}: {_INSIDE}{module}{side}: too large for {kind}")
+        pairs.setdefault(place.into, [None] * len(maps.widths[place.into]))[place.part] = own
+    return {into: tuple(parts) for into, parts in pairs.items()}
+
+
+def _tensor(path: Path, file: Any, name: str) -> Tensor:
+    try:
+        tensor: Tensor = file.get_tensor(name)
+    except SafetensorError as error:
+        raise AdapterInvalid(f"{path}: {name}: {' '.join(str(error).split())}") from error
+    if not tensor.isfinite().all():
+        raise AdapterInvalid(f"{path}: {name}: not all its numbers are finite")
+    return tensor
