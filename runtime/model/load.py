@@ -102,8 +102,8 @@ class LoadedModel:
 
     def namespace(self, groups: Sequence[KVGroup], adapter: bytes = b"") -> bytes:
         """The namespace of this model's block keys, 16 bytes: it differs for other weights, settings or KV
-        groups, and for another arithmetic. A key names one block in each group's arena. ``adapter``: the digest of
-        the one that computes with it; empty: none."""
+        groups, and for another arithmetic. A key names one block in each group's arena. ``adapter``: the
+        digest of the one that computes with it; empty: none."""
         numerics = {
             "kernels": self.decoder.kernels.numerics,
             "dtype": str(self.decoder.dtype),
