@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -105,15 +104,13 @@ def tables_of(batch: CpuBatch) -> tuple[int, ...]:
     return *(each.data_ptr() for each in places), batch.tables.shape[1]
 
 
-V = TypeVar("V", int, int | str)
-
-
-def adapt_operands(rows: V, x: V, out: V, pairs: LowRank, slots: V) -> list[V | int]:
-    """The operands of an `ADAPT`; ``x``, ``out``, ``slots``: addresses."""
+def adapt_operands(
+    rows: int | str, x: int | str, out: int | str, pairs: LowRank, slots: int | str
+) -> list[int | str]:
+    """The operands of an `ADAPT`: numbers and addresses, or the names of such."""
     _, parts, depth, room = pairs.a.shape
-    arrays = (pairs.a, pairs.b, pairs.ranks, pairs.starts)
-    sizes = (pairs.width, sum(pairs.widths), depth, parts, room, pairs.b.shape[1])
-    return [rows, x, out, *(each.data_ptr() for each in arrays), slots, *sizes]
+    arrays: list[int | str] = [one.data_ptr() for one in (pairs.a, pairs.b, pairs.ranks, pairs.starts)]
+    return [rows, x, out, *arrays, slots, pairs.width, sum(pairs.widths), depth, parts, room, pairs.b.shape[1]]
 
 
 class Layers:
