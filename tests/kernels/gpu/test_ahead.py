@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 
 from triton.runtime.jit import JITFunction
 
-from holdfast.kernels.gpu import configurations, support
+from holdfast.kernels.gpu import configurations, quantised, support
 from holdfast.kernels.gpu.launches import all_launches
 
 ROOT = Path(__file__).parents[3]
@@ -97,7 +97,7 @@ def launched(path: Path) -> set[str]:
 
 def test_every_kernel_has_a_launch_to_compile_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     made = set[str]()
-    for module in (configurations, support):
+    for module in (configurations, quantised, support):
         monkeypatch.setattr(module, "architecture", lambda device: 90)
     monkeypatch.setattr(JITFunction, "run", lambda kernel, *_, **__: made.add(kernel.fn.__name__))
     for _, launch in all_launches(torch.device("meta")):
