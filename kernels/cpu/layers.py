@@ -110,7 +110,19 @@ def adapt_operands(
     """The operands of an `ADAPT`: numbers and addresses, or the names of such."""
     _, parts, depth, room = pairs.a.shape
     arrays: list[int | str] = [one.data_ptr() for one in (pairs.a, pairs.b, pairs.ranks, pairs.starts)]
-    return [rows, x, out, *arrays, slots, pairs.width, sum(pairs.widths), depth, parts, room, pairs.b.shape[1]]
+    return [
+        rows,
+        x,
+        out,
+        *arrays,
+        slots,
+        pairs.width,
+        sum(pairs.widths),
+        depth,
+        parts,
+        room,
+        pairs.b.shape[1],
+    ]
 
 
 class Layers:

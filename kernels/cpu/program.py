@@ -360,7 +360,11 @@ _ONE = {
 
 
 def run_one(
-    parts: int, operation: int, operands: Sequence[int | str], dtype: torch.dtype, factors: tuple[float, float]
+    parts: int,
+    operation: int,
+    operands: Sequence[int | str],
+    dtype: torch.dtype,
+    factors: tuple[float, float],
 ) -> None:
     """Run one operation on ``parts`` threads."""
     values = np.zeros(OPERANDS, np.int64)

@@ -180,6 +180,9 @@ def test_a_model_with_failing_steps_is_not_measured(tmp_path: Path) -> None:
     """An engine ends the sequences with an error and goes on, at a fine pace."""
 
     class Broken:
+        def whole(self, *_: object) -> None:
+            return None
+
         def __getattr__(self, name: str) -> Callable[..., object]:
             def fail(*_: object) -> object:
                 raise ValueError("no such kernel")
