@@ -180,6 +180,8 @@ def test_a_model_with_failing_steps_is_not_measured(tmp_path: Path) -> None:
     """An engine ends the sequences with an error and goes on, at a fine pace."""
 
     class Broken:
+        numerics = "broken"
+
         def whole(self, *_: object) -> None:
             return None
 
