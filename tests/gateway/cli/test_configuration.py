@@ -51,7 +51,8 @@ def test_flag_before_environment_before_file_before_default(served: list[Any], t
 def test_every_setting_has_a_variable(served: list[Any], name: str) -> None:
     """A value that the variable cannot mean is told of, so it was read."""
     if (samples := VARIABLES.get(name)) is not None:
-        variables = {"HOLDFAST_SSL_CERTFILE": "/some/cert", f"HOLDFAST_{name.upper()}": samples}
+        variables = {"HOLDFAST_SSL_CERTFILE": "/some/cert", "HOLDFAST_ENABLE_LORA": "1"}
+        variables[f"HOLDFAST_{name.upper()}"] = samples
         _, told = invoke("serve", *(["pocket"] if name != "model" else []), "--print-config", **variables)
         assert f"# HOLDFAST_{name.upper()}\n" in told, told
         return
@@ -71,6 +72,8 @@ VARIABLES = dict.fromkeys(TEXTS, "word") | {
     "root_path": "/there",
     "ssl_keyfile_password": "hush",
     "ssl_keyfile": "/some/key",
+    "lora_folder": "/some/where",
+    "lora_modules": "one=/some/where two=/else/where",
     "otlp_traces_endpoint": "http://localhost:4318",
 }
 
