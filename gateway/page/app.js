@@ -231,10 +231,21 @@ const show = eachFrame(() => {
   byId("streamed").checked = session?.settings.streamed ?? true;
   byId("talk-title").textContent = session?.name || session?.label || "Conversation";
   byId("model").textContent = session?.config?.model ?? client.models[0] ?? "…";
+  showModels();
   byId("typing").textContent = typingText(session);
   document.title = session?.name ? `${session.name} · Holdfast` : "Holdfast";
   document.body.classList.toggle("running", running);
 });
+
+/** The choice of a new session's model, where the server has adapters. */
+function showModels() {
+  const choice = byId("adapter");
+  choice.hidden = client.models.length < 2;
+  const shown = [...choice.options].map((option) => option.value);
+  if (shown.join("\n") === client.models.join("\n")) return;
+  choice.replaceChildren(...client.models.map((model) => new Option(model, model)));
+  choice.value = client.models.includes(client.model) ? client.model : (client.models[0] ?? "");
+}
 
 /** What streamed input has done for the last message. */
 function typingText(session) {
@@ -360,6 +371,10 @@ byId("fresh").addEventListener("click", () => {
   typed.takeBack();
   client.fresh();
   message.focus();
+});
+byId("adapter").addEventListener("change", () => {
+  client.model = byId("adapter").value;
+  byId("fresh").click();
 });
 byId("wire-card").addEventListener("toggle", showLog);
 byId("help-open").addEventListener("click", () => byId("help").showModal());

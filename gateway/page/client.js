@@ -36,7 +36,8 @@ export class Client extends EventTarget {
     this.current = null;
     this.conversation = null; // what the browser's list has of it
     this.state = "connecting"; // "open", "loading", "waiting", "key", "moved"
-    this.models = [];
+    this.models = []; // the base model and its adapters
+    this.model = ""; // of new sessions; empty: the base model
     this.progress = { text: "", share: 0 }; // of a server that loads
     this.log = []; // frames, the newest last
     this.logged = 0;
@@ -107,6 +108,7 @@ export class Client extends EventTarget {
   /** A new socket, for a new session or, `resuming`, for one that is there. */
   _opened(resuming) {
     const url = new URL(`v1/realtime?resumable=true${resuming ? "&resume=true" : ""}`, document.baseURI);
+    if (!resuming && this.models.includes(this.model)) url.searchParams.set("model", this.model);
     url.protocol = url.protocol.replace("http", "ws");
     return new WebSocket(url, this.key ? ["realtime", KEY_PROTOCOL + this.key] : []);
   }

@@ -107,7 +107,9 @@ def check_folder(folder: Path) -> None:
     if not folder.is_dir():
         return
     if (folder / ADAPTER).is_file() and not (folder / "config.json").is_file():
-        raise ModelUnreadable(f"{folder}: an adapter without its model: merge it into the model's weights")
+        raise ModelUnreadable(
+            f"{folder}: an adapter without its model: serve its model with --lora-modules NAME={folder}"
+        )
     if not (folder / "config.json").is_file():
         told = "it has no config.json. Name the folder or the GGUF file of a model, a hub id, or `pocket`"
         raise ModelUnreadable(f"{folder}: not a model folder: {told}")

@@ -15,10 +15,12 @@ import msgspec
 import pytest
 from websockets.asyncio.client import connect
 
+from holdfast.benchmarks.toys import make_adapter
 from holdfast.gateway.server import Serving, bound_socket, reachable, serving
 from holdfast.gateway.service import Service
 from holdfast.gateway.settings import GatewaySettings, Network
 from holdfast.runtime.link.messages import Heartbeat, Phase
+from holdfast.runtime.model.folder import POCKET_FOLDER
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.text.language import Language
@@ -670,6 +672,31 @@ async def test_a_server_with_keys_is_asked_with_the_key_that_the_user_gives(
         assert all("401" in complaint for complaint in page.complaints)
         await page.go(f"{server.url}/holdfast/docs")
         await page.until("document.querySelector('.entry')")
+        await page.close()
+
+
+async def test_an_adapter_is_chosen_for_a_new_session(
+    browser: Browser, pocket: EngineSettings, tmp_path: Path
+) -> None:
+    make_adapter(tmp_path, POCKET_FOLDER, rank=8, strength=3.0)
+    adapted = msgspec.structs.replace(pocket, enable_lora=True, lora_modules=(f"sql={tmp_path}",))
+    async with serving(GatewaySettings(port=0), adapted) as server:
+        page = await opened(browser, server.url)
+        await page.until("!document.querySelector('#adapter').hidden")
+        names = await page.evaluate("[...document.querySelector('#adapter').options].map((one) => one.value)")
+        assert (
+            names[1:] == ["sql"]
+            and await page.evaluate("document.querySelector('#model').textContent") != "sql"
+        )
+        choose = "choice.value = 'sql', choice.dispatchEvent(new Event('change'))"
+        await page.evaluate(
+            f"(({{ choice }}) => ({choose}))({{ choice: document.querySelector('#adapter') }})"
+        )
+        await page.until(f"{OPEN} && document.querySelector('#model').textContent === 'sql'")
+        assert await say(page, "Hello!")
+        await page.reload()
+        await page.until(f"{OPEN} && document.querySelector('#model').textContent === 'sql'")
+        assert page.complaints == []
         await page.close()
 
 

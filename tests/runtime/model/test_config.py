@@ -276,7 +276,9 @@ def test_an_adapter_beside_a_model_is_said_to_be_not_used_and_alone_it_is_refuse
     (note,) = read(tmp_path).notes
     assert note.startswith(f"{adapter}: an adapter beside the model is not used")
     (tmp_path / "config.json").unlink()
-    with pytest.raises(ModelUnreadable, match="an adapter without its model: merge it"):
+    with pytest.raises(
+        ModelUnreadable, match="an adapter without its model: serve its model with --lora-modules"
+    ):
         check_folder(tmp_path)
 
 
