@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.gateway.access.auth import ClientIdentity
+from holdfast.gateway.access.auth import LOAD_ADAPTER, UNLOAD_ADAPTER, ClientIdentity
 from holdfast.gateway.app import ROWS, SOCKETS, build_app
 from holdfast.gateway.documents.api import asyncapi, openapi
 from holdfast.gateway.net.channel import memory_pair
@@ -173,9 +173,10 @@ def encoded(body: Any) -> bytes:
 
 
 def test_every_route_that_reads_a_body_is_tried() -> None:
-    """But for exported sessions, which are no JSON object (tests/gateway/operator)."""
+    """But for exported sessions, which are no JSON object (tests/gateway/operator), and for adapters, which an
+    engine without room for them refuses whatever they are (tests/end_to_end/test_adapters.py)."""
     read = [row for row in ROWS if row.request is not None and row.request_type == "application/json"]
-    assert set(BODIES) == {row.path for row in read}
+    assert {*BODIES, LOAD_ADAPTER, UNLOAD_ADAPTER} == {row.path for row in read}
 
 
 @ways

@@ -60,6 +60,8 @@ class PlainSession:
 class PlainFace:
     """`Face`."""
 
+    adapter = None
+
     def config(self) -> bytes:
         return b""
 

@@ -47,7 +47,8 @@ class Book:
 
 def link(phase: Phase, *, ready: bool, overdue: float = 0.0) -> Link:
     beat = Heartbeat(phase, 2.0, "model.layers.3", 0.25)
-    return Link(phase=phase, ready=ready, overdue=overdue, heartbeat=beat, engine_number=1)
+    told = {"phase": phase, "ready": ready, "overdue": overdue, "heartbeat": beat, "engine_number": 1}
+    return Link(**told, expected=(), adapters={})
 
 
 def service(of: Link, *, opened: bool = True) -> Service:

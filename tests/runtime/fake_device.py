@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cache, lru_cache
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -519,6 +520,7 @@ class DigestDecoder:
     """
 
     device = torch.device("cpu")
+    weights = SimpleNamespace(adapts=False)
 
     def __init__(self, device: FakeDevice, vocab_size: int, poison: frozenset[int]) -> None:
         self._device = device

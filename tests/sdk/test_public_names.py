@@ -20,8 +20,8 @@ MADE = {"Chat", "Turn", "Run", "Reply", "TextInput", "SyncChat", "SyncClient", "
 """Classes that the SDK makes: their constructors are not for users."""
 INSIDE = {"resumed", "witness"}
 """Methods of `Chat` and `Reply` that other modules of the SDK call."""
-ELSEWHERE = {"BlockingPortal", "Path", "PathLike", "SSLContext", "deque", "Detached"}
-"""Names of the standard library, and what `Tool` keeps for itself."""
+ELSEWHERE = {"BlockingPortal", "Path", "PathLike", "SSLContext", "deque", "Detached", "UnsetType"}
+"""Names of the standard library and of msgspec, and what `Tool` keeps for itself."""
 
 
 def public() -> Iterator[tuple[str, object]]:
