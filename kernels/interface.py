@@ -23,7 +23,7 @@ from .quantised import Quantised
 from .reference.seeded_sampling import Typical
 
 if TYPE_CHECKING:
-    from .layer import Layer, LayerSizes, WholeLayers
+    from .layer import FusedLayers, Layer, LayerSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class Kernels(Protocol):
         """The rows ``ids``, int64 ``[n]``, of a packed matrix: ``[n, in]`` in ``dtype``."""
         ...
 
-    def whole(self, layers: Sequence[Layer], shape: LayerSizes) -> WholeLayers | None:
+    def fuse_layers(self, layers: Sequence[Layer], sizes: LayerSizes) -> FusedLayers | None:
         """What computes all ``layers`` of a decoder in one call, with the bits of the operations here; None:
         this backend has nothing like it for them."""
         ...

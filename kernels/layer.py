@@ -1,4 +1,4 @@
-"""A decoder layer as data, for a backend that computes all layers in one call."""
+"""A decoder layer as data: its weights and settings. A backend may compute all layers in one call."""
 
 from __future__ import annotations
 
@@ -15,26 +15,39 @@ from .linear import Linear
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """What a layer computes. Norms that the model does not have are None.
+class LayerWeights:
+    """The weights of one layer. Norms that the model does not have are None.
 
-    ``kind``: which of the step's arenas and angles are its own; ``number``: its index in that arena.
-    ``before_*``: the weight of the norm of a sublayer's input; ``after_*``: of its output, before that is added
-    to the residual. ``next_norm``: of the norm of the layer's output, which the next layer takes, or which is
-    the final one.
+    ``before_*``: the norm of a sublayer's input; ``after_*``: of its output. ``head_norm``: of queries and
+    keys together, ``[q_heads + kv_heads, head_dim]``.
     """
 
-    kind: int
-    number: int
-    attention: Attention
-    head_norm: HeadNorm | None
+    before_attention: Tensor | None
     qkv: Linear
+    head_norm: Tensor | None
     output: Linear
     after_attention: Tensor | None
     before_mlp: Tensor | None
     gate_up: Linear
     down: Linear
     after_mlp: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer: its ``weights`` and what else is needed to compute it.
+
+    ``kind``: which of a step's arenas and angles are its own; ``number``: its index in that arena.
+    ``attention``, ``head_norm``: the settings of its attention and of the norm of queries and keys (None: no
+    norm). ``next_norm``: the weight of the norm that is applied to its output: the first norm of the next
+    layer, or the final norm; None: no norm.
+    """
+
+    weights: LayerWeights
+    kind: int
+    number: int
+    attention: Attention
+    head_norm: HeadNorm | None
     next_norm: Tensor | None
 
 
@@ -52,8 +65,8 @@ class LayerSizes:
     dtype: torch.dtype
 
 
-class WholeLayers(Protocol):
-    """All layers of a decoder."""
+class FusedLayers(Protocol):
+    """All layers of a decoder, computed in one call."""
 
     def __call__(
         self,

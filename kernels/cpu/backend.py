@@ -50,6 +50,7 @@ __all__ = [
     "copy_blocks",
     "copy_pieces",
     "count",
+    "fuse_layers",
     "gated",
     "lay_out",
     "linear",
@@ -64,7 +65,6 @@ __all__ = [
     "rms_norm",
     "rotate_and_store",
     "sample",
-    "whole",
 ]
 
 numerics = "cpu/1"
@@ -193,9 +193,9 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
     return out
 
 
-def whole(layers: Sequence[Layer], shape: LayerSizes) -> Layers | None:
+def fuse_layers(layers: Sequence[Layer], sizes: LayerSizes) -> Layers | None:
     """What computes all ``layers`` in one call; None: there is a matrix that is not packed."""
-    return Layers(layers, shape) if fits(layers) else None
+    return Layers(layers, sizes) if fits(layers) else None
 
 
 def _parts(work: int, grain: int) -> int:

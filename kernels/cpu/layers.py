@@ -30,7 +30,6 @@ from .program import (
     attention_bytes,
     piece,
     run,
-    runner,
     scratch_bytes,
 )
 
@@ -70,8 +69,7 @@ _KIND = ("cos", "sin", "turning", "arena", "layers", "block_tokens")
 
 def fits(layers: Sequence[Layer]) -> bool:
     """Whether `Layers` can compute these: all matrices are packed."""
-    linears = [one for layer in layers for one in (layer.qkv, layer.output, layer.gate_up, layer.down)]
-    return all(isinstance(matrix, Packed) for one in linears for matrix in one.matrices)
+    return all(isinstance(matrix, Packed) for matrix in _matrices(layers))
 
 
 def norm_kind(norm: HeadNorm | None) -> int:
@@ -126,30 +124,27 @@ def adapt_operands(
 
 
 class Layers:
-    """`kernels.layer.WholeLayers` on the CPU."""
+    """`kernels.layer.FusedLayers` on the CPU."""
 
-    def __init__(self, layers: Sequence[Layer], shape: LayerSizes) -> None:
+    def __init__(self, layers: Sequence[Layer], sizes: LayerSizes) -> None:
         """``layers``: all their matrices are packed."""
         self._layers = layers  # their weights are in the program by address
-        self._shape = shape
+        self._sizes = sizes
         self._kinds = 1 + max(layer.kind for layer in layers)
         names = [*_STEP, *(f"{name} {kind}" for kind in range(self._kinds) for name in _KIND)]
         self._places = {name: place for place, name in enumerate(names)}
         self._values = [0] * len(names)
         self._known: dict[int, int] = {}
         self._factors: list[float] = [0.0]
-        self._width = max(max(_widths(layer)) for layer in layers)
-        self._inner: int = layers[0].down.matrices[0].shape[1]
-        self._work = sum(
-            m.shape[0] * m.shape[1] for layer in layers for one in _linears(layer) for m in one.matrices
-        )
+        self._inner: int = layers[0].weights.down.matrices[0].shape[1]
+        self._width = max(matrix.shape[1] for matrix in _matrices(layers))
+        self._work = sum(matrix.shape[0] * matrix.shape[1] for matrix in _matrices(layers))
         self._program = np.array([row for layer in layers for row in self._rows(layer, adapted=False)])
         self._adapted = self._program  # where there is no room for adapters
-        if layers[0].qkv.pairs is not None:
+        if layers[0].weights.qkv.pairs is not None:
             self._adapted = np.array([row for layer in layers for row in self._rows(layer, adapted=True)])
         self._numbers = np.array(self._values)
         self._factor_array = np.array(self._factors)
-        self._runner = runner(shape.dtype)
 
     def __call__(
         self,
@@ -159,38 +154,27 @@ class Layers:
         batch: PagedBatch,
         arenas: Sequence[Tensor],
     ) -> Tensor:
-        """As `WholeLayers`; ``batch`` is made by this backend's `lay_out`."""
+        """As `FusedLayers`; ``batch`` is made by this backend's `lay_out`."""
         assert isinstance(batch, CpuBatch), "a batch is laid out by the backend that attends to it"
-        shape, tokens = self._shape, len(x)
+        of, tokens = self._sizes, len(x)
         parts = at_once(parts_for(tokens * self._work, LEAST))
-        wide, queries = shape.q_heads + 2 * shape.kv_heads, shape.q_heads * shape.head_dim
-        sizes = [tokens * wide * shape.head_dim, tokens * queries, tokens * queries, tokens * shape.hidden]
+        wide, queries = of.q_heads + 2 * of.kv_heads, of.q_heads * of.head_dim
+        sizes = [tokens * wide * of.head_dim, tokens * queries, tokens * queries, tokens * of.hidden]
         sizes += [2 * tokens * self._inner, tokens * self._inner]
-        room = torch.empty(sum(sizes), dtype=shape.dtype)
-        places = [room.data_ptr() + sum(sizes[:at]) * shape.dtype.itemsize for at in range(len(sizes))]
+        room = torch.empty(sum(sizes), dtype=of.dtype)
+        places = [room.data_ptr() + sum(sizes[:at]) * of.dtype.itemsize for at in range(len(sizes))]
         scratch = torch.empty(scratch_bytes(tokens, self._width, parts), dtype=torch.uint8)
-        found = torch.empty(attention_bytes(batch, shape.q_heads, shape.head_dim), dtype=torch.uint8)
-        values = [
-            tokens,
-            x.data_ptr(),
-            residual.data_ptr(),
-            *places,
-            scratch.data_ptr(),
-            batch.slots.data_ptr(),
-        ]
-        adapters = batch.adapters
-        values += [
-            *batch_operands(batch, found),
-            *tables_of(batch),
-            0 if adapters is None else adapters.data_ptr(),
-        ]
+        found = torch.empty(attention_bytes(batch, of.q_heads, of.head_dim), dtype=torch.uint8)
+        values = [tokens, x.data_ptr(), residual.data_ptr(), *places, scratch.data_ptr()]
+        values += [batch.slots.data_ptr(), *batch_operands(batch, found), *tables_of(batch)]
+        values.append(0 if batch.adapters is None else batch.adapters.data_ptr())
         for (cos, sin), arena in zip(angles, arenas, strict=True):
             values += [cos.data_ptr(), sin.data_ptr(), cos.shape[-1]]
             values += [arena.data_ptr(), arena.shape[1], arena.shape[4]]
         numbers = self._numbers.copy()  # several threads may call at once
         numbers[: len(values)] = values
-        program = self._program if adapters is None else self._adapted
-        run(parts, self._runner, program, numbers, self._factor_array)
+        program = self._program if batch.adapters is None else self._adapted
+        run(parts, program, numbers, self._factor_array, of.dtype)
         return x
 
     def _of(self, value: int) -> int:
@@ -212,32 +196,32 @@ class Layers:
 
     def _rows(self, layer: Layer, *, adapted: bool) -> list[list[int]]:
         """The operations of a layer. ``adapted``: some tokens have adapters."""
-        shape, kind, head_norm = self._shape, layer.kind, layer.head_norm
-        heads = (shape.q_heads, shape.kv_heads, shape.head_dim)
-        wide, queries = (shape.q_heads + 2 * shape.kv_heads) * shape.head_dim, shape.q_heads * shape.head_dim
-        weight, eps = (0, 0.0) if head_norm is None else (head_norm.weight.data_ptr(), head_norm.eps)
-        how, inner = layer.attention, self._inner
-        turn = ("slots", "qkv", weight, norm_kind(head_norm), f"cos {kind}", f"sin {kind}", f"arena {kind}")
+        sizes, kind, head_norm = self._sizes, layer.kind, layer.head_norm
+        heads = (sizes.q_heads, sizes.kv_heads, sizes.head_dim)
+        wide, queries = (sizes.q_heads + 2 * sizes.kv_heads) * sizes.head_dim, sizes.q_heads * sizes.head_dim
+        norm, eps = (0, 0.0) if head_norm is None else (head_norm.weight.data_ptr(), head_norm.eps)
+        weights, how, inner = layer.weights, layer.attention, self._inner
+        turn = ("slots", "qkv", norm, norm_kind(head_norm), f"cos {kind}", f"sin {kind}", f"arena {kind}")
         blocks = (f"block_tokens {kind}", f"layers {kind}", layer.number)
         rows = ("singles", "longest", "singles_at", "found", "chunks", "most", "chunks_at")
         places = (f"arena {kind}", "starts", "contexts", "tables", "widest")
         attend = (how.window or 0, "query", "attended", *places)
         return [
-            *self._product(layer.qkv, shape.hidden, "x", "qkv", wide, adapted=adapted),
+            *self._product(weights.qkv, sizes.hidden, "x", "qkv", wide, adapted=adapted),
             self._row(ROTATE, "tokens", *heads, f"turning {kind}", *blocks, *turn, "query", factors=(eps,)),
             self._row(ATTEND, *rows, *heads, *blocks, *attend, factors=(how.scale, how.soft_cap or 0.0)),
-            *self._product(layer.output, queries, "attended", "y", shape.hidden, adapted=adapted),
-            *self._join(layer.after_attention, layer.before_mlp),
-            *self._product(layer.gate_up, shape.hidden, "x", "gate_up", 2 * inner, adapted=adapted),
-            self._row(GATE, "tokens", inner, "gate_up", "gated", GATES[shape.activation]),
-            *self._product(layer.down, inner, "gated", "y", shape.hidden, adapted=adapted),
-            *self._join(layer.after_mlp, layer.next_norm),
+            *self._product(weights.output, queries, "attended", "y", sizes.hidden, adapted=adapted),
+            *self._join(weights.after_attention, weights.before_mlp),
+            *self._product(weights.gate_up, sizes.hidden, "x", "gate_up", 2 * inner, adapted=adapted),
+            self._row(GATE, "tokens", inner, "gate_up", "gated", GATES[sizes.activation]),
+            *self._product(weights.down, inner, "gated", "y", sizes.hidden, adapted=adapted),
+            *self._join(weights.after_mlp, layer.next_norm),
         ]
 
     def _product(
         self, linear: Linear, width: int, x: str, out: str, columns: int, *, adapted: bool
     ) -> list[list[int]]:
-        matrices = matrices_of(linear.matrices, linear.bias, self._shape.dtype)
+        matrices = matrices_of(linear.matrices, linear.bias, self._sizes.dtype)
         rows = [self._row(MULTIPLY, "tokens", width, x, "scratch", out, columns, *matrices)]
         if adapted and linear.pairs is not None:
             rows.append(self._row(ADAPT, *adapt_operands("tokens", x, out, linear.pairs, "adapters")))
@@ -245,7 +229,7 @@ class Layers:
 
     def _join(self, after: Tensor | None, before: Tensor | None) -> list[list[int]]:
         """Add a sublayer's output to the residual, and make the next one's input."""
-        hidden, eps, rows = self._shape.hidden, self._shape.eps, []
+        hidden, eps, rows = self._sizes.hidden, self._sizes.eps, []
         if after is not None:
             norm = ("tokens", hidden, "y", 0, after.data_ptr(), 0, "y")
             rows.append(self._row(NORM, *norm, factors=(eps,)))
@@ -254,10 +238,7 @@ class Layers:
         return [*rows, self._row(NORM, *join, factors=(eps,))]
 
 
-def _linears(layer: Layer) -> tuple[Linear, ...]:
-    return layer.qkv, layer.output, layer.gate_up, layer.down
-
-
-def _widths(layer: Layer) -> list[int]:
-    """How many numbers a row of each matrix of a layer has."""
-    return [matrix.shape[1] for one in _linears(layer) for matrix in one.matrices]
+def _matrices(layers: Sequence[Layer]) -> list[Matrix]:
+    weights = [layer.weights for layer in layers]
+    linears = [one for each in weights for one in (each.qkv, each.output, each.gate_up, each.down)]
+    return [matrix for linear in linears for matrix in linear.matrices]

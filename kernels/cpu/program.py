@@ -7,6 +7,8 @@ has done its part, it waits in a loop for the others, which takes a fraction of 
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -17,12 +19,12 @@ from llvmlite import ir
 from numba import carray, cfunc, config, get_num_threads, prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numpy.typing import NDArray
 
 from ..packed_types import PANEL, RUN, TYPES
 from . import decode, elementwise, linear, low_rank, packed, prefill
 from .batch import CpuBatch
 from .compiling import cache_folder, compiled, inlined
-from .cores import computing
 from .elements import TAGS, Pointer, address_of, memory, offset, pointer
 from .lanes import SPAN
 from .vectors import I64, LANES
@@ -38,6 +40,13 @@ MATRICES = 3
 
 SPINS = 4000
 """So often a thread looks whether the others have come, before it lets other processes have its core."""
+
+PATIENCE = 1 << 28
+"""Cycles, about a tenth of a second, that a part waits for the others to begin."""
+CLAIMED = -(1 << 40)
+"""The count of parts that have begun, of a program that one thread has claimed."""
+ALONE_SECONDS = 10.0
+"""After a program had to be claimed, programs run on one thread for so long."""
 
 # --- products by address ------------------------------------------------------------------------------------
 
@@ -146,6 +155,53 @@ def _look(typing: Any, counter: Any) -> Any:
         return builder.load_atomic(args[0], "acquire", 8)
 
     return types.int64(counter), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _claim(typing: Any, counter: Any, seen: Any) -> Any:
+    """Intrinsic, returns a value, whether it took effect: set the count at the pointer ``counter`` (int64) to
+    `CLAIMED`, if it is ``seen``."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        found = builder.cmpxchg(args[0], args[1], I64(CLAIMED), "acq_rel", "acquire")
+        return builder.extract_value(found, 1)
+
+    return types.boolean(counter, types.int64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _cycles(typing: Any) -> Any:
+    """Intrinsic, returns a value, int64: the processor's count of cycles."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        shape = ir.FunctionType(I64, [])
+        clock = cgutils.get_or_insert_function(builder.module, shape, "llvm.readcyclecounter")
+        return builder.call(clock, [])
+
+    return types.int64(), codegen
+
+
+@inlined
+def _meet(started: Pointer, parts: int) -> int:
+    """Begin a part: wait until all ``parts`` have begun. Returns into how many parts the program is cut: 0: it
+    is not this thread's. OpenMP may run parts one after the other (``OMP_DYNAMIC``, ``OMP_THREAD_LIMIT``): one
+    that has waited for `PATIENCE` claims the whole program, and the others have nothing to do."""
+    if parts == 1:
+        return 1
+    if _arrive(started) < 0:
+        return 0
+    looks, begin = 0, _cycles()
+    while True:
+        here = _look(started)
+        if here < 0:
+            return 0
+        if here == parts:
+            return parts
+        looks += 1
+        if looks > SPINS:
+            _sched_yield()
+            if _cycles() - begin > PATIENCE and _claim(started, here):
+                return 1
 
 
 @inlined
@@ -310,35 +366,53 @@ def runner(dtype: torch.dtype) -> int:
 
 
 @inlined
-def _part(part: int, parts: int, address: int, program: Any, operations: int, values: Any, counter: Any,
+def _part(part: int, parts: int, address: int, program: Any, values: Any, counters: Any,
           factors: Any) -> None:  # fmt: skip
-    places = (address_of(memory(values)), address_of(memory(counter)), address_of(memory(factors)))
-    _call_runner(address, (part, parts, address_of(memory(program)), operations, *places))
+    """Part number ``part`` of `run`. ``counters``: of waiting, and of parts that have begun; the third
+    becomes 1 if one thread does all."""
+    cut = _meet(offset(memory(counters), 1), parts)
+    if cut == 0:
+        return
+    if cut < parts:
+        part, counters[2] = 0, 1
+    places = (address_of(memory(values)), address_of(memory(counters)), address_of(memory(factors)))
+    _call_runner(address, (part, cut, address_of(memory(program)), len(program), *places))
 
 
 @compiled
-def run(parts: int, address: int, program: Any, values: Any, factors: Any) -> None:
-    """Run ``program``, int64 ``[operations, 3 + OPERANDS]``, on ``parts`` threads, which all run at once: each
-    row has the operation's number, the indices of two of the ``factors`` (fp64), and those of its operands
-    among the ``values`` (int64). ``address``: that of the `runner`. Compiled numba code."""
-    counter, operations = np.zeros(1, np.int64), len(program)
+def _run(parts: int, address: int, program: Any, values: Any, factors: Any) -> bool:
+    """`run` with the ``address`` of the `runner`. Returns whether all parts ran at once. Compiled numba
+    code."""
+    counters = np.zeros(3, np.int64)
     if parts == 1:
-        _part(0, 1, address, program, operations, values, counter, factors)
+        _part(0, 1, address, program, values, counters, factors)
     else:
         for part in prange(parts):
-            _part(part, parts, address, program, operations, values, counter, factors)
+            _part(part, parts, address, program, values, counters, factors)
+    return bool(counters[2] == 0)
 
 
-@cache
-def _run_at_once(parts: int) -> bool:
-    return len({*computing(parts)}) == parts
+_alone_until = -math.inf
+
+
+def run(
+    parts: int,
+    program: NDArray[np.int64],
+    values: NDArray[np.int64],
+    factors: NDArray[np.float64],
+    dtype: torch.dtype,
+) -> None:
+    """Run ``program``, int64 ``[operations, 3 + OPERANDS]``, on ``parts`` threads: each row has the operation's
+    number, the indices of two of the ``factors`` (fp64), and those of its operands among the ``values``
+    (int64). ``dtype``: of the elements. The results have the same bits on any number of threads."""
+    global _alone_until
+    if not _run(parts, runner(dtype), program, values, factors):
+        _alone_until = time.monotonic() + ALONE_SECONDS
 
 
 def at_once(parts: int) -> int:
-    """On how many threads to run a program that is cut into at most ``parts``: threads wait for one another, so
-    there must be as many, which OpenMP may be told not to start."""
-    parts = min(parts, get_num_threads())
-    return parts if parts == 1 or _run_at_once(parts) else 1
+    """On how many threads to run a program that is cut into at most ``parts``."""
+    return 1 if time.monotonic() < _alone_until else min(parts, get_num_threads())
 
 
 def scratch_bytes(rows: int, width: int, parts: int) -> int:
@@ -369,4 +443,4 @@ def run_one(
     """Run one operation on ``parts`` threads."""
     values = np.zeros(OPERANDS, np.int64)
     values[: len(operands)] = operands
-    run(parts, runner(dtype), _ONE[operation], values, np.array(factors))
+    run(parts, _ONE[operation], values, np.array(factors), dtype)

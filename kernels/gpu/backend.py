@@ -8,7 +8,7 @@ from torch import Tensor
 from ..batch import lay_out
 from ..reference import backend
 from ..reference import seeded_sampling as reference_sampling
-from ..reference.backend import copy_pieces, packed_linear, packed_rows, whole
+from ..reference.backend import copy_pieces, fuse_layers, packed_linear, packed_rows
 from ..reference.seeded_sampling import Typical
 from . import rowwise, seeded_sampling
 from .attention import paged_attention
@@ -30,6 +30,7 @@ __all__ = [
     "copy_blocks",
     "copy_pieces",
     "count",
+    "fuse_layers",
     "gated",
     "lay_out",
     "linear",
@@ -44,7 +45,6 @@ __all__ = [
     "rms_norm",
     "rotate_and_store",
     "sample",
-    "whole",
 ]
 
 numerics = "triton/1"

@@ -8,7 +8,7 @@ its row-wise operations: norms, rotation, activation, sampling.
 from __future__ import annotations
 
 from ..batch import lay_out
-from ..reference.backend import copy_pieces, packed_linear, packed_rows, whole
+from ..reference.backend import copy_pieces, fuse_layers, packed_linear, packed_rows
 from .backend import (
     add_low_rank,
     add_norm,
@@ -36,6 +36,7 @@ __all__ = [
     "copy_blocks",
     "copy_pieces",
     "count",
+    "fuse_layers",
     "gated",
     "lay_out",
     "linear",
@@ -50,7 +51,6 @@ __all__ = [
     "rms_norm",
     "rotate_and_store",
     "sample",
-    "whole",
 ]
 
 numerics = "triton-invariant/1"

@@ -26,7 +26,7 @@ from .penalties import allow, count, penalize
 from .seeded_sampling import log_probabilities, sample
 
 if TYPE_CHECKING:
-    from ..layer import Layer, LayerSizes, WholeLayers
+    from ..layer import FusedLayers, Layer, LayerSizes
 
 __all__ = [
     "add_low_rank",
@@ -36,6 +36,7 @@ __all__ = [
     "copy_blocks",
     "copy_pieces",
     "count",
+    "fuse_layers",
     "gated",
     "lay_out",
     "linear",
@@ -52,7 +53,6 @@ __all__ = [
     "rotate_and_store",
     "sample",
     "store_kv",
-    "whole",
 ]
 
 
@@ -183,7 +183,7 @@ def packed_rows(weight: Packed, ids: Tensor, dtype: torch.dtype) -> Tensor:
     return weight.take(ids).to(dtype)
 
 
-def whole(layers: Sequence[Layer], shape: LayerSizes) -> WholeLayers | None:
+def fuse_layers(layers: Sequence[Layer], sizes: LayerSizes) -> FusedLayers | None:
     """Nothing: layers are computed operation by operation."""
     return None
 

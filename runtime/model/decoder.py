@@ -13,29 +13,12 @@ from torch import Tensor
 
 from ...kernels.batch import PagedBatch
 from ...kernels.interface import Attention, HeadNorm, Kernels
-from ...kernels.layer import Layer, LayerSizes, WholeLayers
+from ...kernels.layer import FusedLayers, Layer, LayerSizes
 from ...kernels.linear import rows_of
 from ...kernels.reference import backend
 from .config import ModelConfig
 from .rope import make_rope
-from .weights import DecoderWeights, LayerWeights
-
-
-@dataclass(frozen=True, slots=True)
-class _LayerPlan:
-    """What the decoder needs to compute a layer, beside the layer's weights.
-
-    ``kind``: the layer's index in `ModelConfig.kinds`, which is also its KV group. ``number``: its index in
-    that group. ``attention``, ``head_norm``: the settings of its attention and of the norm of queries and
-    keys (None: no norm). ``next_norm``: the weight of the norm that is applied to its output: the first norm
-    of the next layer, or the final norm; None: no norm.
-    """
-
-    kind: int
-    number: int
-    attention: Attention
-    head_norm: HeadNorm | None
-    next_norm: Tensor | None
+from .weights import DecoderWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +48,10 @@ class Decoder:
         self.weights = weights
         self.kernels = kernels
         self._ropes = {kind.rope: make_rope(kind.rope, self.device) for kind in config.kinds}
-        self._plans = tuple(self._plan(layer) for layer in range(config.layers))
+        self._layers = tuple(self._layer(number) for number in range(config.layers))
         # The factor is rounded to the type of the embedding, as in transformers.
         self._embedding_scale = float(torch.tensor(config.scales.embedding, dtype=self.dtype))
-        self._whole = self._made_whole()
+        self._fused = self._made_fused()
 
     @property
     def device(self) -> torch.device:
@@ -102,15 +85,16 @@ class Decoder:
         turns = [_Turns(by_rope[kind.rope], scale_of[kind.rope]) for kind in self.config.kinds]
         first = self.weights.layers[0].before_attention
         x = residual if first is None else self.kernels.rms_norm(residual, first, self.config.norm_eps)
-        if self._whole is not None and all(turn.query_scale is None for turn in turns):
+        if self._fused is not None and all(turn.query_scale is None for turn in turns):
             x = x.clone() if first is None else x
-            return self._whole(x, residual, [turn.angles for turn in turns], batch, arenas)
-        for layer, plan in zip(self.weights.layers, self._plans, strict=True):
-            x = self._attend(layer, plan, x, turns[plan.kind], batch, arenas[plan.kind])
-            residual, x = self._join(x, residual, layer.after_attention, layer.before_mlp)
-            x = self.kernels.gated(layer.gate_up(x, self.kernels, batch.adapters), self.config.activation)
-            x = layer.down(x, self.kernels, batch.adapters)
-            residual, x = self._join(x, residual, layer.after_mlp, plan.next_norm)
+            return self._fused(x, residual, [turn.angles for turn in turns], batch, arenas)
+        for layer in self._layers:
+            weights = layer.weights
+            x = self._attend(layer, x, turns[layer.kind], batch, arenas[layer.kind])
+            residual, x = self._join(x, residual, weights.after_attention, weights.before_mlp)
+            x = self.kernels.gated(weights.gate_up(x, self.kernels, batch.adapters), self.config.activation)
+            x = weights.down(x, self.kernels, batch.adapters)
+            residual, x = self._join(x, residual, weights.after_mlp, layer.next_norm)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -122,49 +106,31 @@ class Decoder:
             logits = scales.logits_cap * torch.tanh(logits / scales.logits_cap)
         return logits
 
-    def _made_whole(self) -> WholeLayers | None:
+    def _made_fused(self) -> FusedLayers | None:
         """What computes all layers in one call, if the backend has it."""
         config = self.config
         if config.scales.residual != 1.0:
             return None
-        layers = [
-            Layer(
-                kind=plan.kind,
-                number=plan.number,
-                attention=plan.attention,
-                head_norm=plan.head_norm,
-                qkv=layer.qkv,
-                output=layer.output,
-                after_attention=layer.after_attention,
-                before_mlp=layer.before_mlp,
-                gate_up=layer.gate_up,
-                down=layer.down,
-                after_mlp=layer.after_mlp,
-                next_norm=plan.next_norm,
-            )
-            for layer, plan in zip(self.weights.layers, self._plans, strict=True)
-        ]
         heads = (config.query_heads, config.kv_heads, config.head_dim)
-        shape = LayerSizes(config.hidden_size, *heads, config.norm_eps, config.activation, self.dtype)
-        return self.kernels.whole(layers, shape)
+        sizes = LayerSizes(config.hidden_size, *heads, config.norm_eps, config.activation, self.dtype)
+        return self.kernels.fuse_layers(self._layers, sizes)
 
     def _attend(
         self,
-        layer: LayerWeights,
-        plan: _LayerPlan,
+        layer: Layer,
         x: Tensor,
         turns: _Turns,
         batch: PagedBatch,
         arena: Tensor,
     ) -> Tensor:
         heads, dim = self.config.query_heads + 2 * self.config.kv_heads, self.config.head_dim
-        qkv = layer.qkv(x, self.kernels, batch.adapters).view(-1, heads, dim)
-        norm, slots = plan.head_norm, batch.slots
-        query = self.kernels.rotate_and_store(qkv, norm, turns.angles, arena, plan.number, slots)
+        qkv = layer.weights.qkv(x, self.kernels, batch.adapters).view(-1, heads, dim)
+        norm, slots = layer.head_norm, batch.slots
+        query = self.kernels.rotate_and_store(qkv, norm, turns.angles, arena, layer.number, slots)
         if turns.query_scale is not None:
             query = query * turns.query_scale
-        attended = self.kernels.paged_attention(query, arena, plan.number, batch, plan.attention)
-        return layer.output(attended.flatten(1), self.kernels, batch.adapters)
+        attended = self.kernels.paged_attention(query, arena, layer.number, batch, layer.attention)
+        return layer.weights.output(attended.flatten(1), self.kernels, batch.adapters)
 
     def _join(
         self, x: Tensor, residual: Tensor, after: Tensor | None, before: Tensor | None
@@ -183,14 +149,15 @@ class Decoder:
             return total, total
         return self.kernels.add_norm(x, residual, before, self.config.norm_eps)
 
-    def _plan(self, layer: int) -> _LayerPlan:
-        config, layers, kind = self.config, self.weights.layers, self.config.kind_of[layer]
-        window, scales, head_norm = config.kinds[kind].window, config.scales, layers[layer].head_norm
-        norm = self.weights.norm if layer + 1 == len(layers) else layers[layer + 1].before_attention
+    def _layer(self, number: int) -> Layer:
+        config, layers, kind = self.config, self.weights.layers, self.config.kind_of[number]
+        window, scales, head_norm = config.kinds[kind].window, config.scales, layers[number].head_norm
+        norm = self.weights.norm if number + 1 == len(layers) else layers[number + 1].before_attention
         whole = config.family.qk_norm == "whole"
-        return _LayerPlan(
+        return Layer(
+            weights=layers[number],
             kind=kind,
-            number=config.kind_of[:layer].count(kind),
+            number=config.kind_of[:number].count(kind),
             attention=Attention(scales.attention * self.key_scale, window, scales.attention_cap),
             head_norm=None if head_norm is None else HeadNorm(head_norm, config.norm_eps, whole),
             next_norm=norm,

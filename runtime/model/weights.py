@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...kernels.layer import LayerWeights
 from ...kernels.linear import Linear, Matrix
 from ...kernels.packed import Packed
 from .config import ModelConfig
@@ -36,25 +37,6 @@ class Piece:
     row: int = 0
     fields: str = ""
     offset: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """The weights of one layer. Norms that the model does not have are None.
-
-    ``before_*``: the norm of a sublayer's input; ``after_*``: of its output. ``head_norm``: of queries and
-    keys together, ``[q_heads + kv_heads, head_dim]``.
-    """
-
-    before_attention: Tensor | None
-    qkv: Linear
-    head_norm: Tensor | None
-    output: Linear
-    after_attention: Tensor | None
-    before_mlp: Tensor | None
-    gate_up: Linear
-    down: Linear
-    after_mlp: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)

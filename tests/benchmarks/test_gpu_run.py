@@ -182,7 +182,7 @@ def test_a_model_with_failing_steps_is_not_measured(tmp_path: Path) -> None:
     class Broken:
         numerics = "broken"
 
-        def whole(self, *_: object) -> None:
+        def fuse_layers(self, *_: object) -> None:
             return None
 
         def __getattr__(self, name: str) -> Callable[..., object]:

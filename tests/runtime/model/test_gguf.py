@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from holdfast.benchmarks.toys import make_toy
+from holdfast.kernels.layer import LayerWeights
 from holdfast.kernels.linear import Linear, Matrix
 from holdfast.kernels.packed import Packed
 from holdfast.kernels.packed_types import TYPES
@@ -26,7 +27,7 @@ from holdfast.runtime.model.folder import find_model
 from holdfast.runtime.model.gguf_file import SERVED
 from holdfast.runtime.model.load import LoadedModel, load_model, open_weights
 from holdfast.runtime.model.rope import make_rope
-from holdfast.runtime.model.weights import LayerWeights, may_be_ignored, pieces_of
+from holdfast.runtime.model.weights import may_be_ignored, pieces_of
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sessions.errors import TokenizerUnreadable
 from holdfast.sessions.text.tokenizer import ChatTokenizer
