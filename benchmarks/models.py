@@ -10,7 +10,7 @@ context, and take turns in each round:
 - prefill: tokens per second of a prompt of 512 tokens, timed to the first text
 - turns: the sum of TTFT over 20 turns of one conversation, 130 new and 32 generated tokens each: ours in a
   session, llama.cpp's with its prompt cache
-- memory: the peak of an engine process of ours whose KV is filled, mapped pages counted
+- memory: the peak of our engine process once its KV is full, mapped pages counted
 - perplexity: 2,000 tokens of a public-domain text, by packed and by dequantised weights, in float32
 """
 

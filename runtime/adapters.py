@@ -1,10 +1,9 @@
 """Adapters as the scheduler knows them: which are loaded, under which names, and which has a slot of the model.
 
-More adapters can be loaded than there are slots. In each step the turns that run have slots for their adapters
-in the order of turns, as far as these go; a turn whose adapter has none has no row. So the first turn always
-has one, and no turn waits for another to end but by that order. A slot keeps its adapter until another one
-needs it: then the one that had no row for longest loses its own. No tensors.
-"""
+More adapters can be loaded than there are slots. In each step slots are given to the adapters of running
+turns, in the order of turns; a turn that gets none has no row in the step. So the first turn always has a
+slot. A slot keeps its adapter until another adapter needs it; then the adapter that was used longest ago
+loses its slot. No tensors."""
 
 from __future__ import annotations
 

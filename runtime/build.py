@@ -117,11 +117,8 @@ def load_engine(
                 zeroed = beside.submit(_arenas, groups, numbers.blocks, model.decoder.device)
             progress(1.0, "allocating the KV arena")
             arenas = zeroed.result()
-            table = (
-                AdapterTable(settings.max_loras, settings.loaded_adapters)
-                if adapters is not None
-                else AdapterTable()
-            )
+            sizes = (settings.max_loras, settings.loaded_adapters) if settings.enable_lora else ()
+            table = AdapterTable(*sizes)
             loaded = _load_adapters(settings, adapters, table, progress)
             engine, mover = _engine(
                 settings, numbers, model, device, arenas, liveness, memory, control, table, adapters
@@ -179,9 +176,10 @@ def _load_adapters(
 ) -> tuple[LoadedAdapter, ...]:
     """Load the adapters that the settings name. One that an earlier engine had, and that is gone or another one
     by now, is left out with a warning. Raises ``AdapterInvalid`` for any other."""
+    if store is None:
+        return ()
     loaded: list[LoadedAdapter] = []
-    for one in settings.adapters if store is not None else ():
-        assert store is not None, "there is room for them"
+    for one in settings.adapters:
         progress(1.0, f"loading adapter {one.name}")
         try:
             read = store.read(one.path)

@@ -10,12 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...kernels.gpu import quantised as ours
+from ...kernels.gpu.launches import SCHEMES
 from ...kernels.quantised import (
-    FP8,
     FP8_FIXED,
-    FP8_GROUPS,
     HALVED,
-    INT8,
     Quantised,
     Scheme,
     activated,
@@ -24,16 +22,6 @@ from ...kernels.quantised import (
 )
 from .measure import Bench, Figure, figure, median_us, note, of_copy_rate, reason
 
-SCHEMES = (
-    Scheme("int4", 128),
-    Scheme("int4", 128, zeros=True),
-    Scheme("int8"),
-    Scheme("mxfp4", 32),
-    Scheme("int8", activations=INT8),
-    Scheme("fp8", activations=FP8),
-    Scheme("fp8", activations=FP8_FIXED),
-    Scheme("fp8", 128, activations=FP8_GROUPS),
-)
 SHAPES = ((4096, 6144), (4096, 24_576), (12_288, 4096))
 """Width and outputs of Qwen3-8B's maps to queries, keys and values, to gate and up, and down."""
 ODD = (1088, 1040)

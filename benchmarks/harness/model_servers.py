@@ -133,7 +133,7 @@ class _Client(http.client.HTTPConnection):
 
 
 class OurServer(ServedModel):
-    """``holdfast serve`` with its defaults, but for the room and the host tier, which it does without. Its
+    """``holdfast serve`` with its defaults, but with KV for its room only, and neither host tier nor store. Its
     conversation is a session."""
 
     def start(self, folder: Path, dtype: str, threads: int) -> tuple[str, Json]:

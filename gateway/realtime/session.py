@@ -70,7 +70,7 @@ class RealtimeFace:
     make the live sessions of this protocol. ``link``: to the engine, which knows the model's sampling defaults.
     ``names``: of the served model; the first becomes the `model` of a new session, the others may be set later.
     ``max_tokens``: the most tokens of a reply if its session sets no limit; None: as many as the context
-    holds. ``adapter``: the one with which new sessions begin, whose name is their `model`; None: none."""
+    holds. ``adapter``: that of new sessions, whose `model` is its name; None: none."""
 
     def __init__(
         self,

@@ -75,7 +75,7 @@ def _workspace(dim: int, tag: Any) -> Any:
 
 @inlined
 def _load_tile(dim: int, side: int, work: Any, tag: Any) -> None:
-    """Pack the keys of the tile whose key addresses are in ``work`` (see `_workspace`), and find its values. A
+    """Pack the keys of a tile, and find its values, from the key addresses in ``work`` (see `_workspace`). A
     position without an address gets values of zero, and another position's keys. ``side``: how many numbers a
     value lies behind its key in the arena."""
     (_, lines), (keys, _), _, (places, _, used, values) = work

@@ -159,6 +159,7 @@ SCHEMES = (
     Scheme("fp8", activations=FP8_FIXED),
     Scheme("fp8", 128, activations=FP8_GROUPS),
 )
+"""One of each kind of quantised weights."""
 
 
 def quantised_products(width: int, outs: int, device: torch.device) -> Iterator[tuple[str, Launch]]:

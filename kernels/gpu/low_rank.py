@@ -1,6 +1,6 @@
 """What adapters add to the rows of a product (SGMV): each row by the pairs in its own slot.
 
-Programs are (tile of rows, slot, ...). One whose tile has no row of its slot ends at once, so that rows need
+Programs are (tile of rows, slot, ...). A program ends at once if no row of its tile has its slot. So rows need
 not be sorted, and what is launched depends on shapes alone. Tiles have one size, and each sum runs in one
 order: a row has the same bits in any batch. (Chen et al., "Punica: multi-tenant LoRA serving", 2023.)
 """

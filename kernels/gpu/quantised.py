@@ -32,7 +32,7 @@ PROGRAMS, LEAST_STEPS, MOST_SPLITS = 4, 4, 16
 """Programs for each multiprocessor that a split aims at; the least steps of a program; the most splits."""
 
 MOST_STAGES = 8
-"""Steps along the width whose codes are on their way at once, at most."""
+"""The most pipeline stages: steps along the width that are loaded while an earlier one is multiplied."""
 
 INT4, INTEGERS, FLOATS, MXFP4 = (tl.constexpr(one) for one in range(4))
 KINDS = {"int4": INT4, "int8": INTEGERS, "fp8": FLOATS, "mxfp4": MXFP4}
