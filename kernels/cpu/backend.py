@@ -87,7 +87,7 @@ def packed_linear(x: Tensor, weight: Packed, bias: Tensor | None = None) -> Tens
     """`linear` with a packed weight, for any number of rows."""
     rows, width = x.shape
     out, parts = x.new_empty((rows, weight.rows)), _parts(rows * weight.rows * width, PRODUCTS)
-    scratch = torch.empty(scratch_bytes(rows, width, parts), dtype=torch.uint8)
+    scratch = torch.empty(scratch_bytes(rows, width, 1, parts), dtype=torch.uint8)
     operands = [rows, width, x.data_ptr(), scratch.data_ptr(), out.data_ptr(), weight.rows]
     operands += matrices_of([weight], bias, x.dtype)
     run_one(parts, MULTIPLY, operands, x.dtype, (0.0, 0.0))

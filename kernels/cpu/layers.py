@@ -137,7 +137,7 @@ class Layers:
         self._known: dict[int, int] = {}
         self._factors: list[float] = [0.0]
         self._inner: int = layers[0].weights.down.matrices[0].shape[1]
-        self._width = max(matrix.shape[1] for matrix in _matrices(layers))
+        self._products = {(each.matrices[0].shape[1], len(each.matrices)) for each in _linears(layers)}
         self._work = sum(matrix.shape[0] * matrix.shape[1] for matrix in _matrices(layers))
         self._program = np.array([row for layer in layers for row in self._rows(layer, adapted=False)])
         self._adapted = self._program  # where there is no room for adapters
@@ -163,7 +163,8 @@ class Layers:
         sizes += [2 * tokens * self._inner, tokens * self._inner]
         room = torch.empty(sum(sizes), dtype=of.dtype)
         places = [room.data_ptr() + sum(sizes[:at]) * of.dtype.itemsize for at in range(len(sizes))]
-        scratch = torch.empty(scratch_bytes(tokens, self._width, parts), dtype=torch.uint8)
+        most = max(scratch_bytes(tokens, width, count, parts) for width, count in self._products)
+        scratch = torch.empty(most, dtype=torch.uint8)
         found = torch.empty(attention_bytes(batch, of.q_heads, of.head_dim), dtype=torch.uint8)
         values = [tokens, x.data_ptr(), residual.data_ptr(), *places, scratch.data_ptr()]
         values += [batch.slots.data_ptr(), *batch_operands(batch, found), *tables_of(batch)]
@@ -238,7 +239,10 @@ class Layers:
         return [*rows, self._row(NORM, *join, factors=(eps,))]
 
 
-def _matrices(layers: Sequence[Layer]) -> list[Matrix]:
+def _linears(layers: Sequence[Layer]) -> list[Linear]:
     weights = [layer.weights for layer in layers]
-    linears = [one for each in weights for one in (each.qkv, each.output, each.gate_up, each.down)]
-    return [matrix for linear in linears for matrix in linear.matrices]
+    return [one for each in weights for one in (each.qkv, each.output, each.gate_up, each.down)]
+
+
+def _matrices(layers: Sequence[Layer]) -> list[Matrix]:
+    return [matrix for linear in _linears(layers) for matrix in linear.matrices]

@@ -298,7 +298,7 @@ def _multiply(part: int, parts: int, a: Any, counter: Pointer) -> None:
     alone = rows < 2 * parts
     room = rows * ((width + RUN - 1) // RUN * RUN) * 4
     if alone:
-        scratch += part * MATRICES * room
+        scratch += part * (1 + (a[10] != 0) + (a[14] != 0)) * room
     for number in range(MATRICES):
         call, weight, bias, n = a[6 + 4 * number], a[7 + 4 * number], a[8 + 4 * number], a[9 + 4 * number]
         if call and not (number and call == a[2 + 4 * number]):
@@ -415,10 +415,10 @@ def at_once(parts: int) -> int:
     return 1 if time.monotonic() < _alone_until else min(parts, get_num_threads())
 
 
-def scratch_bytes(rows: int, width: int, parts: int) -> int:
-    """The bytes of scratch memory of a `MULTIPLY` of ``rows`` rows of ``width`` numbers on ``parts``
-    threads."""
-    return MATRICES * 4 * rows * -(-width // RUN) * RUN * (parts if rows < 2 * parts else 1)
+def scratch_bytes(rows: int, width: int, matrices: int, parts: int) -> int:
+    """The bytes of scratch memory of a `MULTIPLY` of ``rows`` rows of ``width`` numbers with so many
+    ``matrices``, on ``parts`` threads."""
+    return matrices * 4 * rows * -(-width // RUN) * RUN * (parts if rows < 2 * parts else 1)
 
 
 def attention_bytes(batch: CpuBatch, q_heads: int, dim: int) -> int:
