@@ -193,8 +193,12 @@ class AdapterTable:
         """What is to be copied into slots before the rows of the plan that goes out now."""
         made = tuple(SlotFill(slot, adapter.number) for slot, adapter in self._fills.items())
         self._fills.clear()
-        self._lent.clear()
+        self.take_back()
         return made
+
+    def take_back(self) -> None:
+        """Note that the step is planned, with rows or without: what was lent to idle sequences may be taken."""
+        self._lent.clear()
 
     def forget(self) -> None:
         """Note that a step has failed: the slots may hold anything, and are filled again when they are used."""

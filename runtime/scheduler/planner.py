@@ -240,6 +240,7 @@ class Planner:
 
     def _emit(self, draft: _Draft) -> Plan | None:
         if not len(draft) and not self._block_manager.transfers.waiting:
+            self._adapters.take_back()
             return None
         self._block_manager.launched(draft.step)
         draws = bool(len(draft.plain[0])) or any(row[5] for row in draft.rows)
