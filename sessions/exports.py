@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from .adapters import SessionAdapter
 from .conversation.history import ContextGap, History
 from .conversation.items import Item, Preamble
 from .conversation.tree import Segment, TurnReply
@@ -65,11 +66,12 @@ def exported(history: History) -> list[ExportedEntry]:
 @dataclass(frozen=True, slots=True)
 class SessionStart:
     """What a new session begins with: its ``history``, the ``snapshot`` by which the journal makes that again,
-    and its ``clock``, the date that the chat template shows (ISO 8601)."""
+    its ``clock``, the date that the chat template shows (ISO 8601), and its ``adapter``; None: none."""
 
     history: History
     snapshot: SessionSnapshot
     clock: str
+    adapter: SessionAdapter | None = None
 
 
 def imported(
@@ -79,8 +81,10 @@ def imported(
     *,
     vocabulary: int,
     max_items: int,
+    adapter: SessionAdapter | None = None,
 ) -> SessionStart:
-    """What a new session begins with that continues from these ``entries``. ``clock``: as in `SessionStart`.
+    """What a new session begins with that continues from these ``entries``. ``clock``, ``adapter``: as in
+    `SessionStart`.
     ``vocabulary``: how many token ids the model has. ``max_items``: the most items that a session holds.
 
     Raises ``ItemInvalid``, also for a token id that the model does not have, ``ItemExists``, ``ToolInvalid``,
@@ -106,7 +110,7 @@ def imported(
     gaps.sort(key=lambda gap: order.get(id(gap.since), -1))
     history = History(max_items=max_items)
     history.restore(preamble, preamble, segments, None, gaps)
-    return SessionStart(history, snapshot_of(Replayed(history, deque())), _checked(clock))
+    return SessionStart(history, snapshot_of(Replayed(history, deque())), _checked(clock), adapter)
 
 
 def _checked(clock: str) -> str:

@@ -122,8 +122,9 @@ class SessionRegistry:
     ) -> Session:
         """Open a new session. ``salt``: of its tenant. ``owner``: the digest of the key that made it.
         ``config``: bytes that the journal keeps with it. ``kept``: whether the journal keeps the session at
-        all. ``imported``: what it begins with; None: empty. ``adapter``: the one that computes it; None: none.
-        Raises ``SessionLimit``, ``StorageUnavailable``."""
+        all. ``imported``: what it begins with, which names its adapter, too; None: empty. ``adapter``: the one
+        that computes it; None: none. Raises ``SessionLimit``, ``StorageUnavailable``, ``AdapterUnavailable``
+        if that of an imported one is not loaded."""
         self.tenants.check(salt)
         now = self._now().isoformat()
         record = SessionRecord(
@@ -133,7 +134,8 @@ class SessionRegistry:
             raise fault
         if imported is None:
             return self.open(record, kept=kept)
-        record = msgspec.structs.replace(record, clock=imported.clock, forked=now)
+        check_loaded(self._link, imported.adapter)
+        record = msgspec.structs.replace(record, clock=imported.clock, forked=now, adapter=imported.adapter)
         return self.open(record, imported.history, [imported.snapshot], kept=kept)
 
     def open(

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ...sdk.errors import ExportInvalid
-from ...sdk.frames.exported import ExportEntry, ExportHeader, export_lines
+from ...sdk.frames.exported import ExportedAdapter, ExportEntry, ExportHeader, export_lines
 from ...sdk.frames.response import ResponseParams
 from ...sdk.frames.session import SessionPatch, SessionResource
 from ...sessions.conversation.history import History
@@ -74,6 +74,9 @@ def export_of(
         id=record.id,
         name=record.name,
         created=record.created,
+        adapter=None
+        if record.adapter is None
+        else ExportedAdapter(name=record.adapter.name, digest=record.adapter.digest.hex()),
     )
     return export_lines(header, entries)
 

@@ -108,7 +108,8 @@ class RealtimeFace:
     async def import_(self, data: bytes, owner: bytes, salt: bytes = b"") -> Session:
         """Begin a new session, without a connection, with the exported session in ``data``, and return it when
         the journal has it. ``owner``, ``salt``: as in `open`. Raises ``ExportInvalid``, ``ItemInvalid``,
-        ``ItemExists``, ``SessionLimit``, ``StorageUnavailable``; then no session was made."""
+        ``ItemExists``, ``AdapterUnavailable``, ``SessionLimit``, ``StorageUnavailable``; then no session was
+        made."""
         registry = self.sessions.registry
         hello, tokenizer = self._link.hello, registry.language.digest().hex()
         first = msgspec.msgpack.decode(self.config(), type=RealtimeConfig)
@@ -118,8 +119,16 @@ class RealtimeFace:
             resource = imported_resource(header, first.session, registry.bounds)
             known = entries_of(entries, tokens=header.tokenizer == tokenizer)
             most = registry.settings.max_items
-            preamble, clock = preamble_of(resource), header.clock
-            return resource, imported(preamble, known, clock, vocabulary=hello.vocab_size, max_items=most)
+            preamble, clock, own = preamble_of(resource), header.clock, header.adapter
+            begun = imported(
+                preamble,
+                known,
+                clock,
+                vocabulary=hello.vocab_size,
+                max_items=most,
+                adapter=None if own is None else SessionAdapter(own.name, bytes.fromhex(own.digest)),
+            )
+            return resource, begun
 
         resource, begun = await registry.aside(salt, len(data), read)
         config = msgspec.msgpack.encode(msgspec.structs.replace(first, session=resource))

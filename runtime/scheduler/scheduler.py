@@ -384,10 +384,13 @@ class Scheduler:
     ) -> tuple[list[Row], Decoded | None]:
         """Take over what ``plan`` computed; ``outcomes``: of its rows.
 
-        ``moved``: False if the step failed as a whole, so that its moves of blocks may not have been made.
+        ``moved``: False if the step failed as a whole, so that its moves of blocks may not have been made, nor
+        its copies of adapters.
         Returns rows for the gateway, for each turn that has tokens to send or has ended: those that merely
         decode together.
         """
+        if not moved:
+            self.adapters.forget()
         told = self._committer.commit(plan, outcomes, now, moved=moved)
         self._rest(now)
         return told

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from ..errors import ExportInvalid
+from .client import AdapterName
 from .items import AnyItem
 from .sampling import TokenId
 
@@ -22,14 +23,21 @@ SESSIONS = "/v1/sessions"
 """The route to which an exported session is posted."""
 
 
+class ExportedAdapter(msgspec.Struct, kw_only=True, frozen=True):
+    """The adapter (LoRA) of a session. `digest`: of its configuration and weights, in hexadecimal."""
+
+    name: AdapterName
+    digest: Annotated[str, Meta(pattern="^([0-9a-f]{2})+$", max_length=128)]
+
+
 class ExportHeader(msgspec.Struct, kw_only=True, frozen=True):
     """The first line. `entries`: how many lines follow. `session`: the configuration in force, in the fields of
     `session.updated`; of a session that was no Realtime client's only `instructions` and `tools`.
 
     `model`: its name. `tokenizer`: a digest of the model's tokenizer and chat template: only a server with the
     same one uses the `tokens` of the entries, another one reads their text. `clock`: the date that the chat
-    template shows (ISO 8601). `id`, `name`, `created`: of the session that was exported.
-    """
+    template shows (ISO 8601). `id`, `name`, `created`: of the session that was exported. `adapter`: the one
+    that it is computed with, which a server must have loaded, with the same weights; null: none."""
 
     type: str = KIND
     version: int = VERSION
@@ -41,6 +49,7 @@ class ExportHeader(msgspec.Struct, kw_only=True, frozen=True):
     id: str = ""
     name: str = ""
     created: str = ""
+    adapter: ExportedAdapter | None = None
 
 
 class ExportEntry(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import anyio
 import msgspec
 import pytest
 import torch
 
 from holdfast.benchmarks.toys import make_adapter
 from holdfast.gateway import server as processes
+from holdfast.gateway.operator.routes import SESSIONS
 from holdfast.gateway.server import Serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.errors import AdapterInvalid, SettingsInvalid
@@ -315,8 +317,10 @@ async def test_an_unloaded_adapter_ends_no_turn_and_begins_none(server: Serving)
 async def test_a_session_in_the_journal_waits_for_its_adapter(
     pocket: EngineSettings, folder: Path, tmp_path: Path
 ) -> None:
-    """The next server has not loaded it: the session is not opened, and stays as it was."""
+    """The next server has not loaded it: the session is not opened, and stays as it was. An exported one waits
+    for it, too."""
     settings, line = gateway_of(folder, store=tmp_path / "store"), "What is my name?"
+    path = tmp_path / "session.jsonl"
     async with (
         serving(settings, engine_of(pocket, f"one={folder / 'one'}")) as running,
         connect(running.url, api_key=KEY) as client,
@@ -324,6 +328,9 @@ async def test_a_session_in_the_journal_waits_for_its_adapter(
     ):
         await chat.say(LINE).text()
         handle = chat.handle
+        status, told = await ask(running, "GET", f"{SESSIONS}/{chat.session.id}/export", key=OPERATOR)
+        assert status == 200
+        await anyio.Path(path).write_text(told)
         expected = await (await chat.fork())[0].say(line).text()
     assert handle is not None
 
@@ -339,11 +346,16 @@ async def test_a_session_in_the_journal_waits_for_its_adapter(
         with pytest.raises(SessionLost, match="'one' is loaded with other weights") as caught:
             await resumed(client)
         assert caught.value.code == "adapter_unavailable"
+        with pytest.raises(ServerError, match="'one' is loaded with other weights"):
+            async with client.import_session(path):
+                pass
         await unload(running, "one")
         with pytest.raises(SessionLost, match="adapter 'one' is not loaded"):
             await resumed(client)
         await load(running, "one", "one")
         assert await resumed(client) == expected
+        async with client.import_session(path) as chat:
+            assert chat.session.model == "one" and await chat.say(line).text() == expected
 
 
 async def test_an_engine_that_dies_is_followed_by_one_with_its_adapters(

@@ -43,6 +43,8 @@ from holdfast.kvstore.host.slots import SlotMemory
 from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
+from holdfast.runtime.adapters import AdapterTable
+from holdfast.runtime.columns import NO_ADAPTER
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.execution.runner import TorchRunner
 from holdfast.runtime.kv_placement.costs import CostBook
@@ -55,6 +57,7 @@ from holdfast.tests.runtime.fakes import (
     SECRET,
     SPACE,
     ChanceDrafter,
+    FakeAdapters,
     FakeDisk,
     draw,
     mix,
@@ -517,13 +520,21 @@ class DigestDecoder:
     """A decoder with the KV and the tokens of `fakes.FakeRunner`; its own kernels, too.
 
     ``poison``: tokens that make their KV NaN, and that of all tokens behind them: so are the logits.
+    ``adapters``: their slots.
     """
 
     device = torch.device("cpu")
-    weights = SimpleNamespace(adapts=False)
 
-    def __init__(self, device: FakeDevice, vocab_size: int, poison: frozenset[int]) -> None:
+    def __init__(
+        self,
+        device: FakeDevice,
+        vocab_size: int,
+        poison: frozenset[int],
+        adapters: FakeAdapters | None = None,
+    ) -> None:
         self._device = device
+        self._adapters = adapters or FakeAdapters()
+        self.weights = SimpleNamespace(adapts=len(self._adapters.slots) > 1)
         self._vocab_size = vocab_size
         self._poison = poison
 
@@ -562,7 +573,8 @@ class DigestDecoder:
                 table = rows.tables[int(rows.lines[row])]
                 first = length - len(tokens)
                 kept = cells[table[: -(-first // size)], 0, :, 0, :, 0].transpose(0, 1).reshape(2, -1)
-                context = 0
+                given = NO_ADAPTER if rows.adapters is None else int(rows.adapters[starts[row]])
+                context = int(self._adapters.slots[given])  # of the last slot without one
                 for at, (position, digest) in enumerate(kept[:, :first].T.tolist()):
                     context = (context + ((digest & MASK) ^ mix(position & MASK)) * weigh(at)) & MASK
                 sound = SPOILED not in kept[0, :first]
@@ -627,6 +639,20 @@ def _joined(chunks: Sequence[float]) -> int:
     return sum(int(chunk) << 16 * at for at, chunk in enumerate(chunks))
 
 
+class DeviceAdapters(FakeAdapters):
+    """Adapters that are copied into their slots by work on the device."""
+
+    def __init__(self, device: FakeDevice, slots: int) -> None:
+        super().__init__(slots, device.chance)
+        self._device = device
+
+    def fill(self, slot: int, number: int) -> None:
+        self._device.main.enqueue(lambda adds=self._held[number]: self.slots.__setitem__(slot, adds))
+
+    def spoil(self) -> None:
+        self._device.main.enqueue(super().spoil)
+
+
 class PoisoningTier(HostTier):
     """A slot that is to be filled is garbage from then on: the disk's process may be writing it."""
 
@@ -640,7 +666,7 @@ class PoisoningTier(HostTier):
 @dataclass(frozen=True)
 class _Bombed:
     handle: Handle
-    device: FakeDevice
+    runner: BombedRunner
     bomb: bool
 
     def draw(self) -> None:
@@ -649,8 +675,9 @@ class _Bombed:
     def tokens(self) -> Outcomes:
         outcomes = self.handle.tokens()
         if self.bomb:
-            self.device.doomed = None  # the next launch finds out which sequence it was
-            self.device.synchronize()
+            self.runner.device.doomed = None  # the next launch finds out which sequence it was
+            self.runner.device.synchronize()
+            self.runner.adapters.spoil()
             raise RuntimeError("a bomb in flight")
         return outcomes
 
@@ -668,7 +695,9 @@ class BombedRunner:
         device: FakeDevice,
         launch_bombs: frozenset[int],
         late_bombs: frozenset[int],
+        adapters: FakeAdapters,
     ) -> None:
+        self.adapters = adapters
         self.runner = runner
         self.device = device
         self.launch_bombs = launch_bombs
@@ -682,10 +711,14 @@ class BombedRunner:
         self.device.refuse(self.device.chance.randrange(self._most) if bomb else doomed)
         try:
             handle = self.runner.launch(plan)
+        except BaseException:
+            self.device.refuse(None)
+            self.adapters.spoil()
+            raise
         finally:
             self.device.refuse(None)
             self._most = max(self._most, self.device.calls - before)
-        return _Bombed(handle, self.device, bomb or not self.late_bombs.isdisjoint(tokens))
+        return _Bombed(handle, self, bomb or not self.late_bombs.isdisjoint(tokens))
 
 
 def place_of(memory: SlotMemory) -> tuple[int, int]:
@@ -717,17 +750,20 @@ def device_engine(
     late_bombs: frozenset[int] = frozenset(),
     registered: bool | None = None,
     beside: bool | None = None,
+    table: AdapterTable | None = None,
+    adapters: FakeAdapters | None = None,
 ) -> tuple[Engine, FakeDevice]:
     """As `fakes.fake_engine`, by the real runner and mover. ``registered``: so are the slots; ``beside``: rows
-    wait for their loads before they are planned; None: by chance."""
+    wait for their loads before they are planned; None: by chance. ``adapters``: how many slots they have."""
     device = FakeDevice(chance, late=late, host=(0, 0) if memory is None else place_of(memory))
     arena = digest_arena(settings.blocks, settings.block_tokens)
     mover = None if memory is None else BlockMover([arena], memory, device=device, hasher=FakeHasher(device))
     by_chance = device.chance.random() < 0.5, device.chance.random() < 0.8
     if mover is not None and (by_chance[0] if registered is None else registered):
         mover.registration.begin()
-    decoder = DigestDecoder(device, vocab_size, poison)
-    runner = TorchRunner(decoder, arena, mover=mover, device=device)  # type: ignore[arg-type]
+    held = DeviceAdapters(device, 0 if adapters is None else len(adapters.slots) - 1)
+    decoder = DigestDecoder(device, vocab_size, poison, held)
+    runner = TorchRunner(decoder, arena, mover=mover, device=device, adapters=held)  # type: ignore[arg-type]
     if device.chance.random() < 0.7:
         rows, tokens = settings.max_sequences, settings.max_step_tokens
         some = [(device.chance.randint(1, tokens), device.chance.randint(1, rows)) for _ in range(4)]
@@ -741,7 +777,17 @@ def device_engine(
     costs = CostBook(None, beside=by_chance[1] if beside is None else beside)
     disk = disk if tier is not None else None
     guesses = ChanceDrafter(device.chance, vocab_size) if device.chance.random() < 0.3 else None
-    scheduler = Scheduler(settings, pool, hasher, SPACE, tier, disk, costs, drafter=guesses)  # type: ignore[arg-type]
+    scheduler = Scheduler(
+        settings,
+        pool,
+        hasher,
+        SPACE,
+        tier,
+        disk,  # type: ignore[arg-type]
+        costs,
+        drafter=guesses,
+        adapters=table,
+    )
     time = clock if disk is None or tier is None else disk.clock
-    bombed = BombedRunner(runner, device, launch_bombs, late_bombs)
-    return Engine(scheduler, bombed, debug=True, clock=time), device
+    bombed = BombedRunner(runner, device, launch_bombs, late_bombs, held)
+    return Engine(scheduler, bombed, debug=True, clock=time, adapters=held), device

@@ -26,8 +26,9 @@ from holdfast.kvstore.host.slots import SlotMemory, make_memory
 from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
+from holdfast.runtime.adapters import AdapterTable, ReadAdapter
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.errors import GrammarStuck
+from holdfast.runtime.errors import AdapterInvalid, GrammarStuck, RuntimeFault
 from holdfast.runtime.execution.batch import Batch
 from holdfast.runtime.grammar.llguidance import Compiler, Matchers
 from holdfast.runtime.plan import (
@@ -44,7 +45,7 @@ from holdfast.runtime.scheduler.planner import Drafter
 from holdfast.runtime.scheduler.scheduler import Scheduler
 from holdfast.runtime.sequence import Sequence
 from holdfast.runtime.settings import SchedulerSettings
-from holdfast.runtime.verbs import Sampling
+from holdfast.runtime.verbs import LoadAdapter, Sampling
 
 MASK = (1 << 64) - 1
 GREEDY = Sampling()
@@ -76,12 +77,13 @@ def take_in(context: int, position: int, token: int) -> tuple[int, int]:
 
 
 class Shadow:
-    """What a sequence ought to be: its tokens, and the next one. ``context`` folds in all of them."""
+    """What a sequence ought to be: its tokens, and the next one. ``context`` folds in all of them, from
+    ``start`` on: what its adapter adds (`FakeAdapters`)."""
 
-    def __init__(self, tokens: Iterable[int] = (), vocab_size: int = 256) -> None:
+    def __init__(self, tokens: Iterable[int] = (), vocab_size: int = 256, start: int = 0) -> None:
         self.vocab_size = vocab_size
         self.tokens: list[int] = []
-        self._contexts = [0]
+        self._contexts = [start]
         self.extend(tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
@@ -105,6 +107,59 @@ class Shadow:
     def next(self, sampling: Sampling = GREEDY) -> int:
         """The token that follows."""
         return draw(self._contexts[-1], len(self.tokens), sampling, self.vocab_size)
+
+
+NO_FOLDER = "none"
+"""A path at which `FakeAdapters` finds nothing."""
+
+
+def fake_adapter(path: str) -> tuple[bytes, int]:
+    """The digest of the adapter at a path, and what it adds to the context of each token, of 15 bits."""
+    digest = path.encode()
+    return digest, 1 + xxh3_64_intdigest(digest) % 0x7FFF
+
+
+class FakeAdapters:
+    """An `AdapterReader` without files, and the model's slots: each adds a number to contexts. ``slots``: so
+    many; ``chance``: decides when one has been read; None: at once."""
+
+    def __init__(self, slots: int = 0, chance: Random | None = None) -> None:
+        self.slots = np.zeros(slots + 1, dtype=np.int64)  # the last: of rows without an adapter
+        self._chance = chance
+        self._reading: list[LoadAdapter] = []
+        self._held: dict[int, int] = {}
+
+    def begin(self, verb: LoadAdapter) -> None:
+        self._reading.append(verb)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._reading)
+
+    def done(self) -> list[tuple[LoadAdapter, ReadAdapter | RuntimeFault]]:
+        done = [one for one in self._reading if self._chance is None or self._chance.random() < 0.5]
+        self._reading = [one for one in self._reading if one not in done]
+        return [(one, self._read(one.path)) for one in done]
+
+    def _read(self, path: str) -> ReadAdapter | RuntimeFault:
+        if path == NO_FOLDER:
+            return AdapterInvalid(f"{path}: not a folder")
+        digest, adds = fake_adapter(path)
+        return ReadAdapter(digest, SPACE + digest, 4, 100, adds)
+
+    def keep(self, number: int, adapter: ReadAdapter) -> None:
+        assert isinstance(adapter.weights, int)
+        self._held[number] = adapter.weights
+
+    def drop(self, number: int) -> None:
+        del self._held[number]
+
+    def fill(self, slot: int, number: int) -> None:
+        self.slots[slot] = self._held[number]
+
+    def spoil(self) -> None:
+        """A step has failed: the slots hold garbage."""
+        self.slots[:-1] = 0x8000
 
 
 @dataclass(eq=False)
@@ -142,7 +197,7 @@ class FakeRunner:
     that fail the row they are in; ``bombs``: tokens that fail the whole step, when it is launched or when its
     tokens are fetched. ``clock``: virtual seconds; a step takes ``step_time`` and ``token_time`` a token.
     ``ledger``: the hash of what was moved first under each key; every later move must bring the same
-    (``moves`` of them so far).
+    (``moves`` of them so far). ``adapters``: holds those that plans name.
     """
 
     def __init__(
@@ -161,8 +216,10 @@ class FakeRunner:
         memory: SlotMemory | None = None,
         ledger: dict[bytes, int] | None = None,
         grammars: Matchers | None = None,
+        adapters: FakeAdapters | None = None,
     ) -> None:
         self._grammars = grammars or Matchers()
+        self._adapters = adapters or FakeAdapters()
         self.block_tokens = block_tokens
         self.vocab_size = vocab_size
         self.chance = chance
@@ -198,6 +255,8 @@ class FakeRunner:
         if self.keep_plans:
             self.plans.append(plan)
             self.rows.append(rows)
+        for fill in plan.fills:
+            self._adapters.fill(fill.slot, fill.number)
         self._detonate(rows, self.launch_bombs, "at launch")
         self._ready_at = max(self._ready_at, self.clock) + self.step_time + self.token_time * plan.size
         behind = bool(self._in_flight)
@@ -232,6 +291,7 @@ class FakeRunner:
     def _detonate(self, rows: list[PlanRow], bombs: frozenset[int], where: str) -> None:
         for row in rows if bombs else ():
             if not bombs.isdisjoint(row.tokens.tolist()):
+                self._adapters.spoil()
                 raise RuntimeError(f"a bomb {where}")
 
     # --- the moments ------------------------------------------------------------------------------------
@@ -266,7 +326,8 @@ class FakeRunner:
                 after.append(feeder[0].row_tasks[feeder[1]])
             if row.sampling is not None:
                 self._drawn[slot] = step, number
-            act = lambda number=number, feeder=feeder: self._compute(step, number, feeder)
+            adds = int(self._adapters.slots[row.adapter])  # of the last slot: `NO_ADAPTER` is -1
+            act = lambda number=number, feeder=feeder, adds=adds: self._compute(step, number, feeder, adds)
             step.row_tasks.append(_Task(act, after, row.seq))
         step.tasks += own + step.row_tasks
 
@@ -350,7 +411,7 @@ class FakeRunner:
         folded = (digests ^ self._mixed[positions]) * self._weights[:length]
         return int(folded.sum(dtype=np.uint64))
 
-    def _compute(self, step: _Launched, number: int, feeder: tuple[_Launched, int] | None) -> None:
+    def _compute(self, step: _Launched, number: int, feeder: tuple[_Launched, int] | None, adds: int) -> None:
         row = step.rows[number]
         table = row.table
         tokens = row.tokens.tolist()
@@ -365,7 +426,7 @@ class FakeRunner:
         if not self.poison.isdisjoint(tokens):
             step.outcomes[number] = RowFault("poison")
             return
-        context, drawn = self._read(table, row.first), list[int]()
+        context, drawn = (self._read(table, row.first) + adds) & MASK, list[int]()
         behind = row.first + row.count - row.drafts - 1  # from this position's token on it draws
         for position, token in enumerate(tokens, row.first):
             digest, context = take_in(context, position, token)
@@ -439,12 +500,14 @@ def fake_engine(
     clock: Callable[[], float] = time.monotonic,
     compiler: Compiler | None = None,
     drafter: Drafter | None = None,
+    table: AdapterTable | None = None,
+    adapters: FakeAdapters | None = None,
     **runner: object,
 ) -> tuple[Engine, FakeRunner]:
     """An engine in debug on a fake device of the same size; ``runner``: arguments of `FakeRunner`.
 
     ``memory``: its host tier's, of slots of `slot_bytes`; ``disk``: below that, its clock is the engine's, else
-    ``clock``.
+    ``clock``. ``table``, ``adapters``: the scheduler's and the device's side of adapters; None: without any.
     """
     pool = BlockPool(settings.blocks, debug=True)
     hasher = BlockHasher(SECRET, settings.block_tokens)
@@ -456,17 +519,35 @@ def fake_engine(
         chance=chance,
         memory=memory,
         grammars=matchers,
+        adapters=adapters,
         **runner,  # type: ignore[arg-type]
     )
     tier = HostTier(memory) if memory is not None else None
     if disk is None or tier is None:
         scheduler = Scheduler(
-            settings, pool, hasher, SPACE, tier, compiler=compiler, matchers=matchers, drafter=drafter
+            settings,
+            pool,
+            hasher,
+            SPACE,
+            tier,
+            compiler=compiler,
+            matchers=matchers,
+            drafter=drafter,
+            adapters=table,
         )
-        return Engine(scheduler, device, debug=True, clock=clock), device
+        return Engine(scheduler, device, debug=True, clock=clock, adapters=adapters), device
     disk.begin(tier, device if disk.near and settings.depth == 1 else None)
-    scheduler = Scheduler(settings, pool, hasher, SPACE, tier, disk, drafter=drafter)  # type: ignore[arg-type]
-    return Engine(scheduler, device, debug=True, clock=disk.clock), device
+    scheduler = Scheduler(
+        settings,
+        pool,
+        hasher,
+        SPACE,
+        tier,
+        disk,  # type: ignore[arg-type]
+        drafter=drafter,
+        adapters=table,
+    )
+    return Engine(scheduler, device, debug=True, clock=disk.clock, adapters=adapters), device
 
 
 class FakeDisk:
@@ -521,11 +602,11 @@ class FakeDisk:
     def reads_directly(self) -> bool:
         return self._device is not None
 
-    def offset_known(self, key: bytes) -> bool:
+    def readable(self, key: bytes) -> bool:
         return key in self.records
 
     def in_page_cache(self, key: bytes) -> bool:
-        return self.offset_known(key) and (key[0] % 4 > 0 or key in self.brought)
+        return self.readable(key) and (key[0] % 4 > 0 or key in self.brought)
 
     def read(self, keys: list[bytes], blocks: list[int]) -> list[int]:
         found: list[int] = []

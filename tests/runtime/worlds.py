@@ -14,6 +14,7 @@ from typing import Any
 
 from holdfast.kvstore.host.slots import SlotMemory
 from holdfast.kvstore.keys import BlockHasher
+from holdfast.runtime.adapters import AdapterTable
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.kv_placement.costs import Costs
 from holdfast.runtime.kv_placement.leases import MOST_PRIORITY, MOST_SECONDS
@@ -31,6 +32,7 @@ from holdfast.runtime.verbs import (
     Grant,
     KVTier,
     Lease,
+    LoadAdapter,
     Locate,
     Open,
     Opening,
@@ -45,9 +47,21 @@ from holdfast.runtime.verbs import (
     Stop,
     TokenLimits,
     Truncate,
+    UnloadAdapter,
     VerbReply,
 )
-from holdfast.tests.runtime.fakes import GREEDY, SECRET, SPACE, FakeDisk, Shadow, fake_engine, fake_memory
+from holdfast.tests.runtime.fakes import (
+    GREEDY,
+    NO_FOLDER,
+    SECRET,
+    SPACE,
+    FakeAdapters,
+    FakeDisk,
+    Shadow,
+    fake_adapter,
+    fake_engine,
+    fake_memory,
+)
 
 DRAWN = 256
 """Tokens the fake device samples are below this; the three that fail are above."""
@@ -71,9 +85,11 @@ class Turn:
 
 @dataclass
 class Being:
-    """What a sequence must be. ``cut``: it was truncated since its last turn. ``alone``: until it samples."""
+    """What a sequence must be. ``adapter``: the digest of its own. ``cut``: it was truncated since its last
+    turn. ``alone``: until it samples."""
 
     shadow: Shadow
+    adapter: bytes = b""
     epoch: int = 0
     turn: Turn | None = None
     cut: bool = False
@@ -91,11 +107,12 @@ def world(
     late: bool = False,
     slots: int | None = None,
     make: Callable[..., tuple[Engine, Any]] = fake_engine,
+    adapters: tuple[int, int] = (0, 0),
     **numbers: Any,
 ) -> World:
     """A small world in overlapped steps, unless said otherwise; with a host tier of ``slots`` slots.
 
-    ``make``: as in `World`.
+    ``make``, ``adapters``: as in `World`.
     """
     usual = {
         "blocks": 16,
@@ -107,7 +124,7 @@ def world(
     }
     settings = SchedulerSettings(vocab_size=VOCAB, **{**usual, **numbers})
     memory = None if slots is None else fake_memory(slots, settings.block_tokens)
-    return World(settings, late=late, memory=memory, make=make)
+    return World(settings, late=late, memory=memory, make=make, adapters=adapters)
 
 
 @dataclass
@@ -115,7 +132,8 @@ class World:
     """Engine, device (``chance``, ``late``: as in `FakeRunner`), model. ``ended``: last rows by sequence.
 
     ``make``: `fakes.fake_engine`, or another that takes the same. ``tenants``: so many salts its verbs name at
-    most, for the bound of a policy that shares between tenants.
+    most, for the bound of a policy that shares between tenants. ``adapters``: slots for them, and how many can
+    be loaded.
     """
 
     settings: SchedulerSettings
@@ -133,6 +151,7 @@ class World:
     ledger: dict[bytes, int] = field(default_factory=dict)
     make: Callable[..., tuple[Engine, Any]] = fake_engine
     tenants: int = 3
+    adapters: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
         self.restart()
@@ -153,6 +172,8 @@ class World:
         self.numbers: set[int] = set()
         self.gave: set[int] = set()  # sequences that gave blocks in this step, and may have found them again
         self.following: dict[int, int] = {}  # requests that are answered later
+        self.loading: dict[int, tuple[str, str]] = {}  # and those that load: name and path
+        self.loaded: dict[str, bytes] = {}  # digests by name
         self.steps = self.isolations = 0
         self.engine, self.device = self.make(
             self.settings,
@@ -166,6 +187,8 @@ class World:
             poison=frozenset({POISON}),
             launch_bombs=frozenset({LAUNCH_BOMB}),
             late_bombs=frozenset({LATE_BOMB}),
+            table=AdapterTable(*self.adapters),
+            adapters=FakeAdapters(self.adapters[0], self.chance),
         )
         self.scheduler = self.engine.scheduler
         self._now = 0.0
@@ -180,14 +203,43 @@ class World:
 
     # --- verbs ------------------------------------------------------------------------------------------
 
-    def open(self, seq: int, tokens: list[int], salt: bytes = b"", alone: bool = False) -> None:
-        refusal = None
+    def load(self, name: str, path: str) -> None:
+        """Load an adapter; the answer comes with a later step."""
+        verb = LoadAdapter(self.next_request(), name, path)
+        refusal = self._no_room(name)
+        answer = self.engine.apply(verb)
+        if refusal is None:
+            assert answer is None
+            self.loading[verb.request] = name, path
+        else:
+            assert isinstance(answer, Refusal) and answer.code == refusal, answer
+
+    def _no_room(self, name: str) -> str | None:
+        slots, most = self.adapters
+        if slots and name in self.loaded:
+            return "adapter_exists"
+        return None if slots and len(self.loaded) < most else "adapter_limit"
+
+    def unload(self, name: str) -> None:
+        refusal = None if name in self.loaded else "adapter_unknown"
+        if self._apply(UnloadAdapter(self.next_request(), name), refusal):
+            del self.loaded[name]
+
+    def _gone(self, adapter: bytes) -> str | None:
+        """Why no turn begins with an adapter."""
+        return "adapter_unknown" if adapter and adapter not in self.loaded.values() else None
+
+    def open(
+        self, seq: int, tokens: list[int], salt: bytes = b"", alone: bool = False, path: str = ""
+    ) -> None:
+        adapter, adds = fake_adapter(path) if path else (b"", 0)
+        refusal = self._gone(adapter)
         if seq in self.beings:
             refusal = "sequence_exists"
         elif len(tokens) > self.settings.max_context:
             refusal = "context_exceeded"
-        if self._apply(Open(self.next_request(), seq, salt, tokens, alone), refusal):
-            self.beings[seq] = Being(Shadow(tokens, DRAWN), alone=alone)
+        if self._apply(Open(self.next_request(), seq, salt, tokens, alone, adapter), refusal):
+            self.beings[seq] = Being(Shadow(tokens, DRAWN, adds), adapter, alone=alone)
             self._check_state(seq)
 
     def extend(self, seq: int, tokens: list[int], *, due: bool = False) -> None:
@@ -254,15 +306,18 @@ class World:
         """What a turn begins on, and why it does not."""
         being = self.beings.get(seq)
         if opening is None:
-            return being, self._busy(being)
-        begun = Being(Shadow((), DRAWN), alone=opening.isolated)
+            return being, self._busy(being) or self._gone(being.adapter if being else b"")
+        adds = fake_adapter(opening.adapter.decode())[1] if opening.adapter else 0
+        begun = Being(Shadow((), DRAWN, adds), opening.adapter, alone=opening.isolated)
         if opening.parent is not None:
             parent = self.beings.get(opening.parent)
             if parent is None:
                 return None, "sequence_unknown"
             if not 0 <= opening.at <= len(parent.shadow.tokens):
                 return None, "length_invalid"
-            begun = Being(parent.shadow.copy(opening.at), cut=True)
+            begun = Being(parent.shadow.copy(opening.at), parent.adapter, cut=True)
+        if refusal := self._gone(begun.adapter):
+            return None, refusal
         return (begun, None) if being is None else (None, "sequence_exists")
 
     def lease(
@@ -314,7 +369,11 @@ class World:
         blocks = [(run.tier, run.shared) for run in answer.blocks.runs for _ in range(run.count)]
         assert len(blocks) == -(-len(being.shadow.tokens) // size)
         assert all(tier is KVTier.DEVICE for tier, _ in blocks[: -(-computed // size)])
-        others = [other.shadow.tokens for number, other in self.beings.items() if number != seq]
+        others = [
+            other.shadow.tokens
+            for number, other in self.beings.items()
+            if number != seq and other.adapter == being.adapter
+        ]
         for at, (_, shared) in enumerate(blocks):
             beginning = being.shadow.tokens[: (at + 1) * size]
             if shared and len(beginning) == (at + 1) * size and at + 1 < len(blocks):
@@ -343,7 +402,7 @@ class World:
         if self._apply(Fork(self.next_request(), seq, children, at), refusal) and being is not None:
             length = len(being.shadow.tokens) if at is None else at
             for child in children:
-                self.beings[child] = Being(being.shadow.copy(length), cut=True)
+                self.beings[child] = Being(being.shadow.copy(length), being.adapter, cut=True)
             self._check_state(seq)
 
     def close(self, seq: int, *, keep_kv: bool = True) -> None:
@@ -434,7 +493,7 @@ class World:
     def run(self, steps: int = 1_000_000) -> None:
         """Steps until idle, at most ``steps``."""
         for _ in range(steps):
-            if self.step() is None and not self._queues.restoring and not self.moving:
+            if self.step() is None and not (self._queues.restoring or self.moving or self.loading):
                 return
 
     def _check_victims(self) -> None:
@@ -561,10 +620,23 @@ class World:
 
     def _hear_answers(self) -> None:
         for reply in self.engine.answers():
+            if reply.request in self.loading:
+                self._hear_loaded(reply, *self.loading.pop(reply.request))
+                continue
             length = self.following.pop(reply.request)
             moved = reply.moved
             assert moved is not None and min(moved.device, moved.host, moved.disk, moved.recomputed) >= 0
             assert moved.device + moved.host + moved.disk <= length
+
+    def _hear_loaded(self, reply: VerbReply | Refusal, name: str, path: str) -> None:
+        refusal = "adapter_invalid" if path == NO_FOLDER else self._no_room(name)
+        if refusal is not None:
+            assert isinstance(reply, Refusal) and reply.code == refusal, reply
+            return
+        digest = fake_adapter(path)[0]
+        assert isinstance(reply, VerbReply) and reply.adapter is not None, reply
+        assert (reply.adapter.name, reply.adapter.digest) == (name, digest)
+        self.loaded[name] = digest
 
     def _idle_holders(self) -> tuple[dict[int, int], dict[int, tuple[int, float]]]:
         """Blocks of idle holders without a lease; of others those that it covers, and when they return."""
@@ -611,7 +683,7 @@ class World:
         hasher = BlockHasher(SECRET, self.settings.block_tokens)
         for salt, most in self.settings.lease_caps.items():
             root = hasher.root(SPACE, salt)
-            theirs = [held.lease for held in self._queues.sequences.values() if held.root == root]
+            theirs = [held.lease for held in self._queues.sequences.values() if held.tenant_root == root]
             assert sum(promise.blocks for promise in theirs if promise) <= most, (
                 "a tenant has more than its cap"
             )

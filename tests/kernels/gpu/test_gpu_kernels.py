@@ -11,6 +11,8 @@ from holdfast.kernels.reference import backend as reference
 from holdfast.kernels.reference import seeded_sampling
 from holdfast.kernels.reference.attention import extend_attention
 
+from ..low_rank_stage import MIXES, TOLERANCE, filled, numbers
+from ..low_rank_stage import expected as with_pairs
 from ..packed_stage import coded
 
 pytestmark = [
@@ -141,3 +143,22 @@ def test_quantised_weights(tokens: int, dtype: torch.dtype) -> None:
             assert wrong < (1e-3 if dtype == torch.float32 else 1e-2), (scheme, product)
         alone = quantised.invariant_linear(x[-1:].contiguous(), weight)
         assert torch.equal(alone[0], quantised.invariant_linear(x, weight)[-1]), scheme
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("mix", list(MIXES))
+def test_adapters(mix: str, dtype: torch.dtype) -> None:
+    """Several in one batch, at the sizes of a model; a row has the same bits alone."""
+    from holdfast.kernels.gpu import low_rank
+
+    width, widths, tokens = 2048, (2048, 512, 512), MIXES[mix]
+    slots, pairs = filled(width, widths, dtype, "cuda")
+    x = numbers(len(tokens), width, dtype=dtype, seed=3)
+    out = numbers(len(tokens), sum(widths), dtype=dtype, seed=4)
+    wanted = with_pairs(out, x, pairs, widths, tokens)
+    got, given, which = out.cuda(), x.cuda(), torch.tensor(tokens, device="cuda")
+    low_rank.add_low_rank(got, given, slots, which)
+    torch.testing.assert_close(got.cpu().double(), wanted, rtol=1e-2, atol=TOLERANCE[dtype])
+    alone = out[-1:].cuda()
+    low_rank.add_low_rank(alone, given[-1:].contiguous(), slots, which[-1:])
+    assert torch.equal(alone[0], got[-1])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from holdfast.runtime.plan import Plan
 from holdfast.runtime.verbs import Finish, Opening, Sampling, Work
-from holdfast.tests.runtime.worlds import World, world
+from holdfast.tests.runtime.fake_device import device_engine
+from holdfast.tests.runtime.fakes import fake_engine
+from holdfast.tests.runtime.worlds import LATE_BOMB, LAUNCH_BOMB, World, world
 
 STORY = list(range(30, 78))
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
@@ -324,3 +328,24 @@ def test_a_row_in_flight_does_not_count_for_a_new_sequence_of_the_same_number() 
     here.generate(0, 5)
     here.run()
     assert here.scheduler.counters.discarded > 0 and len(here.beings[0].shadow.tokens) == 13
+
+
+@pytest.mark.parametrize("bomb", [LAUNCH_BOMB, LATE_BOMB], ids=["launched", "in flight"])
+@pytest.mark.parametrize("make", [fake_engine, device_engine])
+def test_adapters_are_copied_again_after_a_step_that_failed(make: Callable[..., Any], bomb: int) -> None:
+    """Two in one step beside a row without one; then their slots may hold anything."""
+    here = world(make=make, adapters=(2, 2), max_step_tokens=12)
+    for name in ("a", "b"):
+        here.load(name, name)
+    here.run()
+    for seq, path in enumerate(("a", "b", "")):
+        here.open(seq, STORY[:5], path=path)
+        here.generate(seq, 4)
+    here.run()
+    here.open(3, [bomb, 7])
+    here.generate(3, 2)
+    here.run()
+    for seq in range(3):
+        here.generate(seq, 6)
+    here.run()
+    assert all(here.ended[seq].finish is Finish.LENGTH for seq in range(3))

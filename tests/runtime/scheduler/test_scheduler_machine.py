@@ -27,7 +27,7 @@ from holdfast.runtime.scheduler.policy import NAMED
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.runtime.verbs import Opening, Sampling
 from holdfast.tests.runtime.fake_device import device_engine
-from holdfast.tests.runtime.fakes import FakeDisk, drafting_engine, fake_engine, fake_memory
+from holdfast.tests.runtime.fakes import NO_FOLDER, FakeDisk, drafting_engine, fake_engine, fake_memory
 from holdfast.tests.runtime.worlds import LATE_BOMB, LAUNCH_BOMB, POISON, World
 
 POLICIES = [os.environ["HOLDFAST_POLICY"]] if "HOLDFAST_POLICY" in os.environ else [*NAMED]
@@ -36,6 +36,9 @@ POLICIES = [os.environ["HOLDFAST_POLICY"]] if "HOLDFAST_POLICY" in os.environ el
 FACTOR = max(1, int(os.environ.get("HOLDFAST_EXAMPLES", "1")))
 
 SALTS = (b"", b"tenant", b"other")
+NAMES = ("a", "b", "c", "d")
+"""Of adapters; each is also the path of one."""
+
 SEQS = st.integers(0, 5)
 NUMBERS = st.integers(0, 1 << 16)
 
@@ -62,8 +65,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         cursed=st.booleans(),
         slots=st.sampled_from((None, 0.0, 0.1, 0.5, 1.0, 4.0, 4.0)),
         tenants=st.integers(1, 3),
+        adapters=st.sampled_from((0, 0, 1, 1, 2, 3)),
     )
-    def begin(self, seed, block_tokens, longest, slack, max_sequences, spare, cursed, slots, tenants) -> None:
+    def begin(
+        self, seed, block_tokens, longest, slack, max_sequences, spare, cursed, slots, tenants, adapters
+    ) -> None:
         blocks = int(-(-longest // block_tokens) * slack)
         self.damaged = False
         self.world = World(
@@ -86,7 +92,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             late=self.LATE and seed % 3 == 0,
             make=self.MAKE,
             tenants=tenants,
+            adapters=(adapters, adapters and adapters + seed % 3),
         )
+        for name in NAMES[: self.world.adapters[1]]:
+            self.world.load(name, name)
         self.tenants = tenants
         self.random = Random(seed)
         self.longest = longest
@@ -107,9 +116,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         """One of the tenants of this example."""
         return SALTS[number // 8 % self.tenants]
 
+    def _path(self, number: int) -> str:
+        """Of an adapter that may be loaded; often of none."""
+        return ("", "", *NAMES)[number // 24 % (len(NAMES) + 2)] if self.world.adapters[0] else ""
+
     @rule(seq=SEQS, number=NUMBERS)
     def open(self, seq, number) -> None:
-        self.world.open(seq, self._tokens(self.longest, number), self._salt(number), alone=number % 11 == 0)
+        tokens, path = self._tokens(self.longest, number), self._path(number)
+        self.world.open(seq, tokens, self._salt(number), alone=number % 11 == 0, path=path)
+
+    @precondition(lambda self: self.world.adapters[0])
+    @rule(name=st.sampled_from(NAMES), path=st.sampled_from((*NAMES, NO_FOLDER)))
+    def load(self, name, path) -> None:
+        self.world.load(name, path)
+
+    @precondition(lambda self: self.world.adapters[0])
+    @rule(name=st.sampled_from(NAMES))
+    def unload(self, name) -> None:
+        self.world.unload(name)
 
     @rule(seq=SEQS, number=NUMBERS)
     def extend(self, seq, number) -> None:
@@ -138,13 +162,17 @@ class SchedulerMachine(RuleBasedStateMachine):
     def begin_turn(self, seq, most, parent, number) -> None:
         being = self.world.beings.get(parent)
         at = 0 if parent is None else number % (len(being.shadow.tokens) + 2 if being else 1)
-        salt, alone = (b"", False) if parent is not None else (self._salt(number), number % 11 == 0)
+        if parent is not None:
+            opening = Opening(b"", False, parent, at, being.adapter if being else b"")
+        else:
+            adapter = self._path(number).encode()
+            opening = Opening(self._salt(number), number % 11 == 0, adapter=adapter)
         self.world.generate(
             seq,
             most,
             sampling=Sampling(temperature=number % 2, seed=number % 4),
             tokens=self._tokens(self.longest, number),
-            opening=Opening(salt, alone, parent, at),
+            opening=opening,
         )
 
     @rule(seq=SEQS, number=NUMBERS)
@@ -238,7 +266,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert pool["free"] + pool["cached"] == pool["blocks"], "blocks leak"
         figures = self.world.scheduler.statistics()
         assert not (figures["leases"] or figures["leased_blocks"] or figures["leased_records"])
-        while self.world.following:
+        while self.world.following or self.world.loading:
             self.world.step()
         if not self.damaged:
             assert not self.world.scheduler.statistics().get("host_damaged"), "a slot changed under its hash"
