@@ -32,7 +32,7 @@ NO_FOLDER_LOCKS = (errno.EBADF, errno.EINVAL, errno.EISDIR, errno.ENOLCK, errno.
 """The system's errors where a file system locks files but no folders, as NFS."""
 
 OWN = re.compile(
-    r"(lock|holder|identity|reserve|secret|data\.mdb|lock\.mdb)(\..*)?|(about|costs)\..*"
+    r"(lock|holder|identity|reserve|secret|payloads|data\.mdb|lock\.mdb)(\..*)?|(about|costs)\..*"
     r"|(compacted-)?[0-9a-f]{8,}\.(log|index|unreadable)(\..*)?"
     r"|journal(\..*)?|backup\..*|kv|[0-9a-f]{32}|model-.*|lost\+found"
 )

@@ -194,14 +194,15 @@ async def _round(
 
 # --- the records --------------------------------------------------------------------------------------------
 
-FILE_ROOM = 20_480  # bytes that one takes
+FILE_ROOM = 20_480  # bytes that one takes, with what is between two
 
 
 def kv(folder: Path, disk: BadDisk, arm: Callable[[], None], found: dict[str, Any]) -> int:
     """The workload on the KV store: records are put, read, superseded and evicted; reads must give what was
     put, and the store must recover. ``arm`` makes the calls fail that are to fail. Adds what came of it to
     ``found``. Returns how many calls there were."""
-    from ...kvstore.disk.store import RecordStore, StoreFailed
+    from ...kvstore.disk.index import StoreFailed
+    from ...kvstore.disk.store import RecordStore
     from .file_faults import SIZE, SPACE, given, key, read
 
     tally = FaultTally("kv")

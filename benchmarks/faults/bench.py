@@ -77,7 +77,6 @@ ROWS: dict[str, tuple[int, Row]] = {
     "clocks": (100, store_faults.stepped),
     "kill-compaction": (400, store_faults.killed_in_compactions),
     "empty-disk": (60, store_faults.emptied),
-    "reader": (3, aside(file_faults.forgotten_reader)),
     "badio-kv": (1000, lambda tries, seed: badio.worked("kv", tries)),
     "badio-journal": (1000, lambda tries, seed: badio.worked("journal", tries)),
     "steps": (1_000_000, aside(stormed)),

@@ -12,7 +12,6 @@ import logging
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,7 +22,10 @@ from random import Random
 
 from xxhash import xxh3_64_intdigest
 
-from holdfast.kvstore.disk.store import NewRecord, RecordStore, StoreFailed
+from holdfast.kvstore.disk import index
+from holdfast.kvstore.disk.index import StoreFailed
+from holdfast.kvstore.disk.payload_file import FILE
+from holdfast.kvstore.disk.store import NewRecord, RecordStore
 from holdfast.kvstore.errors import RecordUnavailable
 from holdfast.sessions.errors import RecordDamaged, StorageUnavailable
 from holdfast.sessions.journal.model_store import open_for
@@ -50,13 +52,6 @@ SETTINGS = JournalSettings(max_bytes=64 << 20, reserve_bytes=0)
 SMALL_LOGS = replace(SETTINGS, segment_bytes=16 << 10)
 PAGE = 4096
 MODEL = b"model"
-READER = """
-import lmdb, sys
-environment = lmdb.open(sys.argv[1], max_dbs=2, readonly=True)
-transaction = environment.begin()
-print("reads", flush=True)
-sys.stdin.read()
-"""
 
 
 @contextmanager
@@ -107,7 +102,7 @@ def flipped_records(tries: int, seed: int) -> FaultTally:
     tally, rng = FaultTally("bit flipped in the KV file"), Random(seed)
     with memory_folder() as folder:
         records(folder).close()
-        path = folder / "data.mdb"
+        path = folder / FILE
         whole = path.read_bytes()
         places = [whole.find(payload(number)[:64]) for number in range(RECORDS)]
         for _ in range(tries):
@@ -125,57 +120,19 @@ def flipped_records(tries: int, seed: int) -> FaultTally:
 
 
 def truncated_records(tries: int, seed: int) -> FaultTally:
-    """Truncate the KV file at a random length, so many times: the store must open, empty or with whole records,
-    and work."""
+    """Truncate the file of payloads or the index at a random length, so many times: the store must open,
+    empty or with whole records, and work."""
     tally, rng = FaultTally("KV file cut short"), Random(seed)
     for _ in range(tries):
         with memory_folder() as folder:
             records(folder, 10).close()
-            path = folder / "data.mdb"
+            path = folder / rng.choice((FILE, index.FILE))
             os.truncate(path, rng.randrange(path.stat().st_size))
             store = RecordStore(folder, SPACE, SIZE, 1 << 30)
             for number in range(10):
                 read(store, number, tally)
             store.put([given(50)])
             tally.lost += not read(store, 50, tally)
-            store.close()
-            tally.tries += 1
-    return tally
-
-
-def forgotten_reader(tries: int, seed: int) -> FaultTally:
-    """Another process opens the KV file for reading and never ends: the file must stay within its bound, and
-    the store must recover when the process is killed."""
-    tally = FaultTally("forgotten reader of the KV file")
-    budget = 30 * 20_480
-    for attempt in range(tries):
-        with memory_folder() as folder:
-            store = RecordStore(folder, SPACE, SIZE, budget)
-            store.put([given(number) for number in range(20)])
-            command = [sys.executable, "-c", READER, str(folder)]
-            with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
-                assert reader.stdout is not None
-                reader.stdout.readline()
-                refused = 0
-                for number in range(20, 4000):
-                    record, began = given(number), time.monotonic()
-                    try:
-                        store.put([record])
-                    except StoreFailed:
-                        refused += 1
-                        break
-                    finally:
-                        tally.gap = max(tally.gap, time.monotonic() - began)
-                size = (folder / "data.mdb").stat().st_size
-                tally.wrong += size > 2 * budget + (65 << 20)
-                tally.notes.append(f"try {attempt}: file {size >> 20} MiB, refused {refused}")
-                for number in list(range(20)):
-                    read(store, number, tally)
-                reader.kill()
-            store.sync()  # looks for dead readers
-            for number in range(5000, 5010):
-                store.put([given(number)])
-                tally.lost += not read(store, number, tally)
             store.close()
             tally.tries += 1
     return tally

@@ -18,7 +18,7 @@ from pathlib import Path
 from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.disk.client import STORES_IN_FLIGHT, STORING_SHARE
-from holdfast.kvstore.disk.payload_offsets import PAGE
+from holdfast.kvstore.disk.payload_file import PAGE, stride_of
 from holdfast.kvstore.disk.store import NewRecord, RecordStore
 from holdfast.kvstore.errors import KVStoreError
 from holdfast.kvstore.host.slots import ENTRY, SlotMemory, make_memory
@@ -93,7 +93,7 @@ class InlineDisk:
     @property
     def full(self) -> bool:
         """Whether the disk is so full that each new record replaces another."""
-        return self._store.size + STORES_IN_FLIGHT * PAGE >= self._store.budget
+        return self._store.size + STORES_IN_FLIGHT * stride_of(SLOT_BYTES) >= self._store.budget
 
     def touch(self, key: bytes) -> None:
         """Note that a record was used, so that it is evicted as late as if it had been stored now."""
@@ -178,11 +178,11 @@ class InlineDisk:
         self._storing.clear()
         for key, slot in self._fetching.items():
             try:
-                header = self._store.get(key, memory.payload(slot))
+                entry = self._store.get(key, memory.payload(slot))
             except KVStoreError:  # evicted meanwhile for a stored one
                 self._host.abandon(slot)
                 continue
-            self._host.filled(slot, tokens=header.tokens, digest=xxh3_64_intdigest(memory.payload(slot)))
+            self._host.filled(slot, tokens=entry.tokens, digest=xxh3_64_intdigest(memory.payload(slot)))
         self._fetching.clear()
 
     def statistics(self) -> dict[str, int]:
@@ -212,7 +212,8 @@ def fake_engine(device: int, host: int, disk: int, context: int, clock: Clock) -
     pool, hasher = BlockPool(device), BlockHasher(SECRET, BLOCK)
     with tempfile.TemporaryDirectory() as folder:
         tier = _tier(host) if host else None
-        store = RecordStore(Path(folder) / "kv", bytes(16), SLOT_BYTES, disk * PAGE) if disk else None
+        budget = disk * stride_of(SLOT_BYTES)
+        store = RecordStore(Path(folder) / "kv", bytes(16), SLOT_BYTES, budget) if disk else None
         below = InlineDisk(tier, store) if tier is not None and store is not None else None
         scheduler = Scheduler(settings, pool, hasher, b"replay", tier, below)  # type: ignore[arg-type]
         yield Engine(scheduler, _IdleRunner(), clock=clock)

@@ -8,11 +8,9 @@ the link's does: no longer than the engine asks for.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import tempfile
 import time
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ import torch
 
 from holdfast.kernels.cpu.cores import bind
 from holdfast.kvstore.disk.client import DiskTier
+from holdfast.kvstore.disk.payload_file import FILE
 from holdfast.kvstore.disk.process import DiskProcess
 from holdfast.kvstore.host.tier import HostTier
 from holdfast.runtime.kv_placement.costs import CostBook
@@ -206,11 +205,8 @@ class Tiered(Ours):
             time.sleep(0.01)
 
     def _forget_pages(self) -> None:
-        """Drop the pages of the records' file from the page cache, and first from the memory map of the disk
-        process."""
-        assert self._keeper.pid is not None
-        for path in self._folder.glob("kv/*/data.mdb"):
-            page_out(self._keeper.pid, path)
+        """Drop the pages of the records' file from the page cache."""
+        for path in self._folder.glob(f"kv/*/{FILE}"):
             fd = os.open(path, os.O_RDONLY)
             os.fsync(fd)
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -235,44 +231,6 @@ def _ballast() -> np.ndarray[Any, np.dtype[np.uint8]]:
 def _sweep() -> None:
     """Read so much memory that nothing else is left in the processor's caches."""
     _ballast().max()
-
-
-_PROCESS_MADVISE = 440  # the same number on every architecture
-_MADV_PAGEOUT = 21
-
-_syscall = ctypes.CDLL(None, use_errno=True).syscall
-
-
-class _IoVector(ctypes.Structure):
-    """``struct iovec``."""
-
-    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
-
-
-def page_out(pid: int, path: Path) -> None:
-    """Unmap the pages of the file ``path`` from the memory of the process ``pid``, so that they can leave the
-    page cache.
-
-    ``posix_fadvise(DONTNEED)`` skips mapped pages, ``process_madvise(MADV_PAGEOUT)`` does not (Linux 5.10). It
-    needs CAP_SYS_NICE. Raises ``OSError`` if it is not allowed, or not known to this kernel.
-    """
-    handle = os.pidfd_open(pid)
-    try:
-        for begin, end in _mapped(pid, path):
-            span = _IoVector(begin, end - begin)
-            done = _syscall(_PROCESS_MADVISE, handle, ctypes.byref(span), 1, _MADV_PAGEOUT, 0)
-            if done < 0:
-                number = ctypes.get_errno()
-                raise OSError(number, f"process_madvise: {os.strerror(number)}")
-    finally:
-        os.close(handle)
-
-
-def _mapped(pid: int, path: Path) -> Iterator[tuple[int, int]]:
-    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-        if line.endswith(str(path)):
-            begin, _, end = line.split()[0].partition("-")
-            yield int(begin, 16), int(end, 16)
 
 
 if __name__ == "__main__":

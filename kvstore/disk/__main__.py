@@ -14,8 +14,9 @@ import signal
 import socket
 
 from ..log_lines import LogSettings, logging_lines
+from .index import StoreFailed, StoreTorn
 from .server import serve
-from .store import StoreFailed, StoreLocked, StoreTorn
+from .store import StoreLocked
 
 NICENESS = 10
 """What this process adds to its niceness: where the cores are few, its writes must not delay a step."""

@@ -21,11 +21,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ..errors import KVStoreError
-from ..reserve import held_by
 from ..system_limits import explained
-from .payload_offsets import FILE
+from .index import FILE, StoreFailed, StoreTorn
 from .process import CRASHES
-from .store import RecordStore, StoreFailed, StoreLocked, StoreTorn, clear, hold, throw_away
+from .store import RecordStore, StoreLocked, clear, held, hold, throw_away
 
 ABOUT = "about.json"
 MOST_BLOCK_BYTES = 1 << 32
@@ -82,7 +81,7 @@ def clear_others(folder: Path, wanted: int) -> int:
         if path.parent == folder or freed >= wanted:
             continue
         with contextlib.suppress(OSError, StoreLocked):
-            taken = held_by(path)
+            taken = held(path.parent)
             clear(path.parent)
             freed += taken
             log.warning("KV in %s is of another model, and removed for its space", path.parent)
@@ -91,7 +90,7 @@ def clear_others(folder: Path, wanted: int) -> int:
 
 def file_bytes(kv: Path) -> int:
     """Bytes of the disk that all KV files in the folders directly below ``kv`` take, and could give back."""
-    return sum(map(held_by, kv.glob(f"*/{FILE}")))
+    return sum(held(path.parent) for path in kv.glob(f"*/{FILE}"))
 
 
 def stat(kv: Path) -> Iterator[Account]:

@@ -19,15 +19,15 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import repeat, takewhile
+from itertools import takewhile
 from pathlib import Path
 
-from ..host.slots import PAGE
 from ..host.tier import HostTier
 from ..system_limits import explained
 from . import messages
-from .direct_read import DirectRead, Parts, RecordAt
-from .messages import KEYS_PER_PACKET, Fetch, Store
+from .direct_read import DirectRead, Parts
+from .messages import KEYS_PER_PACKET, Fetch, RecordAt, Store
+from .payload_file import stride_of
 
 DEADLINE = 5.0  # seconds a request may take
 STORES_IN_FLIGHT = 64  # stores at once: their slots cannot be evicted meanwhile
@@ -178,7 +178,8 @@ class DiskTier:
         self._sock: socket.socket | None = None
         self._ready = False
         self._deadline = AnswerDeadline()
-        self._keys: set[bytes] = set()
+        self._records: dict[bytes, RecordAt] = {}
+        self._doubted: set[bytes] = set()  # could not be read directly: the disk process finds out why
         self._tickets = itertools.count(1)
         self._requests: dict[int, tuple[Store | Fetch, float]] = {}  # with their deadlines
         self._outbox: deque[bytes] = deque()
@@ -201,11 +202,11 @@ class DiskTier:
 
     def __len__(self) -> int:
         """How many records are on disk and can be fetched: 0 before the disk process has sent all its keys."""
-        return len(self._keys) if self._ready else 0
+        return len(self._records) if self._ready else 0
 
     def __contains__(self, key: bytes) -> bool:
         """Whether the record is on disk, so that a fetch is likely to succeed."""
-        return self._ready and key in self._keys
+        return self._ready and key in self._records
 
     @property
     def ready(self) -> bool:
@@ -228,7 +229,7 @@ class DiskTier:
 
     def stored(self, key: bytes) -> bool:
         """Whether the record is on disk or on its way there, as far as is known."""
-        return key in self._keys or key in self._storing
+        return key in self._records or key in self._storing
 
     def store(self, key: bytes, now: float) -> bool:
         """Begin to write the host tier's record to disk: ask the disk process to copy it from its slot, which
@@ -274,14 +275,13 @@ class DiskTier:
         """Whether this process can write device blocks, so that `read` may be called."""
         return self._blocks is not None
 
-    def offset_known(self, key: bytes) -> bool:
-        """Whether the record is on disk and its place in the file is known, so that `read` may succeed."""
-        return key in self and key in self._reader
+    def readable(self, key: bytes) -> bool:
+        """Whether `read` of this record may succeed: it is on disk, and has not failed since it was fetched."""
+        return key in self and key not in self._doubted
 
     def in_page_cache(self, key: bytes) -> bool:
-        """Whether `read` of this record is likely to succeed: it is on disk at a known place, and in the page
-        cache."""
-        return self.offset_known(key) and self._reader.has(key)
+        """Whether `read` of this record is likely to succeed: it is readable, and in the page cache."""
+        return self.readable(key) and self._reader.has(self._records[key])
 
     def read(self, keys: Sequence[bytes], blocks: Sequence[int]) -> list[int]:
         """Fill device blocks with records of the host tier or the page cache, in order, and check them.
@@ -301,11 +301,15 @@ class DiskTier:
             above = self._host.find(takewhile(here.__contains__, keys[at:]))
             found += self._copy(above, [reach(blocks[at + each]) for each in range(len(above))])
             at = len(found)
-            below = list(takewhile(lambda key: key not in here, keys[at:]))
-            found += self._reader.read(below, lambda number: reach(blocks[number]), at)
-            self._read += len(found) - at
-            self.evict_first(below[: len(found) - at])
-            if len(found) < at + len(below) or not (above or below):
+            below = list(takewhile(lambda key: key not in here and self.readable(key), keys[at:]))
+            records = [self._records[key] for key in below]
+            came = self._reader.read(records, [reach(block) for block in blocks[at : at + len(below)]])
+            found += [record.tokens for record in records[:came]]
+            self._read += came
+            self.evict_first(below[:came])
+            if came < len(below):
+                self._doubted.add(below[came])
+            if came < len(below) or not (above or below):
                 break
         self.reading_seconds += time.perf_counter() - began
         return found
@@ -345,7 +349,7 @@ class DiskTier:
         """Note that a tier above has these records: with the next `store`, the disk process is told to evict
         those that are on disk before others, in this order. Does nothing for those for which too many such
         messages wait."""
-        here, coming, moved = self._keys, self._storing, self._touched
+        here, coming, moved = self._records, self._storing, self._touched
         for key in keys:
             if len(moved) >= MOST_SUPERSEDED:
                 break
@@ -356,8 +360,8 @@ class DiskTier:
     def full(self) -> bool:
         """Whether the disk cannot take more records without evicting others; an estimate by the number of
         records."""
-        size = -(-(self._begin.block_bytes + 16) // PAGE) * PAGE
-        return (len(self._keys) + STORES_IN_FLIGHT) * size >= self._budget
+        size = stride_of(self._begin.block_bytes)
+        return (len(self._records) + STORES_IN_FLIGHT) * size >= self._budget
 
     def wait_ready(self, seconds: float) -> None:
         """Wait until the disk process has sent all its keys, or for so many seconds."""
@@ -465,9 +469,10 @@ class DiskTier:
     def _answer(self, answer: messages.Up) -> None:
         match answer:
             case messages.Known():
-                keys = set(messages.keys_in(answer.keys))
-                self._dropped += keys & self._erased.keys()
-                self._keys |= keys - self._erased.keys()
+                known = messages.records_in(answer.records)
+                erased = known.keys() & self._erased.keys()
+                self._dropped += erased
+                self._records.update(one for one in known.items() if one[0] not in erased)
                 self._ready = self._ready or answer.last
                 if answer.ignored:
                     log.warning("%d records on disk are of another model or layout: ignored", answer.ignored)
@@ -478,41 +483,40 @@ class DiskTier:
             case messages.Done() | messages.Failed():
                 message, _ = self._requests.pop(answer.ticket)
                 assert isinstance(message, Store)
-                self._end_store(message, kept=isinstance(answer, messages.Done))
-                if isinstance(answer, messages.Done):
-                    self._reader.learn(message.key, RecordAt(answer.offset, message.tokens, message.digest))
+                self._end_store(message, answer.at if isinstance(answer, messages.Done) else None)
             case messages.Fetched():
                 piece, _ = self._requests.pop(answer.ticket)
                 assert isinstance(piece, Fetch)
                 self._take_up(piece, answer)
 
-    def _end_store(self, message: Store, *, kept: bool) -> None:
+    def _end_store(self, message: Store, at: int | None) -> None:
         self._storing.discard(message.key)
         self._host.release(message.slot)
-        if kept:
+        if at is not None:
             self._stored += 1
             if message.key not in self._erased:
-                self._keys.add(message.key)
+                self._records[message.key] = RecordAt(at, message.digest, message.tokens)
         else:
             self._failed += 1
             self._refused.append(message.key)
 
     def _take_up(self, piece: Fetch, answer: messages.Fetched) -> None:
         self._pieces += 1
-        self._forget(piece.keys[at] for at in answer.gone)
-        slots = piece.slots or repeat(None)
-        told = zip(answer.tokens, answer.digests, answer.offsets, strict=True)
-        for key, slot, (tokens, digest, offset) in zip(piece.keys, slots, told, strict=False):
+        failed = set(answer.failed)
+        for at, key in enumerate(piece.keys):
+            record = None if at in failed else self._records.get(key)  # None also: it was erased meanwhile
+            if record is not None:
+                self._doubted.discard(key)
+            slot = piece.slots[at] if piece.slots else None
             self._reads.came(key, slot)
-            if tokens:
-                self._reader.learn(key, RecordAt(offset, tokens, digest))
             if slot is not None:
-                self._end_fetch(slot, 0 if key in self._erased else tokens, digest)
+                self._end_fetch(slot, record)
+        self._forget(piece.keys[at] for at in answer.gone)
 
-    def _end_fetch(self, slot: int, tokens: int, digest: int) -> None:
-        if tokens:
+    def _end_fetch(self, slot: int, record: RecordAt | None) -> None:
+        if record is not None:
             self._fetched += 1
-            self._host.filled(slot, tokens=tokens, digest=digest)
+            self._host.filled(slot, tokens=record.tokens, digest=record.digest)
         else:
             self._failed += 1
             self._host.abandon(slot)
@@ -531,8 +535,8 @@ class DiskTier:
 
     def _forget(self, keys: Iterable[bytes]) -> None:
         for key in keys:
-            self._keys.discard(key)
-            self._reader.forget(key)
+            self._records.pop(key, None)
+            self._doubted.discard(key)
 
     def _give_up(self, message: Store | Fetch) -> None:
         """Free the slots of a request that will not be answered, as the disk process that had it is dead."""
@@ -552,8 +556,9 @@ class DiskTier:
             self._sock.close()
         self._sock, self._ready = None, False
         self._outbox.clear()
-        self._keys.clear()  # the next one sends its own
-        self._reader.forget_all()
+        self._records.clear()  # the next one sends its own
+        self._doubted.clear()
+        self._reader.leave()
         self._told.clear()
         self._host.follow_leases()
         ask(self._control)

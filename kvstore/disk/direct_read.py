@@ -1,19 +1,14 @@
 """Reads records that lie in the page cache straight from the store's file, with one copy, to where KV is used.
 
-The read never waits for the disk: what is not in memory comes through the disk process. The file is read by
-plain calls, never mapped: if it is truncated, it reads short. An offset is a hint from the disk process: bytes
-that are not those that were stored are left to that process, which drops such a record. Knows offsets and
-bytes; no slots.
-"""
+The read never waits for the disk: what is not in memory comes through the disk process. Bytes that are not
+those that were stored are left to that process, which drops such a record. Knows slots of the file and bytes;
+no keys."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from threading import Lock
 from typing import TypeAlias
@@ -21,7 +16,8 @@ from typing import TypeAlias
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from ..system_limits import roam
-from .payload_offsets import FILE, in_memory, stride_of
+from .messages import RecordAt
+from .payload_file import FILE, PayloadFile, stride_of
 
 RUN_BYTES = 3 << 19  # of records in one call: they are still in the core's cache when they are checked
 SHARED = 32  # records from which on a second thread helps
@@ -30,79 +26,46 @@ Parts: TypeAlias = Sequence[memoryview]
 """The bytes of a block, in order, as writable memory: one part for each arena."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordAt:
-    """Where a record lies: the ``offset`` of its payload in the file, its number of ``tokens``, and the xxh3
-    ``digest`` of the payload."""
-
-    offset: int
-    tokens: int
-    digest: int
-
-
 class DirectRead:
     """Reads records of ``length`` bytes from the page cache, out of the file that a disk process keeps in
     ``folder``."""
 
     def __init__(self, folder: Path, length: int) -> None:
         self._path = folder / FILE
-        self._fd: int | None = None
-        self._known: dict[bytes, RecordAt] = {}
+        self._length = length
+        self._file: PayloadFile | None = None
         self._stride = stride_of(length)
         self._most_in_run = max(1, RUN_BYTES // length)
         self._between = memoryview(bytearray(self._stride - length))  # takes what lies between two records
         # The thread starts with its first work.
         self._second = ThreadPoolExecutor(1, "holdfast-direct-read", roam)
 
-    def __contains__(self, key: bytes) -> bool:
-        """Whether the record's offset is known."""
-        return key in self._known
-
-    def learn(self, key: bytes, record: RecordAt) -> None:
-        """Remember where a record lies. An offset of 0 means that it is unknown, and is ignored."""
-        if record.offset:
-            self._known[key] = record
-
-    def forget(self, key: bytes) -> None:
-        """Forget the record's offset, so that it is not read directly."""
-        self._known.pop(key, None)
+    def leave(self) -> None:
+        """Close the file: the next disk process may make another."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def close(self) -> None:
-        """Forget all offsets, close the file and end the second thread."""
-        self.forget_all()
+        """Close the file and end the second thread."""
+        self.leave()
         self._second.shutdown(wait=False)
 
-    def forget_all(self) -> None:
-        """Forget all offsets and close the file: the next disk process may make another file."""
-        self._known.clear()
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
-
-    def has(self, key: bytes) -> bool:
+    def has(self, record: RecordAt) -> bool:
         """Whether `read` is likely to succeed now: the first page of the record's payload is in the page
         cache."""
-        record = self._known.get(key)
-        if record is None:
-            return False
         with contextlib.suppress(OSError):
-            if in_memory(self._file(), record.offset):
-                return True
-        self._look_again()
+            return self._opened().is_cached(record.slot)
         return False
 
-    def read(self, keys: Sequence[bytes], parts_of: Callable[[int], Parts], first: int = 0) -> list[int]:
-        """Fill blocks with records, in order, and check the bytes there. Returns the number of tokens of each
-        record that came: the longest beginning of ``keys`` that is in the page cache and sound.
-
-        ``parts_of``: gives the memory to fill for a position; the first key has the position ``first``, the
-        next ``first + 1``. The memory of records that did not come may hold anything then, and the first of
-        these is not tried again before its offset is learned again.
-        """
+    def read(self, records: Sequence[RecordAt], blocks: Sequence[Parts]) -> int:
+        """Fill ``blocks`` with records, one each in order, and check the bytes there. Returns how many came:
+        the longest beginning that is in the page cache and sound. The blocks of records that did not come may
+        hold anything then."""
         with contextlib.suppress(OSError):
-            self._file()  # opened once, before two threads need it
-        runs, taking = self._runs(keys), Lock()
-        came: dict[int, list[RecordAt]] = {}
+            self._opened()  # once, before two threads need it
+        runs, taking = self._runs(records), Lock()
+        came: dict[int, int] = {}
 
         def work() -> None:
             while True:
@@ -110,38 +73,32 @@ class DirectRead:
                     at, run = next(runs, (0, []))
                 if not run:
                     return
-                sound = self._read_run(run, [parts_of(first + at + each) for each in range(len(run))])
-                came[at] = run[:sound]
-                if sound < len(run):  # what follows is useless
+                came[at] = self._read_run(run, blocks[at : at + len(run)])
+                if came[at] < len(run):  # what follows is useless
                     with taking:
                         runs.close()
                     return
 
-        if len(keys) < SHARED:
+        if len(records) < SHARED:
             work()
         else:
             other = self._second.submit(work)
             work()
             other.result()
-        found: list[int] = []
-        while run := came.get(len(found), []):
-            found += [record.tokens for record in run]
-        if len(found) < len(keys):
-            self.forget(keys[len(found)])
-            self._look_again()
+        found = 0
+        while count := came.get(found, 0):
+            found += count
         return found
 
-    def _runs(self, keys: Sequence[bytes]) -> Generator[tuple[int, list[RecordAt]], None, None]:
-        """Yield the leading records with known offsets, in runs that lie one behind the other in the file;
-        each run with the position of its first record among ``keys``. The last runs are small, so that two
-        threads end together."""
-        at, run, most = 0, list[RecordAt](), self._share_of(len(keys))
-        for record in takewhile(bool, map(self._known.get, keys)):
-            assert record is not None
-            if run and (len(run) == most or record.offset != run[-1].offset + self._stride):
+    def _runs(self, records: Sequence[RecordAt]) -> Generator[tuple[int, list[RecordAt]], None, None]:
+        """Yield the records in runs that lie one behind the other in the file, each with the number of its
+        first record. The last runs are small, so that two threads end together."""
+        at, run, most = 0, list[RecordAt](), self._share_of(len(records))
+        for record in records:
+            if run and (len(run) == most or record.slot != run[-1].slot + 1):
                 yield at, run
                 at, run = at + len(run), []
-                most = self._share_of(len(keys) - at)
+                most = self._share_of(len(records) - at)
             run.append(record)
         if run:
             yield at, run
@@ -156,22 +113,17 @@ class DirectRead:
         parts = [part for block in blocks for part in (*block, self._between)]
         got = 0
         with contextlib.suppress(OSError):  # not in memory; or no such file, medium or kernel
-            got = os.preadv(self._file(), parts, run[0].offset, os.RWF_NOWAIT)
+            got = self._opened().read_cached(run[0].slot, parts)
         whole = (got + len(self._between)) // self._stride
         for at in range(whole):
             if _digest(blocks[at]) != run[at].digest:
                 return at
         return whole
 
-    def _look_again(self) -> None:
-        """If the file was removed, because the disk process has begun another, forget all offsets."""
-        if self._fd is not None and not os.fstat(self._fd).st_nlink:
-            self.forget_all()
-
-    def _file(self) -> int:
-        if self._fd is None:
-            self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        return self._fd
+    def _opened(self) -> PayloadFile:
+        if self._file is None:
+            self._file = PayloadFile(self._path, self._length)
+        return self._file
 
 
 def _digest(parts: Parts) -> int:

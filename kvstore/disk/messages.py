@@ -6,14 +6,26 @@ belongs to the disk process until its ``Done``, ``Failed`` or ``Fetched``.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+import struct
+from collections.abc import Iterable
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from ..keys import KEY_BYTES
 
 PACKET_BYTES = 128 << 10
-KEYS_PER_PACKET = 4096
+KEYS_PER_PACKET, RECORDS_PER_PACKET = 4096, 2048
+_RECORD = struct.Struct("<16sQQI")
+
+
+class RecordAt(NamedTuple):
+    """Where a record lies: the ``slot`` of its payload in the file, the xxh3 ``digest`` of the payload, and its
+    number of ``tokens``."""
+
+    slot: int
+    digest: int
+    tokens: int
 
 
 class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
@@ -73,38 +85,31 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
 
 
 class Known(msgspec.Struct, frozen=True, array_like=True, tag="known"):
-    """Keys of records on disk, joined without separators, in answer to ``Begin``; ``last``: there are no
-    more.
+    """Records on disk, in answer to ``Begin``, as `records_joined` joins them; ``last``: there are no more.
 
     ``ignored``: how many records are of another model or layout.
     """
 
-    keys: bytes
+    records: bytes
     last: bool
     ignored: int = 0
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
-    """The answer to a ``Store`` with the same ``ticket``: the record is stored. ``offset``: of its payload in
-    the file, 0 if unknown."""
+    """The answer to a ``Store`` with the same ``ticket``: the record is stored. ``at``: its slot in the file;
+    None: it was left out, and a ``Gone`` says so."""
 
     ticket: int
-    offset: int = 0
+    at: int | None = None
 
 
 class Fetched(msgspec.Struct, frozen=True, array_like=True, tag="fetched"):
-    """The answer to the ``Fetch`` with the same ``ticket``. ``tokens``, ``digests``, ``offsets`` have one
-    entry for each of its keys: the record's number of tokens, 0 if it did not come into its slot or the page
-    cache; the xxh3 of its payload; and the payload's offset in the file, 0 if unknown.
-
-    ``gone``: positions of the keys that are no longer on disk.
-    """
+    """The answer to the ``Fetch`` with the same ``ticket``. ``failed``: positions of the keys whose records did
+    not come into their slots or the page cache. ``gone``: those of them that are no longer on disk."""
 
     ticket: int
-    tokens: list[int]
-    digests: list[int]
+    failed: list[int]
     gone: list[int]
-    offsets: list[int]
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
@@ -134,6 +139,16 @@ Up: TypeAlias = Known | Done | Fetched | Failed | Gone | Room
 def keys_in(joined: bytes) -> list[bytes]:
     """The keys that a message has joined without separators."""
     return [joined[at : at + KEY_BYTES] for at in range(0, len(joined), KEY_BYTES)]
+
+
+def records_joined(records: Iterable[tuple[bytes, RecordAt]]) -> bytes:
+    """Keys, and where the records lie, for a message."""
+    return b"".join(_RECORD.pack(key, *at) for key, at in records)
+
+
+def records_in(joined: bytes) -> dict[bytes, RecordAt]:
+    """What `records_joined` has joined."""
+    return {key: RecordAt(*at) for key, *at in _RECORD.iter_unpack(joined)}
 
 
 encode = msgspec.msgpack.Encoder().encode

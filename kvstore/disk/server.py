@@ -20,9 +20,9 @@ from ..errors import RecordCorrupt, RecordUnavailable
 from ..host.slots import SlotMemory
 from . import messages
 from .admin import clear_others, others, write_about
-from .messages import KEYS_PER_PACKET
-from .record import RecordHeader
-from .store import NewRecord, RecordStore, StoreFailed, StoreFull
+from .index import StoreFailed
+from .messages import KEYS_PER_PACKET, RECORDS_PER_PACKET, RecordAt
+from .store import NewRecord, RecordStore, StoreFull
 
 BATCH_BYTES = 8 << 20
 SYNC_SECONDS = 1.0
@@ -78,10 +78,12 @@ class DiskServer:
             self._serve([messages.down_decoder.decode(first), *self._more()])
 
     def _introduce(self) -> None:
-        *parts, last = _packets(self._store.keys()) or [b""]
-        for part in parts:
-            self._send(messages.Known(part, last=False))
-        self._send(messages.Known(last, last=True, ignored=self._store.ignored))
+        known, most = self._store.records(), RECORDS_PER_PACKET
+        parts = [known[at : at + most] for at in range(0, len(known), most)] or [[]]
+        for number, part in enumerate(parts, 1):
+            told = [(key, RecordAt(one.slot, one.digest, one.tokens)) for key, one in part]
+            last = number == len(parts)
+            self._send(messages.Known(messages.records_joined(told), last=last, ignored=self._store.ignored))
 
     def _look(self) -> None:
         """Look at the disk's free space: if it is short, give some back, first of other models' records. Tell
@@ -124,10 +126,7 @@ class DiskServer:
                 self._refused(error)
                 return
             if hindered and not self._hindered:
-                log.warning(
-                    "deleted KV stays in %s for now: another process reads the file, or the disk refuses",
-                    self._store.folder,
-                )
+                log.warning("deleted KV stays in %s for now: the disk refuses", self._store.folder)
             self._hindered = hindered
 
     def _tell_given_up(self) -> None:
@@ -169,26 +168,26 @@ class DiskServer:
     def _fetch(self, request: messages.Fetch) -> None:
         """Bring the records of one request into their slots, or into the page cache, and send one answer for
         all."""
-        count = len(request.keys)
-        tokens, digests, gone = [0] * count, [0] * count, []
+        failed: list[int] = []
+        gone: list[int] = []
         for at, key in enumerate(request.keys):
-            header: RecordHeader | None
+            came = True
             try:
                 if request.slots:
-                    header = self._store.get(key, self._memory.payload(request.slots[at]))
+                    self._store.get(key, self._memory.payload(request.slots[at]))
                 else:
-                    header = self._store.load_pages(key)
+                    came = self._store.cache(key)
             except RecordUnavailable as error:
                 if isinstance(error, RecordCorrupt):
                     log.warning("%s", error)
                 gone.append(at)
+                came = False
             except StoreFailed as error:
                 self._refused(error)
-            else:
-                if header is not None:
-                    tokens[at], digests[at] = header.tokens, header.digest
-        offsets = [self._store.offset_of(key) for key in request.keys]
-        self._send(messages.Fetched(request.ticket, tokens, digests, gone, offsets))
+                came = False
+            if not came:
+                failed.append(at)
+        self._send(messages.Fetched(request.ticket, failed, gone))
 
     def _keep(self, stores: list[messages.Store]) -> None:
         records = [
@@ -214,7 +213,8 @@ class DiskServer:
             log.warning("the disk takes records again")
             self._refusing = False
         for store in stores:
-            self._send(messages.Done(store.ticket, self._store.offset_of(store.key)))
+            entry = self._store.entry(store.key)
+            self._send(messages.Done(store.ticket, None if entry is None else entry.slot))
         if evicted:  # perhaps some of ``stores``, where a tenant's cap is smaller
             self._send(messages.Gone(b"".join(evicted)))
         self._tell_given_up()

@@ -1,70 +1,44 @@
-"""Records in an LMDB environment: headers and payloads by key, within a budget. `eviction` has the order.
+"""Records on disk: which there are (`index`), their payloads (`payload_file`), and which go (`eviction`).
 
-Never ``writemap`` (a full disk would kill the process), never a transaction that outlives a call. Payloads go
-straight from and into the caller's buffers, and every byte is checked when it is read. A record that was read
-is on a tier above again: it is evicted first until it is touched. Two errors leave this file. `StoreFailed`:
-the medium refused, and may not refuse the next time. `StoreTorn`: the file's own pages are damaged; it is
-thrown away.
+Payloads go straight from and into the caller's buffers, and every byte is checked when it is read. A record
+that was read is on a tier above again: it is evicted first until it is touched. A payload is written to a
+free slot before the index names it, and its slot is free before another is written there; so a process that
+is killed at any moment loses the records that it was given last. Two errors leave this file. `StoreFailed`:
+the medium refused, and may not refuse the next time. `StoreTorn`: the index is damaged; all is thrown away.
 
-While less than ``floor`` bytes are free on the disk, records are evicted and their pages become holes of the
-file (`free_pages`). On a file system without holes the whole file is given back, and the store begins anew.
-"""
+While less than ``floor`` bytes are free on the disk, records are evicted and their slots become holes of the
+file. On a file system without holes the whole file is given back, and the store begins anew."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import heapq
 import logging
-import os
 import shutil
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
 
-import lmdb
 from xxhash import xxh3_64_intdigest
 
 from ..errors import FolderHeld, KVStoreError, RecordCorrupt, RecordMissing
 from ..folder_lock import FolderLock
 from ..reserve import held_by
 from ..system_limits import OUT_OF_DESCRIPTORS, errno_of, explained
+from . import index
 from .eviction import RecordEviction
-from .free_pages import ListUnreadable, clear_free_pages, punch_free_pages
-from .payload_offsets import FILE, PayloadOffsets, stride_of
-from .record import RecordHeader, read_header
+from .index import RecordEntry, RecordIndex, StoreFailed
+from .payload_file import FILE, PayloadFile, stride_of
 
-FIRST_MAP = 16 << 20
-SPARE = 64 << 20  # of the map, beyond twice the budget: pages freed are not free at once
-TREE_BYTES = 64 << 10  # that the B-trees may take with one batch of records
+TREE_BYTES = 64 << 10  # that the index may take with one batch of records
 GIVEN_SHARE = 32  # one record in so many is evicted beyond what is needed now, when space is given back
-OWN_CORRUPT = 3
-"""So many corrupt records that were stored since the file was opened mean damaged pages of LMDB: a list of
-free pages names pages in use, and records are written over each other, again and again."""
+MOST_USED = 1 << 16  # keys whose use is written when the store is closed, the last ones
 HOLDER = "holder"  # the file that stands for the folder's lock
-TURN = b"turn"  # a meaningless key in the main tree: written to have a transaction
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
-TORN = (
-    lmdb.BadDbiError,
-    lmdb.BadValsizeError,
-    lmdb.CorruptedError,
-    lmdb.IncompatibleError,
-    lmdb.InvalidError,
-    lmdb.PageNotFoundError,
-    lmdb.VersionMismatchError,
-)
-"""LMDB's errors for a file with damaged pages: they would come again and again."""
-ANOTHER_FORMAT = "LMDB data format"
-"""Part of the LMDB binding's error text for a file of another version, or damaged there; it has no class of
-its own."""
-
-
-class StoreFailed(KVStoreError):
-    """The disk refused to read or write the file, or it cannot be opened; nothing was changed."""
 
 
 class StoreFull(StoreFailed):
@@ -74,10 +48,6 @@ class StoreFull(StoreFailed):
 
 class StoreLocked(KVStoreError):
     """Another process holds this store."""
-
-
-class StoreTorn(KVStoreError):
-    """LMDB's own pages in the file were damaged; the file is removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +62,59 @@ class NewRecord:
     tenant: int = 0
 
 
+class FreeSlots:
+    """The slots of a payload file that hold no record, below its end at ``end``, a number of slots. Those that
+    still have bytes are taken first: then the file takes no more space."""
+
+    def __init__(self, used: Collection[int]) -> None:
+        self.end = max(used, default=-1) + 1
+        taken = set(used)
+        self._stained = [slot for slot in range(self.end) if slot not in taken]
+        """With the bytes of a record that is gone. A heap, as the next one: those in front are taken first."""
+        self._empty: list[int] = []
+
+    @property
+    def stained(self) -> int:
+        """How many still have bytes."""
+        return len(self._stained)
+
+    def take(self, count: int) -> list[int]:
+        """Take so many slots, those in front first; the file may grow by some."""
+        found: list[int] = []
+        for free in (self._stained, self._empty):
+            while free and len(found) < count:
+                found.append(heapq.heappop(free))
+        more = count - len(found)
+        self.end += more
+        return [*found, *range(self.end - more, self.end)]
+
+    def give(self, slots: Iterable[int]) -> None:
+        """Give back slots that may have bytes."""
+        for slot in slots:
+            heapq.heappush(self._stained, slot)
+
+    def all(self) -> list[int]:
+        """All free slots."""
+        return [*self._stained, *self._empty]
+
+    def emptied(self) -> None:
+        """Note that no free slot has bytes any more."""
+        self._empty = self.all()
+        heapq.heapify(self._empty)
+        self._stained = []
+
+
 class RecordStore:
-    """The records of one namespace in an LMDB file under ``folder``, at most ``budget`` bytes of them.
-    ``space``: the namespace, 16 bytes; ``block_bytes``: the length of each payload.
+    """The records of one record space in ``folder``, at most ``budget`` bytes of them. ``space``: the record
+    space, 16 bytes; ``block_bytes``: the length of each payload.
 
     ``caps``: most bytes of a tenant's records, by the tenant's number. ``floor``: bytes of the disk that stay
     free, however full it is; None: the disk is not looked at. ``reserve``: a file of which the bytes count as
-    free. ``ignored``: how many records were found that are not of this namespace, block size or layout; they
-    are dropped. ``given_up``: keys evicted because the disk is short of space; the caller takes them. ``anew``:
-    throw away what is there, since the process that opened it last died of it.
+    free. ``ignored``: how many records were found that are not of this record space, block size or layout; they
+    are dropped. ``given_up``: keys of records that went without a `put` that returned them; the caller takes
+    them. ``anew``: throw away what is there, since the process that opened it last died of it.
 
-    Raises `StoreLocked`: another process holds it; `StoreFailed`: the folder or file cannot be opened, even
+    Raises `StoreLocked`: another process holds it; `StoreFailed`: the folder or a file cannot be opened, even
     anew.
     """
 
@@ -120,60 +132,59 @@ class RecordStore:
     ) -> None:
         self.folder = folder
         self._reserve = reserve
-        self._space = space
-        self._length = block_bytes
-        self._record_size = stride_of(block_bytes)
+        self._space, self._length = space, block_bytes
+        self._stride = stride_of(block_bytes)
         self.budget = budget
         self.floor = floor
         self.given_up: list[bytes] = []
-        self._most = {tenant: cap // self._record_size for tenant, cap in (caps or {}).items()}
-        self._order = RecordEviction()
-        self._used: set[bytes] = set()  # read since the last batch
-        self._offsets = PayloadOffsets(folder / FILE)
-        self._stamp = 0
-        self._found_stamp = 0  # of the last record that was here when the file was opened
-        self._own_corrupt = 0  # corrupt records that were stored or used after that
-        self._file: int | None = None  # locked
-        self.stained = True
-        """Whether the file may still have the bytes of records that were removed (`scrub`): at first those that
-        the last process removed before it ended."""
+        self._most = {tenant: cap // self._stride for tenant, cap in (caps or {}).items()}
         self.ignored = 0
         try:
             self._lock = hold(folder)
         except OSError as error:
             raise StoreFailed(explained(error, f"the KV folder {folder}")) from error
         try:
-            strange = self._begin(anew=anew)
+            self._file = _held_file(folder / FILE, block_bytes)
+            try:
+                self._begin(anew=anew)
+            except BaseException:
+                self._file.close()
+                raise
         except BaseException as error:
-            self._let_go()
             self._lock.release()
-            if not isinstance(error, (OSError, lmdb.Error, MemoryError)):
+            if not isinstance(error, (OSError, MemoryError)):
                 raise
             raise StoreFailed(explained(error, f"the KV file {folder / FILE}")) from error
-        self.ignored = len(strange)
-        surplus = [key for tenant, most in self._most.items() for key in self._order.surplus(tenant, most, 0)]
-        if strange or surplus:
-            self.drop([*strange, *surplus])
+        self.ignored = self._index.ignored
+        if surplus := [
+            key for tenant, most in self._most.items() for key in self._order.surplus(tenant, most, 0)
+        ]:
+            self.drop(surplus)
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self._entries)
 
     def __contains__(self, key: bytes) -> bool:
-        return key in self._order
+        return key in self._entries
 
     @property
     def size(self) -> int:
         """Bytes that all records take in the file: their number times the size of one."""
-        return len(self._order) * self._record_size
+        return len(self._entries) * self._stride
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of the disk that the file takes; holes in it do not count."""
-        return held_by(self.folder / FILE)
+        """Bytes of the disk that the files take; holes in them do not count."""
+        return held(self.folder)
+
+    @property
+    def stained(self) -> bool:
+        """Whether the file still has the bytes of records that are gone (`scrub`)."""
+        return bool(self._free.stained)
 
     @property
     def headroom(self) -> int:
-        """How many bytes the file may grow by before less than ``floor`` bytes are free on the disk; a
+        """How many bytes the files may grow by before less than ``floor`` bytes are free on the disk; a
         negative number: how many to give back. The budget if there is no floor. Raises `StoreFailed`."""
         if self.floor is None:
             return self.budget
@@ -195,58 +206,74 @@ class RecordStore:
         up."""
         return list(self._order)
 
+    def records(self) -> list[tuple[bytes, RecordEntry]]:
+        """All records, by key, with what the index has of them."""
+        return list(self._entries.items())
+
+    def entry(self, key: bytes) -> RecordEntry | None:
+        """What the index has of a record; None: there is no such record."""
+        return self._entries.get(key)
+
     def put(
         self, records: Sequence[NewRecord], superseded: Iterable[bytes] = (), touched: Iterable[bytes] = ()
     ) -> list[bytes]:
-        """Store the records and remove those of ``superseded``, all in one transaction. Returns the keys of
-        records that are not here now: those evicted for the new ones, and new ones that were left out.
+        """Store the records and remove those of ``superseded``. Returns the keys of records that are not here
+        now: those evicted for the new ones, and new ones that were left out.
 
         ``touched``: keys of records that count as used now. A tenant with a cap gives up its own records;
         where the new ones alone exceed the cap, the first of them are left out. Where the disk is short of
         space others are evicted before these are stored (``given_up``); where that is not enough, the first
-        of these are left out. Raises `StoreFailed`: nothing was changed.
+        of these are left out. Raises `StoreFailed`: none of the records is stored.
         """
         kept = set(superseded)
         for key in touched:
-            if key in self._order:
-                self._order.move(key, last=True)
-                self._used.add(key)
-        fresh = [record for record in records if record.key not in self._order or record.key in kept]
+            self._order.move(key, last=True)
+            self._used.pop(key, None)
+            self._used[key] = None
+            if len(self._used) > MOST_USED:
+                self._used.popitem(last=False)
+        fresh = [record for record in records if record.key not in self._entries or record.key in kept]
         fresh, refused = self._within_caps(fresh)
         fresh, crowded = self._within_disk(fresh)
-        refused += crowded
-        gone = [key for key in kept if key in self._order]
+        gone = [key for key in kept if key in self._entries]
         surplus = self._surplus(fresh, kept)
         going = kept.union(surplus)
-        room = self.budget - self.size - self._record_size * (len(fresh) - len(gone) - len(surplus))
-        wanted = max(0, -(room // self._record_size))
+        room = self.budget - self.size - self._stride * (len(fresh) - len(gone) - len(surplus))
+        wanted = max(0, -(room // self._stride))
         evicted = [*surplus, *self._order.evicted(wanted, [record.tenant for record in fresh], going)]
         if len(evicted) < wanted + len(surplus):
             raise StoreFailed(f"{len(fresh)} records do not fit a budget of {self.budget} bytes")
-        stamps = {key: self._stamp + 1 + at for at, key in enumerate(sorted(self._used))}
+        if leaving := (*gone, *evicted):
+            self._remove(leaving)
+        try:
+            self._store(fresh)
+        except KVStoreError:
+            self.given_up += evicted
+            raise
+        return [*evicted, *refused, *crowded]
 
-        first = self._stamp + len(stamps) + 1
-        headers = [self._header(record, first + at) for at, record in enumerate(fresh)]
-
-        def work(txn: Any) -> None:
-            self._delete(txn, (*gone, *evicted))
-            for key, stamp in stamps.items():
-                self._restamp(txn, key, stamp)
-            for header, record in zip(headers, fresh, strict=True):
-                txn.put(record.key, header.packed(), db=self._headers)
-                txn.put(record.key, record.payload, db=self._payloads)
-
-        self._write(work)
-        self.stained |= bool(gone or evicted)
-        self._find(headers)
-        self._stamp += len(stamps) + len(fresh)
-        self._used.clear()
-        for key in (*gone, *evicted):
-            self._order.remove(key)
-            self._offsets.forget(key)
+    def _store(self, fresh: Sequence[NewRecord]) -> None:
+        if not fresh:
+            return
+        slots = self._free.take(len(fresh))
+        entries = {
+            record.key: RecordEntry(slot, record.digest, self._age + 1 + at, record.tenant, record.tokens)
+            for at, (record, slot) in enumerate(zip(fresh, slots, strict=True))
+        }
+        try:
+            for record, slot in zip(fresh, slots, strict=True):
+                self._file.write(slot, record.payload)
+            self._index.write(entries)
+        except OSError as error:
+            self._free.give(slots)
+            raise self._refused(error) from error
+        except KVStoreError:
+            self._free.give(slots)
+            raise
+        self._age += len(fresh)
+        self._entries.update(entries)
         for record in fresh:
             self._order.add(record.key, record.tenant)
-        return [*evicted, *refused]
 
     def evict_first(self, keys: Iterable[bytes]) -> None:
         """Let these records be evicted before all others of their tenants, in this order: they are on a tier
@@ -263,75 +290,50 @@ class RecordStore:
         """The number of records of each tenant."""
         return self._order.held()
 
-    def offset_of(self, key: bytes) -> int:
-        """The payload's offset in the file, in bytes; 0 if it is unknown. A hint: a reader must check the
-        bytes there."""
-        return self._offsets.offset_of(key)
+    def get(self, key: bytes, into: memoryview) -> RecordEntry:
+        """Copy the record's payload into ``into`` and check it there. Returns its entry. From now on the record
+        is the first of its tenant's to be evicted.
 
-    def get(self, key: bytes, into: memoryview) -> RecordHeader:
-        """Copy the record's payload into ``into`` and check it there. Returns its header. From now on the
-        record is the first of its tenant's to be evicted.
-
-        Raises `RecordMissing`: it is not here; `RecordCorrupt`: header or bytes are not what was stored, and
-        it is dropped; `StoreFailed`: the medium refused; `StoreTorn`: the file is damaged, as the third
-        corrupt record that was stored since it was opened shows, too.
+        Raises `RecordMissing`: it is not here; `RecordCorrupt`: its bytes are not what was stored, and it is
+        dropped; `StoreFailed`: the medium refused.
         """
-        header = self._get_by_offset(key, into)
-        if header is not None:
-            self._order.move(key, last=False)
-            return header
-        try:
-            with self._env.begin(buffers=True) as txn:
-                header, body, present = self._look_up(txn, key)
-                if header is not None:
-                    into[:] = body
-        except lmdb.Error as error:
-            raise self._failed(error) from error
-        if not present:
-            self._order.remove(key)
+        entry = self._entries.get(key)
+        if entry is None:
             raise RecordMissing(key, "not on disk")
-        if header is None or xxh3_64_intdigest(into) != header.digest:
-            if header is not None and header.stamp > self._found_stamp:
-                self._own_corrupt += 1
-                if self._own_corrupt == OWN_CORRUPT:
-                    raise self._torn("records are written over each other")
+        try:
+            whole = self._file.read(entry.slot, into)
+        except OSError as error:
+            raise self._refused(error) from error
+        if not whole or xxh3_64_intdigest(into) != entry.digest:
             self.drop([key])
             raise RecordCorrupt(key, "its bytes on disk are not those that were stored")
         self._order.move(key, last=False)
-        return header
+        return entry
 
-    def load_pages(self, key: bytes) -> RecordHeader | None:
-        """Bring the record's payload into the page cache, without a check: a reader must check it, see
-        `offset_of`. From now on the record is the first of its tenant's to be evicted. Returns its header;
-        None if it did not come: `get` finds out why.
-
-        Raises `StoreFailed`: the medium refused; `StoreTorn`: the file is damaged.
-        """
+    def cache(self, key: bytes) -> bool:
+        """Bring the record's payload into the page cache, without a check: a reader must check it. From now on
+        the record is the first of its tenant's to be evicted. False: the file is too short; `get` drops the
+        record. Raises `RecordMissing`, `StoreFailed`."""
+        entry = self._entries.get(key)
+        if entry is None:
+            raise RecordMissing(key, "not on disk")
         try:
-            if key not in self._offsets:
-                with self._env.begin(buffers=True) as txn:
-                    self._look_up(txn, key)
-            header = self._offsets.load_pages(key, self._length)
-        except (OSError, lmdb.Error) as error:
-            raise self._failed(error) from error
-        if header is not None:
-            self._order.move(key, last=False)
-        return header
+            came = self._file.cache(entry.slot)
+        except OSError as error:
+            raise self._refused(error) from error
+        self._order.move(key, last=False)
+        return came
 
     def drop(self, keys: Iterable[bytes]) -> None:
         """Remove these records. Where the medium refuses, they are only forgotten in memory, and are found
         again after a restart."""
-        listed = list(keys)
-        self.stained |= bool(listed)
-        with contextlib.suppress(StoreFailed):  # found again after a restart, and checked again
-            self._write(lambda txn: self._delete(txn, listed))
-        self._forget(listed)
+        self._remove([key for key in keys if key in self._entries], surely=True)
 
     def relieve(self, coming: int = 0) -> int:
-        """If ``coming`` more bytes do not fit on the disk beside the floor, make room: turn free pages of the
+        """If ``coming`` more bytes do not fit on the disk beside the floor, make room: turn free slots of the
         file into holes, and evict the longest unused records to free more.
 
-        Returns by how many bytes the file is smaller; the keys of evicted records are in ``given_up``. Raises
+        Returns by how many bytes the files are smaller; the keys of evicted records are in ``given_up``. Raises
         `StoreTorn` only: what cannot be given back now is tried again by the next call.
         """
         try:
@@ -339,12 +341,14 @@ class RecordStore:
             if lack <= 0 or self.floor is None:
                 return 0
             lack -= self._punch()
-            if lack > 0 and len(self._order):
-                count = -(-lack // self._record_size) + len(self._order) // GIVEN_SHARE
-                self._give_up(self._order.evicted(count, (), ()))
+            if lack > 0 and len(self):
+                count = -(-lack // self._stride) + len(self) // GIVEN_SHARE
+                keys = self._order.evicted(count, (), ())
+                self._remove(keys)
+                self.given_up += keys
                 self._punch()
             return max(0, before - self.file_bytes)
-        except (OSError, lmdb.Error, StoreFailed, ListUnreadable) as error:
+        except (OSError, StoreFailed) as error:
             if errno_of(error) in OUT_OF_DESCRIPTORS:
                 return 0
             if len(self):
@@ -352,27 +356,25 @@ class RecordStore:
             return self._empty()
 
     def scrub(self) -> bool:
-        """Remove the bytes of records that are gone from the file: LMDB only notes that their pages are free.
-        Returns whether that was done; another process that reads the file prevents it. Raises `StoreFailed`,
-        `StoreTorn`."""
+        """Remove the bytes of records that are gone from the file. Returns whether that was done. Raises
+        `StoreFailed`, `StoreTorn`."""
         if not self.stained:
             return True
-        self._write(lambda txn: txn.put(TURN, b""))  # after it the pages that were freed are free
-        self.sync()
         try:
-            self._punch(clear=True)
-        except (OSError, ListUnreadable, lmdb.Error):
+            self._file.clear(self._free.all())
+        except OSError:
             return False
-        self.stained = False
+        self._free.emptied()
+        self.sync()
         return True
 
     def sync(self) -> None:
-        """Flush the transactions so far to the medium. Raises `StoreFailed`."""
+        """Flush what was stored so far to the medium, the payloads first. Raises `StoreFailed`, `StoreTorn`."""
         try:
-            self._env.sync(True)
-            self._env.reader_check()
-        except lmdb.Error as error:
-            raise self._failed(error) from error
+            self._file.sync()
+        except OSError as error:
+            raise self._refused(error) from error
+        self._index.sync()
 
     def damaged(self) -> Iterator[bytes]:
         """Read and check all records, one at a time. Damaged ones are dropped; yields the keys of these."""
@@ -384,11 +386,17 @@ class RecordStore:
                 yield key
 
     def close(self) -> None:
-        """Close the file and release the lock."""
-        self._offsets.close()
-        self._env.close()
-        self._let_go()
+        """Write the ages of records that were used, close the files and release the lock."""
+        ages = enumerate((key for key in self._used if key in self._entries), self._age + 1)
+        used = {key: replace(self._entries[key], age=age) for age, key in ages}
+        if used:
+            with contextlib.suppress(KVStoreError):
+                self._index.write(used)
+        self._index.close()
+        self._file.close()
         self._lock.release()
+
+    # --- what does not fit ----------------------------------------------------------------------------------
 
     def _within_caps(self, fresh: list[NewRecord]) -> tuple[list[NewRecord], list[bytes]]:
         """Leave out those of the new records for which their tenants' caps have no room, the first ones
@@ -411,48 +419,11 @@ class RecordStore:
         ones, and the keys of the others. Raises `StoreFull` if there is room for none."""
         if self.floor is None or not fresh:
             return fresh, []
-        self.relieve(len(fresh) * self._record_size + TREE_BYTES)
-        most = max(0, self.headroom - TREE_BYTES) // self._record_size
+        self.relieve(max(0, len(fresh) - self._free.stained) * self._stride + TREE_BYTES)
+        most = self._free.stained + max(0, self.headroom - TREE_BYTES) // self._stride
         if not most:
             raise StoreFull(f"the disk of {self.folder} has no space for KV beyond what is kept free there")
         return fresh[-most:], [record.key for record in fresh[:-most]]
-
-    def _give_up(self, keys: list[bytes]) -> None:
-        """Evict these records for lack of space, note them in ``given_up``, and let their pages be free."""
-        self._write(lambda txn: self._delete(txn, keys))
-        self._write(lambda txn: txn.put(TURN, b""))  # after it the pages that were freed are free
-        self._forget(keys)
-        self.given_up += keys
-
-    def _forget(self, keys: Iterable[bytes]) -> None:
-        for key in keys:
-            self._order.remove(key)
-            self._offsets.forget(key)
-            self._used.discard(key)
-
-    def _punch(self, *, clear: bool = False) -> int:
-        """Turn the free pages of the file into holes. Returns the bytes given back. With ``clear``, they are
-        overwritten on a file system without holes. Raises `ListUnreadable` also if another process reads the
-        file."""
-        if any(line.split()[-1].isdigit() for line in self._env.readers().splitlines()[1:]):
-            raise ListUnreadable("another process reads it")
-        fd = os.open(self.folder / FILE, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            return clear_free_pages(fd) if clear else punch_free_pages(fd)
-        finally:
-            os.close(fd)
-
-    def _empty(self) -> int:
-        """Throw the whole file away, and begin an empty one; the keys of all records are noted in
-        ``given_up``. Returns the bytes given back."""
-        before, keys = self.file_bytes, self.keys()
-        with contextlib.suppress(OSError, lmdb.Error, StoreFailed):  # the next call tries to have another
-            self._env.close()
-            self._begin(anew=True)
-        self._forget(keys)
-        self._used.clear()
-        self.given_up += keys
-        return max(0, before - self.file_bytes)
 
     def _surplus(self, fresh: list[NewRecord], besides: Collection[bytes]) -> list[bytes]:
         """The keys of records that tenants with a cap must give up for the new records ``fresh``.
@@ -461,188 +432,87 @@ class RecordStore:
         found = (self._order.surplus(one, self._most[one], coming[one], besides) for one in coming)
         return list(chain.from_iterable(found))
 
-    def _begin(self, *, anew: bool = False) -> list[bytes]:
-        """Open the LMDB environment (``anew``: with an empty file), and read the headers into the eviction
-        order. Returns the keys of records that are not of this namespace, block size or layout. Raises
-        `StoreFailed`, or what LMDB raises.
+    # --- the files ------------------------------------------------------------------------------------------
 
-        A damaged file is thrown away: reading a truncated map kills the process.
-        """
-        path = self.folder / FILE
-        for thrown in (anew, True):
-            if thrown:
-                throw_away(self.folder)
-            env = None
-            try:
-                self._env = env = self._environment()
-                info, page = env.info(), env.stat()["psize"]
-                if not path.exists() or path.stat().st_size >= (info["last_pgno"] + 1) * page:
-                    self._headers, self._payloads = env.open_db(b"headers"), env.open_db(b"payloads")
-                    strange = self._read_order()
-                    self._offsets.mapped()
-                    return strange
-                env.close()
-            except (*TORN, lmdb.PanicError):
-                if env is not None:
-                    env.close()
-            except lmdb.Error as error:
-                if env is not None:
-                    env.close()
-                if ANOTHER_FORMAT not in str(error):
-                    raise
-        raise StoreFailed(f"{self.folder}: cannot be opened, even anew")
+    def _begin(self, *, anew: bool = False) -> None:
+        """Open the index (``anew``: an empty one). Records are dropped whose slots are not in the file, or
+        belong to a younger one: the index could not be written when they were dropped before."""
+        self._index = RecordIndex(self.folder, self._space, self._length, self._stride, anew=anew)
+        found, slots = self._index.entries, self._file.slots
+        holders = {entry.slot: key for key, entry in found.items()}  # the youngest come last
+        self._entries = {
+            key: entry for key, entry in found.items() if entry.slot < slots and holders[entry.slot] == key
+        }
+        self._used: OrderedDict[bytes, None] = OrderedDict()
+        self._order = RecordEviction()
+        for key, entry in self._entries.items():
+            self._order.add(key, entry.tenant)
+        self._age = max((entry.age for entry in found.values()), default=0)
+        self._free = FreeSlots({entry.slot for entry in self._entries.values()})
+        if len(self._entries) < len(found):
+            with contextlib.suppress(StoreFailed):
+                self._index.write({}, found.keys() - self._entries.keys())
+        with contextlib.suppress(OSError):  # what lies behind the last record is of one that was not finished
+            self._file.cut(self._free.end)
 
-    def _environment(self) -> Any:
-        path = self.folder / FILE
-        size = max(FIRST_MAP, path.stat().st_size if path.exists() else 0)
-        # With readahead, for the scan at the start; later `PayloadOffsets` advises the kernel.
-        self._hold_file()
-        return lmdb.open(str(self.folder), map_size=size, max_dbs=2, sync=False, writemap=False, mode=0o600)
-
-    def _hold_file(self) -> None:
-        """Lock the LMDB file itself: it may be in another folder, too, by a hard link. Raises `StoreLocked`."""
-        self._let_go()
-        self._file = os.open(self.folder / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def _remove(self, keys: Collection[bytes], *, surely: bool = False) -> None:
+        """Remove records that are here. ``surely``: even if the medium refuses. Raises `StoreFailed`: they are
+        here; `StoreTorn`."""
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._let_go()
-            told = f"{self.folder / FILE} is held by another process: is it linked into another folder?"
-            raise StoreLocked(told) from None
-
-    def _let_go(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
-    def _read_order(self) -> list[bytes]:
-        """Read all headers into the eviction order, by their stamps. Returns the keys of records that are not
-        of this namespace, block size or layout."""
-        found: list[tuple[int, bytes, int]] = []
-        strange: list[bytes] = []
-        with self._env.begin(db=self._headers) as txn:
-            for key, data in txn.cursor():
-                header = read_header(data, bytes(key), self._space, self._length)
-                if header is None:
-                    strange.append(bytes(key))
-                else:
-                    found.append((header.stamp, header.key, header.tenant))
-        found.sort()
-        for key in list(self._order):
+            self._index.write({}, keys)
+        except StoreFailed:
+            if not surely:
+                raise
+        self._free.give(self._entries.pop(key).slot for key in keys)
+        for key in keys:
             self._order.remove(key)
-        for _, key, tenant in found:
-            self._order.add(key, tenant)
-        self._stamp = self._found_stamp = found[-1][0] if found else 0
-        self._own_corrupt = 0
-        return strange
 
-    def _write(self, work: Callable[[Any], T]) -> T:
-        """Run ``work`` in a write transaction and return its result. If LMDB's map is too small, make it
-        larger and run ``work`` again. Raises `StoreFailed` or `StoreTorn`."""
-        while True:
-            try:
-                with self._env.begin(write=True) as txn:
-                    return work(txn)
-            except lmdb.MapFullError as error:
-                self._grow_map(error)
-            except (lmdb.Error, OSError) as error:
-                raise self._failed(error) from error
+    def _punch(self) -> int:
+        """Turn the free slots of the file into holes. Returns the bytes given back."""
+        given = self._file.punch(self._free.all())
+        self._free.emptied()
+        return given
 
-    def _grow_map(self, full: Exception) -> None:
-        size, most = self._env.info()["map_size"], 2 * self.budget + SPARE
-        if size >= most:
-            raise StoreFailed("the map is full") from full
-        try:
-            self._env.set_mapsize(min(most, 2 * size))
-        except (lmdb.Error, MemoryError) as error:  # of a limit on memory; what is mapped stays
-            raise self._failed(error) from error
-        self._offsets.mapped(anew=False)
+    def _empty(self) -> int:
+        """Throw all records away; their keys are noted in ``given_up``. Returns the bytes given back."""
+        before, keys = self.file_bytes, self.keys()
+        with contextlib.suppress(OSError, KVStoreError):  # the next call tries to have another
+            self._index.close()
+            self._begin(anew=True)
+        self.given_up += keys
+        return max(0, before - self.file_bytes)
 
-    def _failed(self, error: Exception) -> KVStoreError:
-        """Make the error that the caller raises for ``error``: `StoreTorn` if the file is damaged, which is
-        then removed; otherwise `StoreFailed`, and the environment is opened again if it refuses
-        everything."""
-        if isinstance(error, TORN):
-            return self._torn(str(error))
-        self._renew()
+    def _refused(self, error: OSError) -> StoreFailed:
         return StoreFailed(explained(error, f"the KV file {self.folder / FILE}"))
 
-    def _torn(self, reason: str) -> StoreTorn:
-        """Make the error that the caller raises because the file's pages are damaged, and remove the file.
-        ``reason``: for its text."""
-        (self.folder / FILE).unlink(missing_ok=True)  # still mapped here: a shorter one would kill us
-        return StoreTorn(f"{self.folder}: the file of records is damaged and thrown away: {reason}")
 
-    def _renew(self) -> None:
-        """Open the LMDB environment again if it refuses everything, as after a meta page that could not be
-        written.
+def _held_file(path: Path, length: int) -> PayloadFile:
+    """Open the payloads' file, and lock it: it may be in another folder, too, by a hard link. Raises
+    `StoreLocked`, `OSError`."""
+    file = PayloadFile(path, length, writable=True)
+    try:
+        fcntl.flock(file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        told = f"{path} is held by another process: is it linked into another folder?"
+        raise StoreLocked(told) from None
+    return file
 
-        Which records were used since the last batch is lost then.
-        """
-        with contextlib.suppress(lmdb.Error), self._env.begin():
-            return
-        with contextlib.suppress(OSError, lmdb.Error, StoreFailed):
-            self._env.close()
-            self._begin()
 
-    def _get_by_offset(self, key: bytes, into: memoryview) -> RecordHeader | None:
-        """Read the payload from its known offset in the file into ``into``, and check it. Returns the
-        record's header; None if the offset is unknown, or other bytes are there. Raises `StoreFailed`."""
-        try:
-            header = self._offsets.read(key, into)
-        except OSError as error:
-            raise StoreFailed(explained(error, f"the KV file {self.folder / FILE}")) from error
-        return header if header is not None and xxh3_64_intdigest(into) == header.digest else None
-
-    def _look_up(self, txn: Any, key: bytes) -> tuple[RecordHeader | None, Any, bool]:
-        """Look a record up in LMDB's B-trees: its header and payload, and True. If a part is missing or the
-        header or the length is wrong: None, None, and whether any part is there.
-
-        The payload's bytes are not checked. Where it lies is remembered from now on.
-        """
-        head = txn.get(key, db=self._headers)
-        with self._offsets.searching(key):
-            body = txn.get(key, db=self._payloads)
-        header = None if head is None else read_header(head, key, self._space, self._length)
-        if header is None or body is None or len(body) != self._length:
-            return None, None, head is not None or body is not None
-        self._offsets.learn(key, body, header)
-        return header, body, True
-
-    def _find(self, headers: Iterable[RecordHeader]) -> None:
-        """Look up the file offsets of records just stored, and remember them for later reads; the pages
-        needed for that are still in memory. Errors are ignored."""
-        with contextlib.suppress(lmdb.Error), self._env.begin(db=self._payloads, buffers=True) as txn:
-            for header in headers:
-                body = txn.get(header.key)
-                if body is not None:
-                    self._offsets.learn(header.key, body, header)
-
-    def _delete(self, txn: Any, keys: Iterable[bytes]) -> None:
-        for key in keys:
-            txn.delete(key, db=self._headers)
-            txn.delete(key, db=self._payloads)
-
-    def _restamp(self, txn: Any, key: bytes, stamp: int) -> None:
-        data = txn.get(key, db=self._headers)
-        header = None if data is None else read_header(data, key, self._space, self._length)
-        if header is not None:
-            txn.put(key, replace(header, stamp=stamp).packed(), db=self._headers)
-
-    def _header(self, record: NewRecord, stamp: int) -> RecordHeader:
-        return RecordHeader(
-            self._space, record.key, record.tokens, self._length, record.digest, stamp, record.tenant
-        )
+def held(folder: Path) -> int:
+    """Bytes of the disk that the records in ``folder`` take, with their index; holes do not count."""
+    return held_by(folder / FILE) + held_by(folder / index.FILE)
 
 
 def throw_away(folder: Path) -> None:
-    """Remove the LMDB file of records in ``folder``. It is emptied first, so that its space is free even if
-    another process still has it open."""
+    """Remove the records in ``folder``. Files are emptied first, so that their space is free even if another
+    process still has them open."""
+    index.throw_away(folder)
     path = folder / FILE
     with contextlib.suppress(FileNotFoundError):
-        os.truncate(path, 0)
+        with path.open("r+b") as file:
+            file.truncate()
         path.unlink()
-    (folder / "lock.mdb").unlink(missing_ok=True)
 
 
 def hold(folder: Path) -> FolderLock:
@@ -655,7 +525,7 @@ def hold(folder: Path) -> FolderLock:
 
 
 def clear(folder: Path) -> None:
-    """Remove a namespace's folder with all its records. Raises `StoreLocked` while a process holds it."""
+    """Remove a record space's folder with all its records. Raises `StoreLocked` while a process holds it."""
     if folder.is_dir():
         with hold(folder):
             shutil.rmtree(folder)

@@ -104,7 +104,7 @@ class Restore:
         began = self._pending.get(sequence.id)
         if disk.reads_directly and (began is None or began.sequence is not sequence):
             before = disk.reading_seconds
-            self._read(sequence, disk, tier, disk.offset_known, now)
+            self._read(sequence, disk, tier, disk.readable, now)
             sequence.from_tiers.seconds += disk.reading_seconds - before
         meets, skipped = self._meeting(sequence)
         direct &= disk.reads_directly and not meets

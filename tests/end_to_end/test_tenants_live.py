@@ -13,7 +13,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from holdfast.gateway.server import Serving, serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.kvstore.disk.admin import stat
-from holdfast.kvstore.disk.payload_offsets import PAGE
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import Client, ServerError, SessionLost, connect
 
@@ -41,7 +40,7 @@ STORY = "Tell me the story of the fox."
 async def served(folder: Path, engine: EngineSettings) -> AsyncIterator[tuple[Serving, dict[str, Client]]]:
     """A server on the folder's store, and a client for each key."""
     keys, block = folder / "tenants.toml", 65_536
-    keys.write_text(FILE.format(leased=f"{3 * block}", disk=f"{RECORDS * (block + PAGE)}"))
+    keys.write_text(FILE.format(leased=f"{3 * block}", disk=f"{RECORDS * block}"))
     settings = GatewaySettings(port=0, keys=keys, store=folder / "store")
     engine = msgspec.structs.replace(
         engine, store=str(folder / "store"), host_bytes=32 << 20, disk_bytes=64 << 20

@@ -13,13 +13,14 @@ from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.disk.admin import stat, write_about
 from holdfast.kvstore.disk.eviction import RecordEviction
+from holdfast.kvstore.disk.payload_file import stride_of
 from holdfast.kvstore.disk.store import NewRecord, RecordStore
 from holdfast.kvstore.host.slots import SlotMemory, make_memory
 from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.quotas import FairOrder, by_largest, tenant_of
 
 SIZE = 64
-ROOM = 4096  # bytes that a record of this size takes on disk
+ROOM = stride_of(SIZE)
 MINE, THEIRS = 7, 9
 
 

@@ -49,7 +49,6 @@ print("alive")
     ("name", "most", "told"),
     [
         ("RLIMIT_FSIZE", 10 << 20, "cannot grow: RLIMIT_FSIZE is 10485760 bytes (ulimit -f)"),
-        ("RLIMIT_AS", 900 << 20, "gets no memory: RLIMIT_AS is 943718400 bytes (ulimit -v)"),
         ("RLIMIT_NOFILE", 3, "cannot get a file descriptor: RLIMIT_NOFILE is 3 open files (ulimit -n)"),
     ],
 )

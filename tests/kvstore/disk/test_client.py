@@ -19,8 +19,21 @@ from holdfast.kvstore.disk import client
 from holdfast.kvstore.disk import process as process_module
 from holdfast.kvstore.disk.admin import remove, stat, verify
 from holdfast.kvstore.disk.client import DEADLINE, DiskTier
-from holdfast.kvstore.disk.messages import PACKET_BYTES, Begin, Down, Fetched, Known, Up, down_decoder, encode
+from holdfast.kvstore.disk.messages import (
+    PACKET_BYTES,
+    Begin,
+    Down,
+    Fetched,
+    Known,
+    RecordAt,
+    Up,
+    down_decoder,
+    encode,
+    records_joined,
+)
+from holdfast.kvstore.disk.payload_file import FILE
 from holdfast.kvstore.disk.process import DiskProcess
+from holdfast.kvstore.disk.store import held
 from holdfast.kvstore.host.slots import SlotMemory, SlotState, make_memory
 from holdfast.kvstore.host.tier import HostTier
 from holdfast.tests.kvstore.host.records import get, put
@@ -51,7 +64,7 @@ class Stage:
         begin = Begin(str(folder / space.hex()), space, SIZE, 1 << 22, floor=floor)
         self.blocks = [memoryview(bytearray(SIZE)) for _ in range(20)]
         self.disk = DiskTier(self.host, control, begin, lambda block: [self.blocks[block]])
-        self.file = Path(begin.folder) / "data.mdb"
+        self.file = Path(begin.folder) / FILE
         self._fd: int | None = fd
 
     def until(self, reached: Callable[[], object]) -> None:
@@ -161,7 +174,7 @@ def test_a_disk_that_another_fills_gets_the_space_of_kv_and_returns_it(small_dis
     stage.down(*range(30))
     assert stage.disk.statistics()["budget"] == 1 << 22
     ballast = small_disk / "ballast"
-    taken = (small_disk / bytes(16).hex() / "data.mdb").stat().st_blocks * 512
+    taken = held(small_disk / bytes(16).hex())
     ballast.write_bytes(bytes(free(small_disk) - floor + taken // 2))
     stage.until(lambda: free(small_disk) >= floor and not (small_disk / bytes(16).hex()).exists())
     assert len(stage.disk) == 30
@@ -206,6 +219,12 @@ def test_a_socket_that_found_no_descriptor_is_asked_for_again(
     stage.close()
 
 
+def known(*numbers: int, last: bool = True) -> Known:
+    """These records, each in the slot of its number."""
+    told = ((key(number), RecordAt(number, 1, 4)) for number in numbers)
+    return Known(records_joined(told), last)
+
+
 class Scripted:
     """A disk tier whose disk processes are the test."""
 
@@ -224,7 +243,7 @@ class Scripted:
         engine, self._sock = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with engine:
             socket.send_fds(self._control, [b"disk"], [engine.fileno()])
-        self.tell(Known(b"".join(map(key, numbers)), last))
+        self.tell(known(*numbers, last=last))
         self.disk.poll(0.0)
         assert isinstance(self.asked(), Begin)
 
@@ -258,7 +277,7 @@ def test_one_look_takes_up_few_pieces_and_what_may_have_come_during_a_step(scrip
     for number in range(30):
         assert scripted.disk.fetch(key(number), 0.0)
         scripted.disk.poll(0.0)  # a piece each
-    scripted.tell(*(Fetched(scripted.asked().ticket, [0], [0], [], [0]) for _ in range(30)))
+    scripted.tell(*(Fetched(scripted.asked().ticket, [0], []) for _ in range(30)))
     waiting = []
     for now in (0.0, 0.0, 0.001, 60 * DEADLINE):
         scripted.disk.poll(now)
@@ -273,7 +292,7 @@ def test_records_count_when_they_can_be_fetched(scripted: Scripted) -> None:
     scripted.begin(1, last=False)
     assert not scripted.disk.fetch(key(1), 0.0)
     assert (scripted.disk.statistics()["records"], len(scripted.disk)) == (0, 0)
-    scripted.tell(Known(key(2), last=True))
+    scripted.tell(known(2))
     scripted.disk.poll(0.0)
     assert (scripted.disk.statistics()["records"], len(scripted.disk)) == (2, 2)
     assert key(1) in scripted.disk and key(2) in scripted.disk
@@ -300,14 +319,14 @@ def test_the_disk_process_is_told_once_which_records_leases_cover(scripted: Scri
 
 
 def test_what_is_fetched_bare_takes_no_slot_and_is_read_where_it_lies(stage: Stage, tmp_path: Path) -> None:
-    """After another start, too, where its pages are not known yet."""
+    """After another start, too; at once, if it is in memory."""
     stage.down(*range(20))
     stage.close()
     again = Stage(tmp_path)
     again.until(again.settled)
     keys = [key(number) for number in range(20)]
     free = again.host.free
-    assert again.disk.read(keys, range(20)) == []
+    assert again.disk.read(keys, range(20)) == [number % 4 + 1 for number in range(20)]
     for one in keys:
         assert again.disk.fetch(one, again.now, direct=True) and again.disk.fetching(one)
     assert again.disk.fetch(keys[3], again.now) and not again.disk.fetch(key(99), again.now, direct=True)
@@ -351,7 +370,7 @@ def test_a_direct_fetch_from_a_process_that_dies_can_be_asked_of_the_next(stage:
     assert not any(stage.disk.fetching(key(number)) for number in range(8))
     assert all(stage.disk.fetch(key(number), stage.now, direct=True) for number in range(8))
     stage.until(stage.settled)
-    assert all(stage.disk.offset_known(key(number)) for number in range(8))
+    assert all(stage.disk.readable(key(number)) for number in range(8))
 
 
 def test_another_start_knows_what_is_there(stage: Stage, tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.disk import messages
 from holdfast.kvstore.disk.client import DiskTier
-from holdfast.kvstore.disk.messages import PACKET_BYTES, Begin, Done, Known, encode
-from holdfast.kvstore.disk.payload_offsets import stride_of
+from holdfast.kvstore.disk.messages import PACKET_BYTES, Begin, Done, Known, RecordAt, encode, records_joined
+from holdfast.kvstore.disk.payload_file import stride_of
 from holdfast.kvstore.disk.store import NewRecord, RecordStore
 from holdfast.kvstore.host.slots import SlotMemory, make_memory
 from holdfast.kvstore.host.tier import HostTier
@@ -45,8 +45,8 @@ class EngineEnd:
             socket.send_fds(ours, [b"disk"], [mine.fileno()])
         self.disk.poll(0.0)
         self.process.recv(PACKET_BYTES)
-        keys = b"".join(map(key, range(160 * size)))
-        self.process.send(encode(Known(keys, last=True)))
+        there = ((key(number), RecordAt(number, 1, 4)) for number in range(160 * size))
+        self.process.send(encode(Known(records_joined(there), last=True)))
         self.disk.poll(0.0)
         self.numbers = count(1 << 20)
         for number in range(160 * size):
@@ -68,7 +68,7 @@ class EngineEnd:
         assert self.disk.store(key(number), 0.0)
         request = messages.down_decoder.decode(self.process.recv(PACKET_BYTES))
         assert isinstance(request, messages.Store)
-        self.process.send(encode(Done(request.ticket, 4096)))
+        self.process.send(encode(Done(request.ticket, number)))
         self.disk.poll(0.0)
         assert not self.disk.waiting
 

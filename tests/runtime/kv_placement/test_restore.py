@@ -39,7 +39,7 @@ def kept(here: World, seq: int) -> list[int]:
     here.memory = fake_memory(40, 4)
     here.restart()
     assert here.disk is not None
-    here.disk.in_page_cache = here.disk.offset_known  # type: ignore[method-assign]
+    here.disk.in_page_cache = here.disk.readable  # type: ignore[method-assign]
     return [*PROMPT, *said]
 
 

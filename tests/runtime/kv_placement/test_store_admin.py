@@ -12,7 +12,7 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.disk.admin import write_about
-from holdfast.kvstore.disk.payload_offsets import FILE
+from holdfast.kvstore.disk.index import FILE
 from holdfast.kvstore.disk.store import NewRecord, RecordStore, hold
 from holdfast.runtime.errors import SettingsInvalid
 from holdfast.runtime.kv_placement.store_admin import tend

@@ -1,0 +1,183 @@
+"""Which records a store has, and in which slot of its file each payload lies: an LMDB environment.
+
+Small transactions; no payloads. It is read once, when it is opened. Never ``writemap``: a full disk would
+kill the process."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from ..errors import KVStoreError
+from ..system_limits import explained
+
+FILE = "data.mdb"
+"""Name of the file in a store's folder; LMDB gives it."""
+FIRST_MAP = 16 << 20
+LAYOUT, VERSION = b"layout", 2
+"""Under this key of the main tree stands what the records are: the version of this form, the record space,
+the bytes of a payload and those of a slot."""
+_LAYOUT = struct.Struct("<I16sQQ")
+_ENTRY = struct.Struct("<QQQQI")
+
+TORN = (
+    lmdb.BadDbiError,
+    lmdb.BadValsizeError,
+    lmdb.CorruptedError,
+    lmdb.IncompatibleError,
+    lmdb.InvalidError,
+    lmdb.PageNotFoundError,
+    lmdb.VersionMismatchError,
+    struct.error,
+)
+"""Errors of a file with damaged pages: they would come again and again."""
+ANOTHER_FORMAT = "LMDB data format"
+"""Part of the LMDB binding's error text for a file of another version, or damaged there; it has no class of
+its own."""
+
+
+class StoreFailed(KVStoreError):
+    """The disk refused to read or write the files, or they cannot be opened."""
+
+
+class StoreTorn(KVStoreError):
+    """LMDB's own pages in the index were damaged; it is removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordEntry:
+    """What stands in the index for a record. ``slot``: where its payload lies; ``digest``: xxh3 of that;
+    ``age``: a number that rises with each record stored; ``tenant``: its number; ``tokens``: in the block."""
+
+    slot: int
+    digest: int
+    age: int
+    tenant: int
+    tokens: int
+
+
+class RecordIndex:
+    """The index in ``folder``, of records of the record space ``space``, 16 bytes, with payloads of ``length``
+    bytes in slots of ``stride``. ``entries``: what it has. ``ignored``: how many records of another form were
+    found; they are dropped. ``anew``: throw away what is there.
+
+    A damaged index is thrown away: reading a truncated map kills the process. Raises `StoreFailed`.
+    """
+
+    def __init__(self, folder: Path, space: bytes, length: int, stride: int, *, anew: bool = False) -> None:
+        self._folder = folder
+        self._layout = _LAYOUT.pack(VERSION, space, length, stride)
+        self.ignored = 0
+        self.entries: dict[bytes, RecordEntry] = {}
+        for thrown in (anew, True):
+            if thrown:
+                throw_away(folder)
+            try:
+                if self._opened():
+                    return
+            except (lmdb.Error, struct.error) as error:
+                if not isinstance(error, (*TORN, lmdb.PanicError)) and ANOTHER_FORMAT not in str(error):
+                    raise StoreFailed(explained(error, f"the KV index {self.path}")) from error
+        raise StoreFailed(f"{folder}: cannot be opened, even anew")
+
+    @property
+    def path(self) -> Path:
+        """Its file."""
+        return self._folder / FILE
+
+    def write(self, put: Mapping[bytes, RecordEntry], delete: Iterable[bytes] = ()) -> None:
+        """Delete some records and put others, in one transaction. If LMDB's map is too small, it is made
+        larger. Raises `StoreFailed`: nothing was changed; `StoreTorn`."""
+        gone = list(delete)
+        while True:
+            try:
+                with self._env.begin(db=self._records, write=True) as txn:
+                    for key in gone:
+                        txn.delete(key)
+                    for key, one in put.items():
+                        txn.put(key, _ENTRY.pack(one.slot, one.digest, one.age, one.tenant, one.tokens))
+                return
+            except lmdb.MapFullError as error:
+                try:
+                    self._env.set_mapsize(2 * self._env.info()["map_size"])
+                except (lmdb.Error, MemoryError):  # of a limit on memory; what is mapped stays
+                    raise self._failed(error) from error
+            except (lmdb.Error, OSError) as error:
+                raise self._failed(error) from error
+
+    def sync(self) -> None:
+        """Flush the transactions so far to the medium. Raises `StoreFailed`, `StoreTorn`."""
+        try:
+            self._env.sync(True)
+        except lmdb.Error as error:
+            raise self._failed(error) from error
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+    def _opened(self) -> bool:
+        """Open the environment and read it; returns whether it could be used. Raises what LMDB raises."""
+        size = max(FIRST_MAP, self.path.stat().st_size if self.path.exists() else 0)
+        self._env = env = lmdb.open(
+            str(self._folder), map_size=size, max_dbs=1, sync=False, lock=False, mode=0o600
+        )
+        used = False
+        try:
+            if self.path.stat().st_size < (env.info()["last_pgno"] + 1) * env.stat()["psize"]:
+                raise lmdb.CorruptedError("the file is cut")
+            used = self._read(env)
+        finally:
+            if not used:
+                env.close()
+        return used
+
+    def _read(self, env: Any) -> bool:
+        """Read all entries. False, and ``ignored``: they are of another form."""
+        with env.begin(write=True) as txn:
+            layout, entries = txn.get(LAYOUT), txn.stat()["entries"]
+            if layout is None and not entries:
+                txn.put(LAYOUT, self._layout)
+            elif layout != self._layout:
+                known = (
+                    b"headers" if layout is None else b"records"
+                )  # of version 1, payloads were in LMDB, too
+                with contextlib.suppress(lmdb.Error):
+                    self.ignored = txn.stat(env.open_db(known, txn, create=False))["entries"]
+                return False
+        self._records = env.open_db(b"records")
+        with env.begin(db=self._records) as txn:
+            found = {bytes(key): RecordEntry(*_ENTRY.unpack(value)) for key, value in txn.cursor()}
+        self.entries = dict(sorted(found.items(), key=lambda one: one[1].age))
+        return True
+
+    def _failed(self, error: Exception) -> KVStoreError:
+        """The error that the caller raises for ``error``: `StoreTorn` if the file is damaged, which is then
+        removed; else `StoreFailed`, and the environment is opened again if it refuses everything, as after a
+        meta page that could not be written."""
+        if isinstance(error, TORN):
+            self.path.unlink(missing_ok=True)  # still mapped here: a shorter one would kill us
+            return StoreTorn(f"{self._folder}: the index of records is damaged and thrown away: {error}")
+        with contextlib.suppress(lmdb.Error), self._env.begin():
+            return StoreFailed(explained(error, f"the KV index {self.path}"))
+        with contextlib.suppress(OSError, lmdb.Error):
+            self._env.close()
+            self._opened()
+        return StoreFailed(explained(error, f"the KV index {self.path}"))
+
+
+def throw_away(folder: Path) -> None:
+    """Remove the index in ``folder``. It is emptied first, so that its space is free even if another process
+    still has it open."""
+    path = folder / FILE
+    with contextlib.suppress(FileNotFoundError):
+        with path.open("r+b") as file:
+            file.truncate()
+        path.unlink()
+    (folder / "lock.mdb").unlink(missing_ok=True)
