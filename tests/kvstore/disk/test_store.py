@@ -425,3 +425,51 @@ def test_a_refused_write_gives_its_slots_back_and_no_others(
         assert store.put([given(n) for n in range(20, 25)]) == []
         assert all(read(store, n) for n in (0, 2, 4, 5, *range(20, 25)))
         assert (tmp_path / FILE).stat().st_size <= 9 * ROOM, "no slot is lost"
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def test_a_kill_between_any_two_writes_costs_the_records_in_flight_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The budget is full, so that each batch evicts others first, and takes their slots."""
+    left = [0]
+
+    def counted(work: Callable[..., object]) -> Callable[..., object]:
+        def call(*given: object) -> object:
+            left[0] -= 1
+            if left[0] == 0:
+                raise Killed
+            return work(*given)
+
+        return call
+
+    monkeypatch.setattr(os, "pwrite", counted(os.pwrite))
+    monkeypatch.setattr(index.RecordIndex, "write", counted(index.RecordIndex.write))
+    for calls in range(1, 40):
+        folder, there = tmp_path / str(calls), set[int]()
+        store = opened(folder, budget=6 * ROOM)
+        left[0] = calls
+        batch: list[int] = []
+        try:
+            for first in range(2, 14, 2):
+                batch = [first, first + 1]
+                evicted = store.put([given(n) for n in batch], [key(first - 2)])
+                there = {n for n in there | set(batch) if key(n) not in evicted} - {first - 2}
+        except Killed:
+            going = [*sorted(there)[: len(batch)], batch[0] - 2]  # were to be evicted, or superseded
+        else:
+            going = []
+        whole, left[0] = left[0] > 0, 0
+        with closing(store):
+            pass  # what stands in the files is all that the next one has
+        with closing(opened(folder, budget=6 * ROOM)) as store:
+            found = {n for n in range(14) if key(n) in store}
+            assert there - set(going) <= found <= there | set(batch)
+            assert all(read(store, n) for n in found)
+            assert store.put([given(50)]) == [] or len(store) == 6
+        if whole:
+            return
+    pytest.fail("it never came to an end")
