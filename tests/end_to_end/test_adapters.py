@@ -77,7 +77,8 @@ async def ask(server: Serving, method: str, path: str, body: Any = None, key: st
         text = answer.read().decode()
         connection.close()
         kind = answer.getheader("Content-Type", "")
-        return answer.status, json.loads(text) if "json" in kind else text
+        whole = kind.partition(";")[0] == "application/json"
+        return answer.status, json.loads(text) if whole else text
 
     return await asyncio.to_thread(asked)
 
