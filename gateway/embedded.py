@@ -18,9 +18,9 @@ from functools import partial
 import msgspec
 
 from ..runtime.errors import RuntimeFault
-from ..runtime.link.thread import ThreadEngine
 from ..runtime.model.folder import model_name
 from ..runtime.settings import EngineSettings
+from ..runtime.thread import ThreadEngine
 from ..sdk.client import Client
 from ..sdk.connection.reconnect import Patience
 from ..sdk.errors import ConnectionFailed, ConnectionLost

@@ -39,9 +39,9 @@ from ..kvstore.log_lines import LogSettings
 from ..kvstore.options import settings_of
 from ..runtime.link.child import ENVIRONMENT
 from ..runtime.link.process import ChildEngine
-from ..runtime.link.thread import ThreadEngine
 from ..runtime.model.folder import find_model, model_name
 from ..runtime.settings import EngineSettings
+from ..runtime.thread import ThreadEngine
 from ..sdk.chat import MAX_TOOL_ROUNDS, Chat
 from ..sdk.client import Client
 from ..sdk.params import SessionOptions

@@ -8,13 +8,10 @@ a row that goes through Python finds that it does nothing else from then on.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from .sequence import Sequence
 
 FRESH = 64
 """So many sampled tokens of a sequence are gathered here before they go to its list of tokens."""
@@ -103,6 +100,19 @@ class Columns:
         return self.fresh[slot, :count]
 
 
+class InSlot(Protocol):
+    """What may have a slot: ``columns`` is None while it has none. `touched` hears of each number that is set
+    in a column."""
+
+    @property
+    def columns(self) -> Columns | None: ...
+
+    @property
+    def slot(self) -> int | None: ...
+
+    def touched(self) -> None: ...
+
+
 class InColumn:
     """A number of a sequence that stands in the column of the same name while the sequence has a slot, else
     in an attribute with an underscore before it."""
@@ -110,12 +120,12 @@ class InColumn:
     def __set_name__(self, owner: type, name: str) -> None:
         self._name, self._own = name, f"_{name}"
 
-    def __get__(self, sequence: Sequence, owner: type) -> int:
+    def __get__(self, sequence: InSlot, owner: type) -> int:
         if sequence.columns is None:
             return int(getattr(sequence, self._own))
         return int(getattr(sequence.columns, self._name)[sequence.slot])
 
-    def __set__(self, sequence: Sequence, value: int) -> None:
+    def __set__(self, sequence: InSlot, value: int) -> None:
         if sequence.columns is None:
             setattr(sequence, self._own, value)
         else:

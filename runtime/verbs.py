@@ -91,6 +91,17 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
         return self.penalizes or any(len(word) > 1 for word in self.bad_words)
 
 
+class SamplingDefaults(msgspec.Struct, frozen=True, array_like=True):
+    """The model's own default sampling parameters; fields mean the same as in ``Sampling``."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+
+
 class TokenLimits(msgspec.Struct, frozen=True, array_like=True):
     """When a generation ends, and how its tokens are sent. It ends after ``max_tokens`` tokens, or at a stop
     id, which stays in the sequence.

@@ -11,6 +11,7 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TypeGuard
 
@@ -72,13 +73,13 @@ INSIDE = {
         ["plan", "link.crash_report", "link.heartbeat"],
         ["link.child"],
         ["settings", "sequence", "link.engine_end"],
-        ["scheduler.queues", "scheduler.policy", "scheduler.idle_eviction", "scheduler.slots"],
+        ["order"],
         ["kv_placement", "execution", "grammar.queue"],
         ["scheduler"],
         ["engine"],
         ["build"],
         ["link"],
-        ["__main__"],
+        ["thread", "__main__"],
     ],
     "sessions": [
         [
@@ -370,6 +371,24 @@ def test_a_room_has_few_floors(room: str) -> None:
     assert len(chain) <= FLOORS, f"{len(chain)} floors: {' -> '.join(chain)}"
 
 
+def everywhere(module: ast.Module) -> Iterator[ast.stmt]:
+    """All statements of a module, those in functions and below ``TYPE_CHECKING``, too."""
+    return (node for node in ast.walk(module) if isinstance(node, ast.stmt))
+
+
+@pytest.mark.parametrize("room", ["runtime", "kvstore", "sdk"])
+def test_no_circle_between_the_folders_of_a_room(room: str) -> None:
+    """Wherever in a file an import stands. A file beside the folders counts as one."""
+    graph: dict[str, set[str]] = {}
+    for module, others in room_imports(room, everywhere).items():
+        own = module.split(".")[0]
+        graph.setdefault(own, set()).update({other.split(".")[0] for other in others} - {own})
+    try:
+        tuple(TopologicalSorter(graph).static_order())
+    except CycleError as circle:
+        pytest.fail(f"{room}: {' -> '.join(circle.args[1])}")
+
+
 def upward_imports(room: str) -> list[str]:
     """Imports inside a room, wherever in a file, from a lower place to a higher one."""
     places = {name: level for level, names in enumerate(INSIDE[room]) for name in names}
@@ -379,11 +398,8 @@ def upward_imports(room: str) -> list[str]:
         stems = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
         return next((places[stem] for stem in stems if stem in places), None)
 
-    def statements(module: ast.Module) -> Iterator[ast.stmt]:
-        return (node for node in ast.walk(module) if isinstance(node, ast.stmt))
-
     wrong = []
-    for module, others in room_imports(room, statements).items():
+    for module, others in room_imports(room, everywhere).items():
         for other in sorted(others):
             here, there = place(module), place(other)
             if here is not None and there is not None and there > here:

@@ -26,8 +26,8 @@ BARE = re.compile(r"`([\w-]+\.py)`")
 ROW = re.compile(r"^\| `([\w-]+)/` \|(.*)$", re.MULTILINE)
 NAMED = re.compile(r"`((?:[\w-]+/)*[\w-]+(?:\.py|\.md|/))`")
 LINK = re.compile(r"\]\(((?!https?:)[^)#\s]+)")
-EXAMPLES = {"runtime/scheduler/mine.py", "gateway/NAME/", "benchmarks/NAME.py", "benchmarks/NAME/bench.py"}
-EXAMPLES |= {"holdfast.runtime.scheduler.mine", "holdfast.sdk.examples.NAME"}
+EXAMPLES = {"runtime/order/mine.py", "gateway/NAME/", "benchmarks/NAME.py", "benchmarks/NAME/bench.py"}
+EXAMPLES |= {"holdfast.runtime.order.mine", "holdfast.sdk.examples.NAME"}
 """What a document tells its readers to write, and patterns of names."""
 DOTTED = re.compile(rf"(?<![\w.])holdfast\.(?:{PLACES})(?:\.\w+)*(?::\w+)?")
 COMMAND = re.compile(r"(?:`|^ *\$ |^ {4})(make|holdfast bench) ([a-z][\w-]*)", re.MULTILINE)

@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 
 from holdfast.gateway import server
 from holdfast.gateway.settings import GatewaySettings
-from holdfast.runtime.link.thread import ThreadEngine
 from holdfast.runtime.settings import EngineSettings
+from holdfast.runtime.thread import ThreadEngine
 
 POCKET = EngineSettings(model="pocket", kv_bytes=64 << 20)
 """An engine as users start it, with a small arena: the usual one takes as long to allocate as to load."""

@@ -102,14 +102,15 @@ def flipped_records(tries: int, seed: int) -> FaultTally:
     tally, rng = FaultTally("bit flipped in the KV file"), Random(seed)
     with memory_folder() as folder:
         records(folder).close()
-        path = folder / FILE
-        whole = path.read_bytes()
+        path, listed = folder / FILE, folder / index.FILE
+        whole, entries = path.read_bytes(), listed.read_bytes()
         places = [whole.find(payload(number)[:64]) for number in range(RECORDS)]
         for _ in range(tries):
             hit = rng.randrange(RECORDS)
             data = bytearray(whole)
             data[places[hit] + rng.randrange(SIZE)] ^= 1 << rng.randrange(8)
             path.write_bytes(data)
+            listed.write_bytes(entries)
             store = RecordStore(folder, SPACE, SIZE, 1 << 30)
             found = [read(store, number, tally) for number in {hit, *rng.sample(range(RECORDS), 3)}]
             tally.wrong += read(store, hit, tally)

@@ -12,8 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ...runtime.link.messages import SamplingDefaults
-from ...runtime.verbs import Grammar
+from ...runtime.verbs import Grammar, SamplingDefaults
 from ...sessions.conversation.items import Tool
 from ...sessions.errors import GrammarInvalid, SamplingInvalid
 from ...sessions.turn.request import UNBOUNDED, RequestBounds, TurnRequest, integer

@@ -31,9 +31,9 @@ from ...runtime.kv_placement.sizing import (
     shown,
 )
 from ...runtime.kv_placement.tier_setup import host_bytes
-from ...runtime.link.messages import SamplingDefaults
 from ...runtime.model.kv_format import KV_BYTES
 from ...runtime.settings import DTYPE_BYTES, EngineSettings
+from ...runtime.verbs import SamplingDefaults
 from ...sessions.errors import SessionError
 from ..access.tenants import NOTHING_SET, Tenants, check, check_bound, leasable, runnable, told
 from ..errors import KeysUnusable

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import GrammarFault, GrammarInvalid, GrammarUnavailable
-from ..scheduler.queues import Queues
+from ..order.queues import Queues
 from ..sequence import Sequence, Status, Turn
 from ..verbs import Grammar
 from .llguidance import Compiler, Matcher

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from ...kvstore.priorities import Priorities
 from ...kvstore.quotas import tenant_of
-from ..scheduler.queues import Queues
+from ..order.queues import Queues
 from ..sequence import GrantedLease, Sequence
 from ..settings import SchedulerSettings
 from ..verbs import Grant, Lease, Receipt

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from ...kvstore.disk.client import DiskTier
 from ...kvstore.host.tier import HostTier
-from ..scheduler.queues import Queues
+from ..order.queues import Queues
 from ..sequence import Sequence, Status
 from .block_manager import BlockManager
 from .costs import CostBook, blocks_to_compute

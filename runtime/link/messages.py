@@ -14,7 +14,7 @@ from typing import Generic, TypeAlias, TypeVar
 import msgspec
 
 from ..errors import FrameInvalid, LengthInvalid, LinkClosed
-from ..verbs import AnyVerb, LoadedAdapter, Refusal, Step, VerbReply
+from ..verbs import AnyVerb, LoadedAdapter, Refusal, SamplingDefaults, Step, VerbReply
 
 
 class Phase(StrEnum):
@@ -40,17 +40,6 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="heartbeat"):
     deadline: float
     detail: str = ""
     fraction: float = 0.0
-
-
-class SamplingDefaults(msgspec.Struct, frozen=True, array_like=True):
-    """The model's own default sampling parameters; fields mean the same as in ``Sampling``."""
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):

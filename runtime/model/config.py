@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SettingsInvalid, UnsupportedArchitecture
-from ..link.messages import SamplingDefaults
-from ..verbs import LEAST_PENALTY, MOST_PENALTY
+from ..verbs import LEAST_PENALTY, MOST_PENALTY, SamplingDefaults
 from .families import FAMILIES, MULTIMODAL, NEUTRAL, Family, Multimodal
 from .fields import Fields, read_object
 from .files import ADAPTER, ModelFiles, files_of

@@ -11,12 +11,12 @@ from ..columns import FRESH, NO_GRAMMAR
 from ..errors import GrammarFault, GrammarInvalid, GrammarStuck
 from ..grammar.llguidance import Matcher, Matchers
 from ..kv_placement.block_manager import BlockManager
+from ..order.policy import Policy
+from ..order.queues import Queues
 from ..plan import NO_INTS, Bools, Ints, Outcome, Outcomes, Plan, RowFault, Scored
 from ..sequence import Sequence, Turn
 from ..stats import Counters
 from ..verbs import Decoded, Finish, Row, TokenLogprob, Work
-from .policy import Policy
-from .queues import Queues
 from .slots import Slots
 
 CLIENTS = frozenset({GrammarFault.code, GrammarInvalid.code, GrammarStuck.code})

@@ -14,9 +14,9 @@ from itertools import islice
 from ...kvstore.disk.client import DiskTier
 from ..kv_placement.block_manager import BlockManager
 from ..kv_placement.restore import Restore
+from ..order.queues import AT_REST, Queues
 from ..sequence import Sequence
 from ..verbs import Moved, VerbReply
-from .queues import AT_REST, Queues
 
 PATIENCE_SECONDS = 10.0  # then the answer is how far it came
 AGAIN_SECONDS = 0.25  # between two tries to have the disk take what it has not: it may be full

@@ -20,14 +20,14 @@ from ...kvstore.pool import BlockPool
 from ..adapters import AdapterTable
 from ..columns import NO_ADAPTER, NO_GRAMMAR
 from ..kv_placement.block_manager import BlockManager
+from ..order.policy import Policy
+from ..order.queues import Queues
 from ..plan import NO_BOOLS, NO_INTS, BlockCopy, Bools, Ints, Plan, RowAsks
 from ..sequence import Sequence, Status
 from ..settings import SchedulerSettings
 from ..stats import Counters
 from .idle_prefill import IdlePrefill
-from .policy import Policy
 from .preemption import Preemption
-from .queues import Queues
 from .slots import ChangesDraft, Slots
 
 PARTS = 8

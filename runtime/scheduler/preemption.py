@@ -30,11 +30,11 @@ from typing import TypeAlias
 
 from ...kvstore.pool import BlockPool
 from ..kv_placement.block_manager import BlockManager
+from ..order.policy import Policy
+from ..order.queues import Queues
 from ..sequence import Sequence, Status
 from ..settings import SchedulerSettings
 from ..stats import Counters
-from .policy import Policy
-from .queues import Queues
 
 _Victim: TypeAlias = tuple[Sequence, int]
 """A sequence that is to give up blocks, and how many of its first blocks it keeps."""

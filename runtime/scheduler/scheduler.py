@@ -45,6 +45,8 @@ from ..kv_placement.leases import Leases
 from ..kv_placement.offload import POLL_SECONDS, Offload
 from ..kv_placement.restore import Restore
 from ..kv_placement.transfers import Transfers
+from ..order.policy import policy_named
+from ..order.queues import Queues
 from ..plan import Outcomes, Plan, RowFault
 from ..sequence import Sequence, Status, Turn
 from ..settings import SchedulerSettings
@@ -73,9 +75,7 @@ from .commit import Committer
 from .idle_prefill import IdlePrefill
 from .pending_moves import PendingMoves
 from .planner import Drafter, Planner
-from .policy import policy_named
 from .preemption import Preemption
-from .queues import Queues
 from .sampling_limits import check_sampling
 from .slots import Slots
 

@@ -7,11 +7,10 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from .items import AnyItem, Given, Identifier, MessageItem
+from .items import AdapterName, AnyItem, Given, Identifier, MessageItem
 from .response import ResponseParams
 from .session import SessionPatch
 
-AdapterName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 EventId: TypeAlias = Annotated[str, Meta(max_length=512)]
 Handle: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 

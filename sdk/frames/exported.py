@@ -10,8 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from ..errors import ExportInvalid
-from .client import AdapterName
-from .items import AnyItem
+from .items import AdapterName, AnyItem
 from .sampling import TokenId
 
 VERSION = 1

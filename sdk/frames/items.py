@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 Identifier: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
+AdapterName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 Role: TypeAlias = Literal["system", "user", "assistant"]
 ItemStatus: TypeAlias = Literal["completed", "incomplete", "in_progress"]
 

@@ -81,7 +81,6 @@ async def test_servers_killed_in_mid_reply_and_cut_sockets_lose_nothing() -> Non
         (file_faults.flipped_records, 15),
         (file_faults.truncated_records, 5),
         (file_faults.full_records, 4),
-        (file_faults.forgotten_reader, 1),
         (file_faults.flipped_journal, 25),
         (file_faults.truncated_journal, 10),
         (file_faults.damaged_pages, 8),

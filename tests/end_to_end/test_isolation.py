@@ -12,9 +12,9 @@ from holdfast.gateway.embedded import in_memory
 from holdfast.gateway.service import Service, opened
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.execution.runner import TorchRunner
-from holdfast.runtime.link.thread import ThreadEngine
 from holdfast.runtime.plan import Handle, Plan
 from holdfast.runtime.settings import EngineSettings
+from holdfast.runtime.thread import ThreadEngine
 from holdfast.sdk import Client, ResponseFailed
 
 from .wires import LONG

@@ -9,9 +9,9 @@ from datetime import datetime
 import pytest
 
 from holdfast.runtime.link.client import EngineLink
-from holdfast.runtime.link.thread import ThreadEngine
 from holdfast.runtime.model.folder import find_model
 from holdfast.runtime.settings import EngineSettings
+from holdfast.runtime.thread import ThreadEngine
 from holdfast.runtime.verbs import Sampling, TokenLimits
 from holdfast.sessions.conversation.items import Message, new_id
 from holdfast.sessions.session import Session

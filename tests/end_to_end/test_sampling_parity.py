@@ -18,11 +18,11 @@ from holdfast.kvstore.pool import BlockPool
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.execution.runner import TorchRunner
 from holdfast.runtime.link.client import EngineLink
-from holdfast.runtime.link.thread import ThreadEngine
 from holdfast.runtime.model.folder import find_model
 from holdfast.runtime.model.load import LoadedModel, load_model
 from holdfast.runtime.scheduler.scheduler import Scheduler
 from holdfast.runtime.settings import EngineSettings, SchedulerSettings
+from holdfast.runtime.thread import ThreadEngine
 from holdfast.runtime.verbs import (
     Finish,
     Generate,
@@ -310,7 +310,7 @@ async def test_choices_share_the_prompt_and_are_what_their_seeds_say_alone(pocke
 
 
 def test_the_pocket_model_is_greedy_by_default(pocket: LoadedModel) -> None:
-    from holdfast.runtime.link.messages import SamplingDefaults
     from holdfast.runtime.model.config import read_defaults
+    from holdfast.runtime.verbs import SamplingDefaults
 
     assert read_defaults(Path(pocket.folder)) == SamplingDefaults()

@@ -13,8 +13,8 @@ from holdfast.gateway.embedded import in_memory
 from holdfast.gateway.net.channel import ChannelClosed, MemoryChannel, memory_pair
 from holdfast.gateway.service import Service, opened
 from holdfast.gateway.settings import ClientLimits, GatewaySettings
-from holdfast.runtime.link.thread import ThreadEngine
 from holdfast.runtime.settings import EngineSettings
+from holdfast.runtime.thread import ThreadEngine
 from holdfast.tests.threaded import serving
 
 from .wires import wire

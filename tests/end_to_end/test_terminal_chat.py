@@ -16,9 +16,9 @@ from holdfast.gateway.server import Serving, serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.build import load_engine
 from holdfast.runtime.execution.runner import TorchRunner
-from holdfast.runtime.link.thread import ThreadEngine
 from holdfast.runtime.plan import Handle, Plan
 from holdfast.runtime.settings import EngineSettings
+from holdfast.runtime.thread import ThreadEngine
 from holdfast.runtime.verbs import SequenceState
 
 from ..gateway.cli.terminal import chatting

@@ -18,8 +18,8 @@ from holdfast.runtime.adapters import AdapterTable
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.kv_placement.costs import Costs
 from holdfast.runtime.kv_placement.leases import MOST_PRIORITY, MOST_SECONDS
-from holdfast.runtime.scheduler.policy import policy_named
-from holdfast.runtime.scheduler.queues import HEAD_START
+from holdfast.runtime.order.policy import policy_named
+from holdfast.runtime.order.queues import HEAD_START
 from holdfast.runtime.sequence import TurnPlace
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.runtime.verbs import (

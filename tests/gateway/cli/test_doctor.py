@@ -16,10 +16,10 @@ from holdfast.gateway.cli import doctor
 from holdfast.kernels.device import CpuDevice, Memory
 from holdfast.runtime import build
 from holdfast.runtime.link.heartbeat import Liveness
-from holdfast.runtime.link.messages import SamplingDefaults
 from holdfast.runtime.model import config
 from holdfast.runtime.model.folder import find_model
 from holdfast.runtime.settings import EngineSettings
+from holdfast.runtime.verbs import SamplingDefaults
 from holdfast.sessions.errors import TemplateFailed
 
 from ...sessions.text.published_templates import (

@@ -16,8 +16,8 @@ from holdfast.gateway.embedded import in_memory
 from holdfast.gateway.metrics.prometheus import exposition
 from holdfast.gateway.service import Service, opened
 from holdfast.gateway.settings import GatewaySettings
-from holdfast.runtime.link.thread import ThreadEngine
 from holdfast.runtime.settings import EngineSettings
+from holdfast.runtime.thread import ThreadEngine
 
 pytestmark = pytest.mark.anyio
 DEPLOY = Path(room).parent / "deploy"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from holdfast.runtime.kv_placement.leases import LEAD_SECONDS, MOST_PRIORITY, MOST_SECONDS, USUAL_SECONDS
-from holdfast.runtime.scheduler.idle_eviction import USUAL_ABSENCE
-from holdfast.runtime.scheduler.queues import HEAD_START
+from holdfast.runtime.order.idle_eviction import USUAL_ABSENCE
+from holdfast.runtime.order.queues import HEAD_START
 from holdfast.runtime.verbs import Grant, Lease, Receipt
 from holdfast.tests.runtime.worlds import World, world
 

@@ -13,8 +13,8 @@ from holdfast.runtime.link import engine_end
 from holdfast.runtime.link.engine_end import LoadedEngine, LoadProgress
 from holdfast.runtime.link.heartbeat import Liveness
 from holdfast.runtime.link.messages import Heartbeat, Phase
-from holdfast.runtime.link.thread import ThreadEngine
 from holdfast.runtime.settings import EngineSettings
+from holdfast.runtime.thread import ThreadEngine
 from holdfast.runtime.verbs import Finish, Sampling, Step, TokenLimits
 from holdfast.tests.runtime.link.memory import extended
 from holdfast.tests.runtime.link.scripted import HELLO, Scripted, flowing

@@ -22,8 +22,8 @@ from holdfast.runtime.link.client import EngineLink
 from holdfast.runtime.link.heartbeat import Liveness
 from holdfast.runtime.link.messages import MAX_FRAME_BYTES
 from holdfast.runtime.link.process import ChildEngine
-from holdfast.runtime.link.thread import ThreadEngine
 from holdfast.runtime.settings import EngineSettings
+from holdfast.runtime.thread import ThreadEngine
 from holdfast.runtime.verbs import Finish, Generate, Open, Sampling, TokenLimits
 from holdfast.tests.runtime.link.memory import extended
 

@@ -21,7 +21,6 @@ from holdfast.kernels.packed_types import TYPES
 from holdfast.runtime.build import load_engine
 from holdfast.runtime.errors import ModelUnreadable
 from holdfast.runtime.link.heartbeat import Liveness
-from holdfast.runtime.link.messages import SamplingDefaults
 from holdfast.runtime.model.config import read_config, read_defaults
 from holdfast.runtime.model.folder import find_model
 from holdfast.runtime.model.gguf_file import SERVED
@@ -29,6 +28,7 @@ from holdfast.runtime.model.load import LoadedModel, load_model, open_weights
 from holdfast.runtime.model.rope import make_rope
 from holdfast.runtime.model.weights import may_be_ignored, pieces_of
 from holdfast.runtime.settings import EngineSettings
+from holdfast.runtime.verbs import SamplingDefaults
 from holdfast.sessions.errors import TokenizerUnreadable
 from holdfast.sessions.text.tokenizer import ChatTokenizer
 

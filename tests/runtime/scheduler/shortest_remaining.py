@@ -8,7 +8,7 @@ the scheduler's `README.md` and `policy.py` alone.
 
 from __future__ import annotations
 
-from holdfast.runtime.scheduler.policy import Policy
+from holdfast.runtime.order.policy import Policy
 from holdfast.runtime.sequence import Sequence
 
 

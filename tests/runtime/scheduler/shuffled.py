@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from random import Random
 
-from holdfast.runtime.scheduler.policy import Policy
+from holdfast.runtime.order.policy import Policy
 from holdfast.runtime.sequence import Sequence
 
 

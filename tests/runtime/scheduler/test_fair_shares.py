@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from holdfast.runtime.scheduler.fair_shares import QUANTUM, FairShares
+from holdfast.runtime.order.fair_shares import QUANTUM, FairShares
 from holdfast.runtime.sequence import Sequence, Turn, TurnPlace
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.runtime.tokens import TokenList

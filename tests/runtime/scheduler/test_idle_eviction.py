@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.scheduler.idle_eviction import USUAL_ABSENCE, IdleEviction
+from holdfast.runtime.order.idle_eviction import USUAL_ABSENCE, IdleEviction
 from holdfast.runtime.sequence import Sequence
 from holdfast.runtime.tokens import TokenList
 

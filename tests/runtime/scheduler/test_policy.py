@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.runtime.errors import SettingsInvalid
-from holdfast.runtime.scheduler.policy import Aged, FirstComeFirstServed, policy_named
+from holdfast.runtime.order.policy import Aged, FirstComeFirstServed, policy_named
 from holdfast.runtime.sequence import Sequence, Turn, TurnPlace
 from holdfast.runtime.tokens import TokenList
 from holdfast.runtime.verbs import Finish, Sampling, TokenLimits

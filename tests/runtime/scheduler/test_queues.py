@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.runtime.scheduler.queues import HEAD_START, Queues
+from holdfast.runtime.order.queues import HEAD_START, Queues
 from holdfast.runtime.sequence import GrantedLease, Sequence, Status
 from holdfast.runtime.tokens import TokenList
 

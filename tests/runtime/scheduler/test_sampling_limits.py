@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.runtime.errors import ConfigInvalid, SamplingInvalid
-from holdfast.runtime.link.messages import SamplingDefaults
 from holdfast.runtime.model.config import read_defaults
 from holdfast.runtime.scheduler.sampling_limits import check_sampling
-from holdfast.runtime.verbs import Sampling, TokenLimits
+from holdfast.runtime.verbs import Sampling, SamplingDefaults, TokenLimits
 
 VOCAB = 10
 GOOD = TokenLimits(5)

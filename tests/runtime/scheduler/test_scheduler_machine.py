@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 
 from holdfast.kvstore.host.slots import SlotState
-from holdfast.runtime.scheduler.policy import NAMED
+from holdfast.runtime.order.policy import NAMED
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.runtime.verbs import Opening, Sampling
 from holdfast.tests.runtime.fake_device import device_engine

@@ -18,13 +18,13 @@ from types import TracebackType
 import anyio
 import anyio.to_thread
 
-from ..errors import EngineDied, LinkClosed
-from ..settings import EngineSettings
-from .client import EngineLink
-from .engine_end import LoadedEngine, LoadProgress, serve
-from .gateway_end import GatewayEnd
-from .heartbeat import Liveness
-from .messages import Heartbeat
+from .errors import EngineDied, LinkClosed
+from .link.client import EngineLink
+from .link.engine_end import LoadedEngine, LoadProgress, serve
+from .link.gateway_end import GatewayEnd
+from .link.heartbeat import Liveness
+from .link.messages import Heartbeat
+from .settings import EngineSettings
 
 GRACE = 10.0  # seconds the step in flight has to end when the link is closed
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 def _load(settings: EngineSettings, progress: LoadProgress, liveness: Liveness) -> LoadedEngine:
-    from ..build import load_engine  # imports torch, in the engine's thread only
+    from .build import load_engine  # imports torch, in the engine's thread only
 
     return load_engine(settings, progress, liveness)
 
