@@ -1,6 +1,8 @@
 """Same output on every path: a second turn with KV that stayed, came from the host tier or from disk, was
-computed again, or came up in part and was computed in part, says what the undisturbed one says. Greedy, by the
-CPU's kernels in bfloat16 (SmolLM2 packed, as its file is), and by the reference in float32.
+computed again, or came up in part and was computed in part, says what the undisturbed one says. So do turns
+in a fork, turns whose input streams in, turns in the company of others, and a turn in which the engine was
+killed. Greedy, by the CPU's kernels in bfloat16 (SmolLM2 packed, as its file is), and by the reference in
+float32.
 
 The pocket model's own conversations, and others with SmolLM2 where it was fetched; real arena, slots and
 LMDB file. What is moved must be the same bytes: the device's blocks are hashed before they are lost and after
@@ -12,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import cycle
 
 import pytest
 from xxhash import xxh3_64_intdigest
@@ -30,7 +33,20 @@ from holdfast.runtime.execution.runner import TorchRunner
 from holdfast.runtime.model.load import LoadedModel, load_model
 from holdfast.runtime.scheduler.scheduler import Scheduler
 from holdfast.runtime.settings import SchedulerSettings
-from holdfast.runtime.verbs import Close, Extend, Generate, Open, Refusal, Sampling, Settle, TokenLimits, Work
+from holdfast.runtime.verbs import (
+    AnyVerb,
+    Close,
+    Extend,
+    Fork,
+    Generate,
+    Open,
+    Opening,
+    Refusal,
+    Sampling,
+    Settle,
+    TokenLimits,
+    Work,
+)
 
 from .smollm2 import needed, smollm2_prompts
 from .test_parity import pocket_prompts
@@ -45,33 +61,84 @@ MODELS = (
     pytest.param(("smollm2", "bfloat16", "cpu"), marks=SLOW),
     pytest.param(("smollm2", "float32", "cpu"), marks=SLOW),
 )
-PATHS = ("resident", "host", "disk", "recomputed", "split")
+TIERS = ("resident", "host", "disk", "recomputed", "split")
+PATHS = (*TIERS, "forked", "streamed", "company", "killed")
+BESIDE, SAID_BESIDE, SAID_BEFORE = 3, 30, 7
+"""Other sequences in company, and their tokens; tokens of a turn before the engine is killed."""
 
 
 @dataclass
 class Stage:
     """An engine with all tiers, and hands on them."""
 
-    engine: Engine
     arena: DeviceArena
-    tier: HostTier
+    memory: SlotMemory
     model: LoadedModel
     store: RecordStore
     seq: int = 0
+    engines: int = 0
 
-    def turn(self, verb: Open | Extend) -> tuple[list[int], Work]:
-        for one in (verb, Generate(0, verb.seq, Sampling(), TokenLimits(SAID))):
-            reply = self.engine.apply(one)
-            assert not isinstance(reply, Refusal), reply
+    def begin(self) -> None:
+        """Begin an engine; what the one before had on the device and in its own memory is lost."""
+        self.arena.poison(range(BLOCKS))
+        self.engines += 1
+        self.tier = HostTier(self.memory, self.engines)
+        settings = SchedulerSettings(
+            blocks=BLOCKS,
+            vocab_size=self.model.config.vocab_size,
+            block_tokens=BLOCK,
+            max_context=BLOCKS * BLOCK,
+        )
+        scheduler = Scheduler(
+            settings,
+            BlockPool(BLOCKS, debug=True),
+            BlockHasher(bytes(32), BLOCK),
+            self.model.namespace((self.arena.group,)),
+            self.tier,
+            InlineDisk(self.tier, self.store),  # type: ignore[arg-type]
+        )
+        runner = TorchRunner(self.model.decoder, self.arena, mover=BlockMover([self.arena], self.memory))
+        self.engine = Engine(scheduler, runner, debug=True, clock=lambda: 0.0)
+
+    def do(self, verb: AnyVerb) -> None:
+        reply = self.engine.apply(verb)
+        assert not isinstance(reply, Refusal), reply
+
+    def turn(self, verb: Open | Extend, said_before: int = 0, most: int = SAID) -> tuple[list[int], Work]:
+        """Begin a turn, which ends after ``most`` tokens of ``SAID``."""
+        self.do(verb)
+        self.do(Generate(0, verb.seq, Sampling(), TokenLimits(SAID), said_before))
         said: list[int] = []
         while True:
             step = self.engine.step()
             for row in step.rows if step else ():
                 assert row.error is None, row.error
+                if row.seq != verb.seq:
+                    continue
                 said += row.tokens
                 if row.work is not None:
                     self.rest()
                     return said, row.work
+                if len(said) == most:
+                    return said, Work(0, 0, 0, most)
+
+    def streamed(self, seq: int, tokens: list[int], pieces: Iterator[int]) -> list[int]:
+        """Tokens that come in pieces, with steps between them. Returns the last ones."""
+        while len(tokens) > (size := next(pieces)):
+            self.do(Extend(0, seq, tokens[:size]))
+            self.engine.step()
+            tokens = tokens[size:]
+        return tokens
+
+    def company(self, number: int, prompts: list[list[int]]) -> list[int]:
+        """Turns of other sequences, which have begun. Returns their numbers."""
+        seqs = [self.seq + 1 + at for at in range(BESIDE)]
+        self.seq += BESIDE
+        for at, seq in enumerate(seqs, 1):
+            prompt, opening = prompts[(number + at) % len(prompts)], Opening(f"beside {seq}".encode())
+            self.do(Generate(0, seq, Sampling(), TokenLimits(SAID_BESIDE), 0, prompt[at:], opening))
+            self.engine.step()
+        return seqs
 
     def rest(self) -> None:
         while self.engine.step() is not None:
@@ -98,7 +165,7 @@ class Stage:
         if path == "resident":
             return
         offload, tier = self.engine.scheduler.offload, self.tier
-        assert not isinstance(self.engine.apply(Settle(0, seq)), Refusal)
+        self.do(Settle(0, seq))
         self.rest()
         offload.flush()
         while offload.busy:
@@ -125,24 +192,13 @@ def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     model = replace(model, decoder=model.decoder.computing_by(backend.kernels))
     (group,) = model.kv_groups(BLOCK)
     arena = DeviceArena(group, BLOCKS, "cpu")
-    arena.poison(range(BLOCKS))
     fd = make_memory(3 * 4096 + SLOTS[model.name] * (group.block_bytes + 4096 + 64))
-    tier = HostTier(SlotMemory(fd, bytes(16), group.block_bytes))
+    memory = SlotMemory(fd, bytes(16), group.block_bytes)
     os.close(fd)
     store = RecordStore(tmp_path_factory.mktemp("kv"), bytes(16), group.block_bytes, 256 << 20)
-    settings = SchedulerSettings(
-        blocks=BLOCKS, vocab_size=model.config.vocab_size, block_tokens=BLOCK, max_context=BLOCKS * BLOCK
-    )
-    scheduler = Scheduler(
-        settings,
-        BlockPool(BLOCKS, debug=True),
-        BlockHasher(bytes(32), BLOCK),
-        model.namespace((group,)),
-        tier,
-        InlineDisk(tier, store),  # type: ignore[arg-type]
-    )
-    runner = TorchRunner(model.decoder, arena, mover=BlockMover([arena], tier.memory))
-    yield Stage(Engine(scheduler, runner, debug=True, clock=lambda: 0.0), arena, tier, model, store)
+    stage = Stage(arena, memory, model, store)
+    stage.begin()
+    yield stage
     store.close()
 
 
@@ -155,6 +211,9 @@ def check(stage: Stage, count: int) -> None:
         for path in PATHS:
             stage.seq += 1
             seq, salt = stage.seq, f"{number} {path}".encode()  # so that no two share blocks
+            if path not in TIERS:
+                said[path] = two_turns(stage, path, number, prompts, more)
+                continue
             first, _ = stage.turn(Open(0, seq, salt, prompt))
             before = stage.hashes(seq)
             stage.lose(seq, path)
@@ -165,6 +224,40 @@ def check(stage: Stage, count: int) -> None:
                 assert before and before.items() <= stage.hashes(seq).items(), "moved bytes are the same"
             stage.forget(seq)
         assert all(one == said["resident"] for one in said.values()), (number, said)
+
+
+def two_turns(
+    stage: Stage, path: str, number: int, prompts: list[list[int]], more: list[int]
+) -> list[list[int]]:
+    """What both turns say, on one of the paths besides the tiers."""
+    seq, salt, prompt = stage.seq, f"{number} {path}".encode(), prompts[number]
+    pieces = cycle((1, 7, 16, 3, 40))
+    beside: list[int] = []
+    if path == "company":
+        beside = stage.company(number, prompts)
+    if path == "streamed":
+        stage.do(Open(0, seq, salt, prompt[:2]))
+        first, _ = stage.turn(Extend(0, seq, stage.streamed(seq, prompt[2:], pieces)))
+        more = stage.streamed(seq, more, pieces)
+    else:
+        first, _ = stage.turn(Open(0, seq, salt, prompt))
+    if path == "company":
+        beside += stage.company(number, prompts)
+    if path == "forked":
+        stage.seq += 1
+        stage.do(Fork(0, seq, [stage.seq]))
+        stage.do(Close(0, seq))
+        seq = stage.seq
+    if path == "killed":
+        second, _ = stage.turn(Extend(0, seq, more), most=SAID_BEFORE)
+        stage.begin()
+        whole = [*prompt, *first, *more, *second]
+        second += stage.turn(Open(0, seq, salt, whole), SAID_BEFORE)[0]
+    else:
+        second, _ = stage.turn(Extend(0, seq, more))
+    for one in (seq, *beside):
+        stage.forget(one)
+    return [first, second]
 
 
 def check_work(path: str, work: Work, new: int) -> None:

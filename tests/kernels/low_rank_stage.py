@@ -22,7 +22,9 @@ def numbers(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def filled(width: int, widths: tuple[int, ...], dtype: torch.dtype, device: str = "cpu") -> tuple:
+def filled(
+    width: int, widths: tuple[int, ...], dtype: torch.dtype, device: str = "cpu"
+) -> tuple[LowRank, list[list[Pair | None]]]:
     """Slots with an adapter of each of `RANKS`, and its pairs. The first ones were filled with others before.
     One adapter has no pair for the first part, where there are several."""
     like = torch.empty(0, dtype=dtype, device=device)
@@ -52,7 +54,11 @@ def filled(width: int, widths: tuple[int, ...], dtype: torch.dtype, device: str 
 
 
 def expected(
-    out: torch.Tensor, x: torch.Tensor, pairs: list, widths: tuple[int, ...], tokens: list[int]
+    out: torch.Tensor,
+    x: torch.Tensor,
+    pairs: list[list[Pair | None]],
+    widths: tuple[int, ...],
+    tokens: list[int],
 ) -> torch.Tensor:
     """``out`` with what is added to it, in fp64."""
     total = out.double()
