@@ -650,7 +650,8 @@ class DeviceAdapters(FakeAdapters):
         self._device.main.enqueue(lambda adds=self._held[number]: self.slots.__setitem__(slot, adds))
 
     def spoil(self) -> None:
-        self._device.main.enqueue(super().spoil)
+        if len(self.slots) > 1:
+            self._device.main.enqueue(super().spoil)
 
 
 class PoisoningTier(HostTier):

@@ -23,7 +23,6 @@ from holdfast.runtime.verbs import (
     AnyVerb,
     Fork,
     Generate,
-    Lease,
     LoadAdapter,
     Open,
     Opening,
@@ -334,16 +333,3 @@ def test_an_open_sequence_is_computed_before_its_turn(base: Path, folders: dict[
         assert isinstance(answer, VerbReply) and answer.state is not None and answer.state.computed == 39
         talker.run()
         assert talker.said[seq] == greedy(base, folders[name], PROMPT, 6)
-
-
-def test_an_idle_sequence_that_finds_no_blocks_keeps_no_slot(base: Path, folders: dict[str, Path]) -> None:
-    """Leases hold the blocks. It was lent the one slot and got no row; a turn with another adapter has it."""
-    talker = Talker(base, folders, max_loras=1, max_cpu_loras=5, blocks=24, max_context=256, host_bytes=0)
-    for seq in (1, 2, 3):
-        talker.apply(Open(100 + seq, seq, b"salt", [(7 * at + seq) % 256 for at in range(150)]))
-        talker.run()
-        talker.apply(Lease(200 + seq, seq, 8, 1000.0, 1000.0))
-    talker.apply(Open(104, 4, b"salt", [3 * at % 256 for at in range(150)], adapter=talker.digests["a"]))
-    assert not talker.step(), "it would be computed now"
-    talker.begin(5, "b", PROMPT[:5], 4)
-    assert talker.run()[5] == greedy(base, folders["b"], PROMPT[:5], 4)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from xxhash import xxh3_64_intdigest
 
+from holdfast.kvstore.disk import payload_file
 from holdfast.kvstore.disk.admin import write_about
 from holdfast.kvstore.disk.index import FILE
 from holdfast.kvstore.disk.store import NewRecord, RecordStore, hold
@@ -69,10 +70,9 @@ def test_a_file_of_another_format_is_begun_anew(tmp_path: Path) -> None:
 
 def test_a_folder_of_nothing_but_damage_is_tidied_away(tmp_path: Path) -> None:
     folder = records(tmp_path)
-    file = folder / FILE
+    file = folder / payload_file.FILE
     whole = bytearray(file.read_bytes())
-    at = whole.index(bytes(SIZE))
-    whole[at + 7] ^= 1
+    whole[7] ^= 1
     file.write_bytes(whole)
     first, *_ = tend("gc", tmp_path)
     assert " 0 records" in first and "1 damaged and dropped" in first
@@ -157,7 +157,7 @@ def test_a_file_that_kills_its_reader_is_named_and_thrown_away(tmp_path: Path) -
     folder = tmp_path / "kv" / SPACE.hex()
     kept = RecordStore(folder, SPACE, SIZE, 1 << 30)
     payload = bytes(SIZE)
-    for number in range(60):
+    for number in range(300):
         given = NewRecord(number.to_bytes(16, "little"), 4, xxh3_64_intdigest(payload), memoryview(payload))
         kept.put([given])
     kept.close()

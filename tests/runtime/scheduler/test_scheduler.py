@@ -349,3 +349,19 @@ def test_adapters_are_copied_again_after_a_step_that_failed(make: Callable[..., 
         here.generate(seq, 6)
     here.run()
     assert all(here.ended[seq].finish is Finish.LENGTH for seq in range(3))
+
+
+def test_an_idle_sequence_that_finds_no_blocks_keeps_no_slot() -> None:
+    """Leases hold all blocks. It was lent the one slot and got no row; a turn with another adapter has it."""
+    here = world(adapters=(1, 2), blocks=24, max_context=64, max_step_tokens=32, lease_share=1.0)
+    for name in ("a", "b"):
+        here.load(name, name)
+    here.run()
+    for seq in (1, 2, 3):
+        here.open(seq, [7 * at + seq for at in range(30)])
+        here.run()
+        here.lease(seq, 8, 1000.0, 1000.0)
+    here.open(4, [3 * at for at in range(38)], path="a")
+    assert here.step() is None and here.state(4).computed == 0
+    here.open(5, STORY[:3], path="b")
+    assert len(here.reply(5, 4)) == 4
