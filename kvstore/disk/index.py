@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import lmdb
+from xxhash import xxh3_64_intdigest
 
 from ..errors import KVStoreError
 from ..system_limits import explained
@@ -24,17 +25,20 @@ LAYOUT, VERSION = b"layout", 2
 """Under this key of the main tree stands what the records are: the version of this form, the record space,
 the bytes of a payload and those of a slot."""
 _LAYOUT = struct.Struct("<I16sQQ")
-_ENTRY = struct.Struct("<QQQQI")
+_ENTRY, _SUM = struct.Struct("<QQQQI"), struct.Struct("<Q")  # an entry is followed by its checksum
 
 TORN = (
     lmdb.BadDbiError,
+    lmdb.BadTxnError,
     lmdb.BadValsizeError,
     lmdb.CorruptedError,
+    lmdb.CursorFullError,
     lmdb.IncompatibleError,
     lmdb.InvalidError,
+    lmdb.InvalidParameterError,
+    lmdb.PageFullError,
     lmdb.PageNotFoundError,
     lmdb.VersionMismatchError,
-    struct.error,
 )
 """Errors of a file with damaged pages: they would come again and again."""
 ANOTHER_FORMAT = "LMDB data format"
@@ -61,13 +65,28 @@ class RecordEntry:
     tenant: int
     tokens: int
 
+    def packed(self, key: bytes) -> bytes:
+        """The entry of the record ``key`` as it is written: with a checksum of the key and of all that it
+        says, since LMDB checks nothing."""
+        told = _ENTRY.pack(self.slot, self.digest, self.age, self.tenant, self.tokens)
+        return told + _SUM.pack(xxh3_64_intdigest(key + told))
+
+    @staticmethod
+    def unpacked(key: bytes, data: bytes) -> RecordEntry:
+        """What `packed` has packed. Raises `lmdb.CorruptedError` if that is not what was written."""
+        told = data[: _ENTRY.size]
+        if data[_ENTRY.size :] != _SUM.pack(xxh3_64_intdigest(key + told)):
+            raise lmdb.CorruptedError("an entry is damaged")
+        return RecordEntry(*_ENTRY.unpack(told))
+
 
 class RecordIndex:
     """The index in ``folder``, of records of the record space ``space``, 16 bytes, with payloads of ``length``
     bytes in slots of ``stride``. ``entries``: what it has. ``ignored``: how many records of another form were
     found; they are dropped. ``anew``: throw away what is there.
 
-    A damaged index is thrown away: reading a truncated map kills the process. Raises `StoreFailed`.
+    A damaged index is thrown away, and one that finds no memory: reading a truncated map kills the process.
+    Raises `StoreFailed`.
     """
 
     def __init__(self, folder: Path, space: bytes, length: int, stride: int, *, anew: bool = False) -> None:
@@ -81,8 +100,10 @@ class RecordIndex:
             try:
                 if self._opened():
                     return
-            except (lmdb.Error, struct.error) as error:
-                if not isinstance(error, (*TORN, lmdb.PanicError)) and ANOTHER_FORMAT not in str(error):
+            except lmdb.Error as error:
+                # The first pages say how much is mapped: damaged, they ask for more memory than there is.
+                lost = (*TORN, lmdb.PanicError, lmdb.MemoryError)
+                if thrown or (not isinstance(error, lost) and ANOTHER_FORMAT not in str(error)):
                     raise StoreFailed(explained(error, f"the KV index {self.path}")) from error
         raise StoreFailed(f"{folder}: cannot be opened, even anew")
 
@@ -101,7 +122,7 @@ class RecordIndex:
                     for key in gone:
                         txn.delete(key)
                     for key, one in put.items():
-                        txn.put(key, _ENTRY.pack(one.slot, one.digest, one.age, one.tenant, one.tokens))
+                        txn.put(key, one.packed(key))
                 return
             except lmdb.MapFullError as error:
                 try:
@@ -153,7 +174,7 @@ class RecordIndex:
                 return False
         self._records = env.open_db(b"records")
         with env.begin(db=self._records) as txn:
-            found = {bytes(key): RecordEntry(*_ENTRY.unpack(value)) for key, value in txn.cursor()}
+            found = {key: RecordEntry.unpacked(key, value) for key, value in txn.cursor()}
         self.entries = dict(sorted(found.items(), key=lambda one: one[1].age))
         return True
 

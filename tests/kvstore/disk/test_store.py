@@ -297,6 +297,25 @@ PAGE = 4096
 HEADER = 16  # bytes of a page's header
 LEAF = 2  # flag of a page: it has values; else a branch, which has numbers of pages
 SUBTREE = 2  # flag of a value: it describes the tree of a named database
+
+
+@pytest.mark.parametrize("at", range(0, 44, 4))
+def test_a_damaged_entry_of_the_index_is_found(tmp_path: Path, at: int) -> None:
+    """Wherever it is hit: its tokens would be wrong, its age would be the last that there can be."""
+    one = int.from_bytes(b"found in a file.")
+    store = opened(tmp_path)
+    store.put([given(n) for n in (one, 1, 2)])
+    store.close()
+    whole = (tmp_path / index.FILE).read_bytes()
+    begins = whole.index(key(one)) + len(key(one)) + at
+    (tmp_path / index.FILE).write_bytes(whole[:begins] + b"\xff" * 4 + whole[begins + 4 :])
+    store = opened(tmp_path)
+    assert key(one) not in store
+    store.put([given(one)])
+    assert read(store, one).tokens == given(one).tokens
+    store.close()
+
+
 NONE = 2**64 - 1  # in place of the number of a root: the tree is empty
 
 
@@ -383,6 +402,39 @@ def test_a_file_with_damaged_pages_is_thrown_away_and_not_met_again(tmp_path: Pa
             pytest.fail(f"page {page}: {ended} once more")
     assert found
     assert min(found) < 40, "none of the damaged pages was read"
+
+
+@pytest.mark.parametrize("last", [1 << 34, 1 << 50, NONE])
+def test_an_index_that_asks_for_too_much_memory_is_thrown_away(tmp_path: Path, last: int) -> None:
+    """``last``: the number of the last page, as the first pages say; so much is mapped."""
+    store = opened(tmp_path)
+    store.put([given(1)])
+    store.close()
+    whole = bytearray((tmp_path / index.FILE).read_bytes())
+    for page in (0, PAGE):
+        whole[page + HEADER + 120 : page + HEADER + 128] = last.to_bytes(8, "little")
+    (tmp_path / index.FILE).write_bytes(whole)
+    store = opened(tmp_path)
+    store.put([given(2)])
+    read(store, 2)
+    store.close()
+
+
+def test_a_tree_of_pages_that_has_no_end_is_thrown_away(tmp_path: Path) -> None:
+    """Each read failed, after every restart."""
+    store = opened(tmp_path, 200 * ROOM)
+    for number in range(150):
+        store.put([given(number)])
+    store.close()
+    whole = bytearray((tmp_path / index.FILE).read_bytes())
+    _, root, *leaves = tree_pages(whole)
+    for page in leaves:
+        whole[page * PAGE + 8 : (page + 1) * PAGE] = whole[root * PAGE + 8 : (root + 1) * PAGE]
+    (tmp_path / index.FILE).write_bytes(whole)
+    store = opened(tmp_path)
+    store.put([given(2)])
+    read(store, 2)
+    store.close()
 
 
 @pytest.fixture
