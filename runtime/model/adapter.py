@@ -6,6 +6,7 @@ file, the tensor or field, and the cause. No code of a folder is run: weights ar
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
@@ -22,7 +23,7 @@ from torch import Tensor
 from ...kernels.linear import Linear
 from ...kernels.low_rank import LowRank, Pair
 from ..errors import AdapterInvalid, ConfigInvalid
-from .checkpoint import DIGEST_BYTES, FLOAT_TYPES
+from .checkpoint import DIGEST_BYTES, FLOAT_TYPES, file_digest
 from .config import ModelConfig
 from .decoder import Decoder
 from .fields import Fields, read_json
@@ -32,6 +33,8 @@ from .weights import DecoderWeights, pieces_of, text_name
 
 WEIGHTS = "adapter_model.safetensors"
 HIGHEST_RANK = 256
+LONGEST_HEADER = 100_000_000
+"""Bytes of a header that safetensors reads, at most."""
 MAPS = ("qkv", "output", "gate_up", "down")
 """The linear maps of a layer that an adapter may change, by the names of the decoder's tensors."""
 
@@ -197,12 +200,13 @@ def read_adapter(folder: Path, maps: AdapterMaps, most_rank: int = HIGHEST_RANK)
     try:
         if not folder.is_dir():
             raise AdapterInvalid(f"{folder}: not a folder")
+        before = _identity(folder)
         numbers = _read_config(folder / ADAPTER, most_rank)
-        with _opened(folder / WEIGHTS) as file:
-            before = _identity(folder)
-            stored = _check(folder / WEIGHTS, file, maps, numbers)
-            pairs = _pairs(folder / WEIGHTS, file, maps, numbers, stored)
-        digest = _digest(folder)
+        with _Copy(folder / WEIGHTS) as copy:
+            stored = _check(copy, maps, numbers)
+            copy.fill()
+            pairs = _pairs(copy, maps, numbers, stored)
+            digest = _digest(folder, copy)
         if _identity(folder) != before:
             raise AdapterInvalid(f"{folder}: it changed while it was read")
     except ConfigInvalid as error:
@@ -212,19 +216,65 @@ def read_adapter(folder: Path, maps: AdapterMaps, most_rank: int = HIGHEST_RANK)
     return AdapterWeights(digest, max(numbers.of(module)[0] for module in stored), pairs)
 
 
-def _identity(folder: Path) -> list[tuple[int, int, int, int]]:
-    told = [os.stat(folder / name) for name in (ADAPTER, WEIGHTS)]
-    return [(one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns) for one in told]
+def _identity(folder: Path) -> list[tuple[int, int, int, int] | None]:
+    return [_stamp(folder / name) for name in (ADAPTER, WEIGHTS)]
 
 
-def _digest(folder: Path) -> bytes:
+def _stamp(path: Path) -> tuple[int, int, int, int] | None:
+    try:
+        told = path.stat()
+    except FileNotFoundError:
+        return None
+    return told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns
+
+
+def _digest(folder: Path, copy: _Copy) -> bytes:
     total = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    for name in (ADAPTER, WEIGHTS):
-        with (folder / name).open("rb") as file:
-            total.update(
-                hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=DIGEST_BYTES)).digest()
-            )
+    total.update(file_digest(folder / ADAPTER))
+    total.update(file_digest(copy.here))
     return total.digest()
+
+
+class _Copy:
+    """A copy of the weights' file ``path`` in memory that is ours alone: a file that is cut while it is mapped
+    kills the process that reads it. ``file``: the copy, as safetensors opens it; ``here``: its path. It has
+    the header's bytes only, until `fill`. Raises ``AdapterInvalid``, `OSError`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not path.is_file():
+            told = "missing (weights are read from safetensors only)" if not path.exists() else "not a file"
+            raise AdapterInvalid(f"{path}: {told}")
+        with contextlib.ExitStack() as files:
+            self._from = files.enter_context(path.open("rb")).fileno()
+            self._size = os.fstat(self._from).st_size
+            self._memory = os.memfd_create("holdfast-adapter", os.MFD_CLOEXEC)
+            files.callback(os.close, self._memory)
+            os.ftruncate(self._memory, self._size)
+            self._at = 0
+            self._send(8 + min(int.from_bytes(os.pread(self._from, 8, 0), "little"), LONGEST_HEADER))
+            self.here = Path(f"/proc/self/fd/{self._memory}")
+            try:
+                self.file: Any = files.enter_context(safe_open(self.here, framework="pt"))
+            except SafetensorError as error:
+                raise AdapterInvalid(f"{path}: {' '.join(str(error).split())}") from error
+            self._files = files.pop_all()
+
+    def fill(self) -> None:
+        """Copy the bytes behind the header."""
+        self._send(self._size)
+
+    def _send(self, end: int) -> None:
+        """Copy up to this byte, or where the file ends now."""
+        end = min(end, self._size)
+        while self._at < end and (sent := os.sendfile(self._memory, self._from, self._at, end - self._at)):
+            self._at += sent
+
+    def __enter__(self) -> _Copy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.close()
 
 
 def _read_config(path: Path, most_rank: int) -> _Numbers:
@@ -268,18 +318,9 @@ def _patterns(fields: Fields, name: str) -> Iterable[tuple[str, Any]]:
         yield key, value
 
 
-def _opened(path: Path) -> Any:
-    if not path.is_file():
-        told = "missing (weights are read from safetensors only)" if not path.exists() else "not a file"
-        raise AdapterInvalid(f"{path}: {told}")
-    try:
-        return safe_open(path, framework="pt")
-    except SafetensorError as error:
-        raise AdapterInvalid(f"{path}: {' '.join(str(error).split())}") from error
-
-
-def _check(path: Path, file: Any, maps: AdapterMaps, numbers: _Numbers) -> dict[str, _Place]:
+def _check(copy: _Copy, maps: AdapterMaps, numbers: _Numbers) -> dict[str, _Place]:
     """Check the header of the weights. Returns the place of each module that has a pair."""
+    path, file = copy.path, copy.file
     found: dict[str, dict[str, Any]] = {}
     for name in file.keys():  # noqa: SIM118 (not a mapping)
         side = next((end for end in (_A, _B) if name.endswith(end)), "")
@@ -317,26 +358,26 @@ def _check(path: Path, file: Any, maps: AdapterMaps, numbers: _Numbers) -> dict[
 
 
 def _pairs(
-    path: Path, file: Any, maps: AdapterMaps, numbers: _Numbers, places: Mapping[str, _Place]
+    copy: _Copy, maps: AdapterMaps, numbers: _Numbers, places: Mapping[str, _Place]
 ) -> dict[str, tuple[Pair | None, ...]]:
     pairs: dict[str, list[Pair | None]] = {}
     for module, place in places.items():
-        a, b = (_tensor(path, file, f"{_INSIDE}{module}{side}").float() for side in (_A, _B))
+        a, b = (_tensor(copy, f"{_INSIDE}{module}{side}").float() for side in (_A, _B))
         pair = maps.scaled(place, Pair(a.T, b.T * numbers.of(module)[1]))
         own = Pair(pair.a.to(maps.dtype).contiguous(), pair.b.to(maps.dtype).contiguous())
         for side, tensor in ((_A, own.a), (_B, own.b)):
             if not tensor.isfinite().all():
                 kind = str(maps.dtype).removeprefix("torch.")
-                raise AdapterInvalid(f"{path}: {_INSIDE}{module}{side}: too large for {kind}")
+                raise AdapterInvalid(f"{copy.path}: {_INSIDE}{module}{side}: too large for {kind}")
         pairs.setdefault(place.into, [None] * len(maps.widths[place.into]))[place.part] = own
     return {into: tuple(parts) for into, parts in pairs.items()}
 
 
-def _tensor(path: Path, file: Any, name: str) -> Tensor:
+def _tensor(copy: _Copy, name: str) -> Tensor:
     try:
-        tensor: Tensor = file.get_tensor(name)
+        tensor: Tensor = copy.file.get_tensor(name)
     except SafetensorError as error:
-        raise AdapterInvalid(f"{path}: {name}: {' '.join(str(error).split())}") from error
+        raise AdapterInvalid(f"{copy.path}: {name}: {' '.join(str(error).split())}") from error
     if not tensor.isfinite().all():
-        raise AdapterInvalid(f"{path}: {name}: not all its numbers are finite")
+        raise AdapterInvalid(f"{copy.path}: {name}: not all its numbers are finite")
     return tensor

@@ -6,9 +6,11 @@ Weights are opened by `load.open_weights`.
 
 from __future__ import annotations
 
+import errno
 import json
 from functools import cached_property
 from pathlib import Path
+from stat import S_ISREG
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 ADAPTER = "adapter_config.json"
 """The file of an adapter (LoRA), which changes a model."""
+LARGEST_BYTES = 256 << 20
+"""Of a file that describes a model or an adapter, at most."""
 
 
 class ModelFiles(Protocol):
@@ -49,8 +53,14 @@ class FolderFiles:
 
     def content(self, name: str) -> bytes | None:
         """The bytes of the file in the folder; None if there is none."""
+        path = self.path / name
         try:
-            return (self.path / name).read_bytes()
+            told = path.stat()
+            if not S_ISREG(told.st_mode):  # reading a pipe might never end
+                raise OSError(errno.EINVAL, "not a file")
+            if told.st_size > LARGEST_BYTES:
+                raise OSError(errno.EFBIG, f"{told.st_size} bytes, at most {LARGEST_BYTES} are read")
+            return path.read_bytes()
         except FileNotFoundError:
             return None
 

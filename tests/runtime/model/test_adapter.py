@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -277,3 +280,57 @@ def test_broken_files_are_refused_before_a_tensor_is_read(
         read_adapter(folder, here[1])
     with pytest.raises(AdapterInvalid, match="not a folder"):
         read_adapter(folder / CONFIG, here[1])
+
+
+DURING = """
+import os, sys
+from pathlib import Path
+from holdfast.runtime.errors import AdapterInvalid
+from holdfast.runtime.model import adapter
+from holdfast.runtime.model.adapter import WEIGHTS, AdapterMaps, read_adapter
+from holdfast.runtime.model.load import load_model
+import torch
+folder, base, other = map(Path, sys.argv[1:])
+opened = adapter.safe_open
+def opening(*given, **named):
+    file = opened(*given, **named)
+    if other.exists():
+        os.replace(other / WEIGHTS, folder / WEIGHTS)
+    else:
+        os.truncate(folder / WEIGHTS, 4096)
+    return file
+adapter.safe_open = opening
+maps = AdapterMaps(load_model(base, "cpu").config, torch.float32)
+try:
+    read_adapter(folder, maps)
+except AdapterInvalid as error:
+    print(error.message)
+"""
+
+
+@pytest.mark.parametrize("how", ["cut", "replaced"])
+def test_weights_that_change_while_they_are_read_are_refused(
+    how: str, here: tuple[Path, AdapterMaps], tmp_path: Path
+) -> None:
+    """Cut, they would kill the process that maps them, a process of its own here; replaced, they would be read
+    under the digest of others."""
+    folder, other, base = changed(here[0], tmp_path / "changing"), tmp_path / "other", here[0].parent / "base"
+    if how == "replaced":
+        make_adapter(other, base, rank=4, seed=1)
+    command = [sys.executable, "-c", DURING, str(folder), str(base), str(other)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == f"{folder}: it changed while it was read\n", (done.returncode, done.stderr)
+
+
+def test_a_configuration_that_is_no_file_or_has_no_end_is_refused(
+    here: tuple[Path, AdapterMaps], tmp_path: Path
+) -> None:
+    """Reading a pipe would wait for ever, and so would all adapters after it."""
+    folder = changed(here[0], tmp_path / "bad")
+    os.truncate(folder / CONFIG, 1 << 40)
+    with pytest.raises(AdapterInvalid, match=f"{CONFIG}: 1099511627776 bytes, at most"):
+        read_adapter(folder, here[1])
+    (folder / CONFIG).unlink()
+    os.mkfifo(folder / CONFIG)
+    with pytest.raises(AdapterInvalid, match=f"{CONFIG}: not a file"):
+        read_adapter(folder, here[1])
