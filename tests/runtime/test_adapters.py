@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,7 +79,14 @@ class Talker:
 
     def __init__(self, base: Path, folders: dict[str, Path], **settings: object) -> None:
         modules = tuple(f"{name}={folder}" for name, folder in folders.items())
-        told = {"device": "cpu", "enable_lora": True, "lora_modules": modules, "debug": True, "blocks": 64}
+        told = {
+            "device": "cpu",
+            "enable_lora": True,
+            "lora_modules": modules,
+            "debug": True,
+            "blocks": 64,
+            "host_bytes": 1 << 20,
+        }
         self.loaded: LoadedEngine = load_engine(
             EngineSettings(model=str(base), **{**told, **settings}),  # type: ignore[arg-type]
             lambda done, what: None,
@@ -93,7 +101,8 @@ class Talker:
     def apply(self, verb: AnyVerb) -> VerbReply | Refusal:
         answer = self.engine.apply(verb)
         while answer is None:
-            self.step()
+            if not self.step():  # wait as the link does: the reader needs the interpreter
+                time.sleep(min(self.engine.due() or 0.0, 0.01))
             found = [one for one in self.loaded.answers() if one.request == verb.request]
             answer = found[0] if found else None
         return answer
