@@ -12,6 +12,7 @@ import functools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from stat import S_ISREG
 
 import numpy as np
 
@@ -38,14 +39,18 @@ def stride_of(length: int) -> int:
 
 class PayloadFile:
     """The file ``path`` with slots for payloads of ``length`` bytes. ``writable``: it is made if it is not
-    there; else it is only read. Raises `OSError`, as all methods do."""
+    there; else it is only read. Raises `OSError`, as all methods do, also for a link or anything else that is
+    no file: a pipe might never answer, and what a link leads to is not ours to cut."""
 
     def __init__(self, path: Path, length: int, *, writable: bool = False) -> None:
         self.path = path
         self.length = length
         self.stride = stride_of(length)
         mode = os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY
-        self.fd = os.open(path, mode | os.O_CLOEXEC, 0o600)
+        self.fd = os.open(path, mode | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        if not S_ISREG(os.fstat(self.fd).st_mode):
+            self.close()
+            raise OSError(errno.EINVAL, "not a file")
 
     def offset_of(self, slot: int) -> int:
         """Where a slot begins, in bytes."""

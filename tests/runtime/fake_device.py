@@ -778,17 +778,8 @@ def device_engine(
     costs = CostBook(None, beside=by_chance[1] if beside is None else beside)
     disk = disk if tier is not None else None
     guesses = ChanceDrafter(device.chance, vocab_size) if device.chance.random() < 0.3 else None
-    scheduler = Scheduler(
-        settings,
-        pool,
-        hasher,
-        SPACE,
-        tier,
-        disk,  # type: ignore[arg-type]
-        costs,
-        drafter=guesses,
-        adapters=table,
-    )
+    parts = {"drafter": guesses, "adapters": table}
+    scheduler = Scheduler(settings, pool, hasher, SPACE, tier, disk, costs, **parts)  # type: ignore[arg-type]
     time = clock if disk is None or tier is None else disk.clock
     bombed = BombedRunner(runner, device, launch_bombs, late_bombs, held)
     return Engine(scheduler, bombed, debug=True, clock=time, adapters=held), device

@@ -523,31 +523,13 @@ def fake_engine(
         **runner,  # type: ignore[arg-type]
     )
     tier = HostTier(memory) if memory is not None else None
-    if disk is None or tier is None:
-        scheduler = Scheduler(
-            settings,
-            pool,
-            hasher,
-            SPACE,
-            tier,
-            compiler=compiler,
-            matchers=matchers,
-            drafter=drafter,
-            adapters=table,
-        )
-        return Engine(scheduler, device, debug=True, clock=clock, adapters=adapters), device
-    disk.begin(tier, device if disk.near and settings.depth == 1 else None)
-    scheduler = Scheduler(
-        settings,
-        pool,
-        hasher,
-        SPACE,
-        tier,
-        disk,  # type: ignore[arg-type]
-        drafter=drafter,
-        adapters=table,
-    )
-    return Engine(scheduler, device, debug=True, clock=disk.clock, adapters=adapters), device
+    if disk is not None and tier is not None:
+        disk.begin(tier, device if disk.near and settings.depth == 1 else None)
+        clock = disk.clock
+    below = disk if tier is not None else None
+    parts = {"compiler": compiler, "matchers": matchers, "drafter": drafter, "adapters": table}
+    scheduler = Scheduler(settings, pool, hasher, SPACE, tier, below, **parts)  # type: ignore[arg-type]
+    return Engine(scheduler, device, debug=True, clock=clock, adapters=adapters), device
 
 
 class FakeDisk:

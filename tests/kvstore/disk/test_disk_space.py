@@ -17,24 +17,10 @@ from holdfast.kvstore.disk.payload_file import FILE, PayloadFile, stride_of
 from holdfast.kvstore.disk.store import NewRecord, RecordStore
 from holdfast.kvstore.errors import RecordMissing
 
+from .test_store import ROOM, SIZE, SPACE, given, key, payload
+
 MIB = 1 << 20
-SPACE = bytes(range(16))
-SIZE = 60_000
-ROOM = 60_416  # bytes that one takes
 FLOOR = 8 * MIB
-
-
-def key(number: int) -> bytes:
-    return number.to_bytes(16, "little")
-
-
-def payload(number: int) -> bytes:
-    return Random(number).randbytes(SIZE)
-
-
-def given(number: int) -> NewRecord:
-    data = payload(number)
-    return NewRecord(key(number), 1, xxh3_64_intdigest(data), memoryview(data))
 
 
 def holds(store: RecordStore, number: int) -> bool:

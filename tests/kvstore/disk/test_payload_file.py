@@ -117,3 +117,20 @@ def test_a_file_that_is_only_read_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         PayloadFile(tmp_path / FILE, LENGTH)
     assert not (tmp_path / FILE).exists()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(bytes(1000))
+    match kind:
+        case "pipe":
+            os.mkfifo(tmp_path / FILE)
+        case "link":
+            (tmp_path / FILE).symlink_to(other)
+        case "folder":
+            (tmp_path / FILE).mkdir()
+    for writable in (True, False):
+        with pytest.raises(OSError, match="not a file|symbolic links|directory"):
+            PayloadFile(tmp_path / FILE, LENGTH, writable=writable)
+    assert other.read_bytes() == bytes(1000)
