@@ -131,6 +131,6 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
         case "folder":
             (tmp_path / FILE).mkdir()
     for writable in (True, False):
-        with pytest.raises(OSError, match="not a file|symbolic links|directory"):
+        with pytest.raises(OSError, match=r"not a file|symbolic links|directory"):
             PayloadFile(tmp_path / FILE, LENGTH, writable=writable)
     assert other.read_bytes() == bytes(1000)
