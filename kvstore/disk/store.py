@@ -74,9 +74,9 @@ class FreeSlots:
         self._empty: list[int] = []
 
     @property
-    def stained(self) -> int:
-        """How many still have bytes."""
-        return len(self._stained)
+    def stained(self) -> Sequence[int]:
+        """Those that still have bytes."""
+        return self._stained
 
     def take(self, count: int) -> list[int]:
         """Take so many slots, those in front first; the file may grow by some."""
@@ -361,7 +361,7 @@ class RecordStore:
         if not self.stained:
             return True
         try:
-            self._file.clear(self._free.all())
+            self._file.clear(self._free.stained)
         except OSError:
             return False
         self._free.emptied()
@@ -419,8 +419,8 @@ class RecordStore:
         ones, and the keys of the others. Raises `StoreFull` if there is room for none."""
         if self.floor is None or not fresh:
             return fresh, []
-        self.relieve(max(0, len(fresh) - self._free.stained) * self._stride + TREE_BYTES)
-        most = self._free.stained + max(0, self.headroom - TREE_BYTES) // self._stride
+        self.relieve(max(0, len(fresh) - len(self._free.stained)) * self._stride + TREE_BYTES)
+        most = len(self._free.stained) + max(0, self.headroom - TREE_BYTES) // self._stride
         if not most:
             raise StoreFull(f"the disk of {self.folder} has no space for KV beyond what is kept free there")
         return fresh[-most:], [record.key for record in fresh[:-most]]
