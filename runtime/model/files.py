@@ -10,7 +10,7 @@ import errno
 import json
 from functools import cached_property
 from pathlib import Path
-from stat import S_ISREG
+from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class FolderFiles:
         path = self.path / name
         try:
             told = path.stat()
-            if not S_ISREG(told.st_mode):  # reading a pipe might never end
+            if not (S_ISREG(told.st_mode) or S_ISDIR(told.st_mode)):  # reading a pipe might never end
                 raise OSError(errno.EINVAL, "not a file")
             if told.st_size > LARGEST_BYTES:
                 raise OSError(errno.EFBIG, f"{told.st_size} bytes, at most {LARGEST_BYTES} are read")

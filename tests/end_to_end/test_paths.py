@@ -257,6 +257,8 @@ def two_turns(
         second, _ = stage.turn(Extend(0, seq, more))
     for one in (seq, *beside):
         stage.forget(one)
+    for key in list(stage.tier.in_order()):  # of parents and of engines before: the next path needs the room
+        stage.tier.drop(key)
     return [first, second]
 
 
