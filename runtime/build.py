@@ -25,6 +25,7 @@ from ..kvstore.groups import KVGroup
 from ..kvstore.host.tier import HostTier
 from ..kvstore.keys import BlockHasher
 from ..kvstore.pool import BlockPool
+from ..kvstore.tiers import Tiers
 from .adapters import AdapterTable
 from .engine import Engine
 from .errors import AdapterInvalid, PoolTooSmall, SettingsInvalid
@@ -337,9 +338,11 @@ def _engine(
     namespace = model.namespace(groups)
     tier = _tier(settings, memory, hasher, namespace, _block_bytes(groups))
     mover = None if tier is None else BlockMover(arenas, tier.memory, model.decoder.kernels.copy_pieces)
-    disk = None
-    if tier is not None and mover is not None and control is not None:
-        disk = disk_tier(control, tier, settings, hasher, namespace, mover.reach)
+    disk, reach = None, None if mover is None else mover.reach
+    if tier is not None and control is not None:
+        size = tier.memory.block_bytes
+        disk = disk_tier(control, size, settings, hasher, namespace, reads=reach is not None)
+    tiers = Tiers(tier, () if disk is None else (disk,), reach)
     matchers = llguidance.Matchers()
     capacity = Capacity(
         numbers.depth * numbers.max_sequences,
@@ -383,9 +386,7 @@ def _engine(
         for arena in arenas:
             arena.poison(range(numbers.blocks))
     compiler = _grammar_compiler(model)
-    scheduler = Scheduler(
-        numbers, pool, hasher, namespace, tier, disk, costs, compiler, matchers, adapters=table
-    )
+    scheduler = Scheduler(numbers, pool, hasher, namespace, tiers, costs, compiler, matchers, adapters=table)
     if disk is not None:
         disk.wait_ready(DISK_SECONDS)
     return Engine(scheduler, runner, debug=settings.debug, adapters=adapters), mover

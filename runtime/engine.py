@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ..kvstore.errors import LeakFound
 from .adapters import AdapterReader
 from .errors import EngineDied, RuntimeFault, VerbRefused
-from .kv_placement.offload import POLL_SECONDS
+from .kv_placement.placement import POLL_SECONDS
 from .plan import Handle, Outcomes, Plan, RowFault, Runner
 from .scheduler.scheduler import Scheduler
 from .stats import StepLog, Timing
@@ -203,18 +203,16 @@ class Engine:
         return min((due for due in dues if due is not None), default=None)
 
     def leave(self) -> None:
-        """Called when the link has ended: sends what the host tier holds to disk, for ``LEAVE_SECONDS`` at
-        most, and closes the disk tier."""
+        """Called when the link has ended: sends what the host tier holds to the tiers below, for
+        ``LEAVE_SECONDS`` at most, and closes them."""
         self._take_moves(self._clock(), wait=True)
-        offload = self.scheduler.offload
-        offload.flush()
+        placement = self.scheduler.placement
+        placement.flush()
         end = self._clock() + LEAVE_SECONDS
-        while offload.busy and self._clock() < end:
-            now = self._clock()
-            offload.poll(now)
-            offload.tick(now)
+        while placement.busy and (now := self._clock()) < end:
+            placement.tick(now)
             time.sleep(POLL_SECONDS)
-        offload.close()
+        placement.close()
 
     def statistics(self) -> dict[str, float]:
         """The scheduler's counters, seconds by part of the step, steps in flight, steps with

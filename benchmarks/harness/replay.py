@@ -8,16 +8,15 @@ of the run under any policy. Counts tokens; the only times are those of the trac
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from xxhash import xxh3_64_intdigest
-
-from holdfast.kvstore.disk.client import STORES_IN_FLIGHT, STORING_SHARE
+from holdfast.kvstore.disk.client import STORES_IN_FLIGHT
 from holdfast.kvstore.disk.payload_file import PAGE, stride_of
 from holdfast.kvstore.disk.store import NewRecord, RecordStore
 from holdfast.kvstore.errors import KVStoreError
@@ -25,6 +24,8 @@ from holdfast.kvstore.host.slots import ENTRY, SlotMemory, make_memory
 from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
+from holdfast.kvstore.tier import Ended, Presence, Record, Tier
+from holdfast.kvstore.tiers import Tiers
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.plan import Outcomes, Plan
 from holdfast.runtime.scheduler.scheduler import Scheduler
@@ -76,96 +77,73 @@ class _IdleRunner:
         return ReplayedStep(plan)
 
 
-class InlineDisk:
-    """The interface of `DiskTier` in this process: requests are done at the next `poll`."""
+class InlineDisk(Tier):
+    """The disk's records without a process of their own: requests are done at the next `poll`. ``memory``: the
+    slots of the host tier; ``store``: the records."""
 
-    def __init__(self, host: HostTier, store: RecordStore) -> None:
-        self._host = host
+    name = "disk"
+    checks = True
+
+    def __init__(self, memory: SlotMemory, store: RecordStore) -> None:
+        self._memory = memory
         self._store = store
-        self._storing: dict[bytes, tuple[int, int, int]] = {}
-        self._fetching: dict[bytes, int] = {}
+        self._storing: dict[int, tuple[Record, int]] = {}
+        self._fetching: dict[int, tuple[bytes, int]] = {}
         self._superseded: list[bytes] = []
         self._touched: list[bytes] = []
         self._yielding: list[bytes] = []
 
-    ready = True
+    def __len__(self) -> int:
+        return len(self._store)
+
+    def lookup(self, keys: Collection[bytes]) -> list[Presence]:
+        storing = {record.key for record, _ in self._storing.values()}
+        return [
+            Presence.FOUND if key in self._store else Presence.PENDING if key in storing else Presence.ABSENT
+            for key in keys
+        ]
 
     @property
     def full(self) -> bool:
         """Whether the disk is so full that each new record replaces another."""
         return self._store.size + STORES_IN_FLIGHT * stride_of(SLOT_BYTES) >= self._store.budget
 
-    def touch(self, key: bytes) -> None:
-        """Note that a record was used, so that it is evicted as late as if it had been stored now."""
-        self._touched.append(key)
-
-    def evict_first(self, keys: Iterable[bytes]) -> None:
-        """Note records that can be evicted first, because the host tier has them, too. The store learns it with
-        the next records."""
-        self._yielding.extend(keys)
-
-    def __len__(self) -> int:
-        return len(self._store)
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._store
+    @property
+    def room(self) -> int:
+        return STORES_IN_FLIGHT - len(self._storing)
 
     @property
     def waiting(self) -> bool:
-        """Whether the next `poll` has something to do."""
         return bool(self._storing or self._fetching)
 
-    @property
-    def room(self) -> int:
-        """The number of records that could begin to be stored now."""
-        return min(STORES_IN_FLIGHT, self._host.memory.slots // STORING_SHARE) - len(self._storing)
-
-    reads_directly = False
-
-    def fetching(self, key: bytes) -> bool:
-        """Whether the record with this key is being fetched."""
-        return key in self._fetching
-
-    def stored(self, key: bytes) -> bool:
-        """Whether the record with this key is on disk or being stored."""
-        return key in self._store or key in self._storing
-
-    def store(self, key: bytes, now: float) -> bool:
-        """Begin to store a record of the host tier. Returns whether that was possible."""
-        slot = self._host.slot_of(key)
-        if slot is None or self.room <= 0 or self.stored(key):
-            return False
-        self._host.hold(slot, used=False)
-        self._storing[key] = slot, self._host.tokens_of(slot), self._host.memory.entry(slot).digest
+    def store(self, record: Record, slot: int, ticket: int, now: float) -> bool:
+        self._storing[ticket] = record, slot
         return True
 
-    def fetch(self, key: bytes, now: float, tenant: int = 0, *, direct: bool = False) -> bool:
-        """Begin to fetch a record into the host tier. Returns whether that is possible, or has begun before."""
-        assert not direct, "no device within reach"
-        if key in self._fetching:
-            return True
-        slot = self._host.reserve(key, 0, tenant) if key in self._store else None
-        if slot is None:
+    def fetch(self, key: bytes, slot: int | None, ticket: int, now: float) -> bool:
+        assert slot is not None, "it cannot be read without one"
+        if key not in self._store:
             return False
-        self._fetching[key] = slot
+        self._fetching[ticket] = key, slot
         return True
 
-    def take_refused(self) -> list[bytes]:
-        """The keys of records that were to be stored and could not be: none."""
-        return []
+    def touch(self, keys: Iterable[bytes]) -> None:
+        self._touched.extend(keys)
 
-    def supersede(self, key: bytes) -> None:
-        """Drop a record when the next ones are stored."""
+    def evict_first(self, keys: Iterable[bytes]) -> None:
+        """The store learns it with the next records."""
+        self._yielding.extend(reversed(list(keys)))
+
+    def drop(self, key: bytes, *, erase: bool = False) -> None:
+        """The record goes when the next ones are stored."""
         self._superseded.append(key)
 
-    drop = supersede
-
-    def poll(self, now: float) -> None:
+    def poll(self, now: float) -> list[Ended]:
         """Do all requests that were begun."""
-        memory = self._host.memory
+        payload = self._memory.payload
         given = [
-            NewRecord(key, tokens, digest, memory.payload(slot))
-            for key, (slot, tokens, digest) in self._storing.items()
+            NewRecord(record.key, record.tokens, record.digest, payload(slot), record.tenant)
+            for record, slot in self._storing.values()
         ]
         if given:
             self._store.evict_first(self._yielding)
@@ -173,23 +151,16 @@ class InlineDisk:
             self._store.put(given, self._superseded, self._touched)
             self._superseded.clear()
             self._touched.clear()
-        for slot, _, _ in self._storing.values():
-            self._host.release(slot)
+        ended = [Ended(ticket, done=True) for ticket in self._storing]
         self._storing.clear()
-        for key, slot in self._fetching.items():
-            try:
-                entry = self._store.get(key, memory.payload(slot))
-            except KVStoreError:  # evicted meanwhile for a stored one
-                self._host.abandon(slot)
-                continue
-            self._host.filled(slot, tokens=entry.tokens, digest=xxh3_64_intdigest(memory.payload(slot)))
+        for ticket, (key, slot) in self._fetching.items():
+            record = None
+            with contextlib.suppress(KVStoreError):  # it may be evicted meanwhile for a stored one
+                entry = self._store.get(key, payload(slot))
+                record = Record(key, entry.tokens, entry.digest)
+            ended.append(Ended(ticket, record is not None, record))
         self._fetching.clear()
-
-    def statistics(self) -> dict[str, int]:
-        return {"records": len(self._store)}
-
-    def close(self) -> None:
-        """Does nothing: there is no process to end."""
+        return ended
 
 
 class Clock:
@@ -214,8 +185,8 @@ def fake_engine(device: int, host: int, disk: int, context: int, clock: Clock) -
         tier = _tier(host) if host else None
         budget = disk * stride_of(SLOT_BYTES)
         store = RecordStore(Path(folder) / "kv", bytes(16), SLOT_BYTES, budget) if disk else None
-        below = InlineDisk(tier, store) if tier is not None and store is not None else None
-        scheduler = Scheduler(settings, pool, hasher, b"replay", tier, below)  # type: ignore[arg-type]
+        below = [InlineDisk(tier.memory, store)] if tier is not None and store is not None else []
+        scheduler = Scheduler(settings, pool, hasher, b"replay", Tiers(tier, below))
         yield Engine(scheduler, _IdleRunner(), clock=clock)
         if store is not None:
             store.close()

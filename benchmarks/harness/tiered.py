@@ -24,6 +24,7 @@ from holdfast.kvstore.disk.client import DiskTier
 from holdfast.kvstore.disk.payload_file import FILE
 from holdfast.kvstore.disk.process import DiskProcess
 from holdfast.kvstore.host.tier import HostTier
+from holdfast.kvstore.tier import Presence
 from holdfast.runtime.kv_placement.costs import CostBook
 from holdfast.runtime.kv_placement.tier_setup import host_memory, with_secret
 from holdfast.runtime.settings import EngineSettings
@@ -73,14 +74,14 @@ class Tiered(Ours):
         self._keeper.start()
         engine = loaded(settings, memory, control)
         # Restoring is measured: never recompute instead.
-        engine.scheduler._restore.costs = CostBook(None)
+        engine.scheduler.placement.costs = CostBook(None)
         self._engine = engine
         bind()  # as the engine's own process does
         self._until_ready()
         return {"precision": {"weights": dtype, "kv": dtype}, "block_bytes": self._tier.memory.block_bytes}
 
     def close(self) -> None:
-        self._engine.scheduler.offload.close()
+        self._engine.scheduler.placement.close()
         self._keeper.stop()
 
     # --- requests ---------------------------------------------------------------------------------------
@@ -163,14 +164,14 @@ class Tiered(Ours):
 
     @property
     def _tier(self) -> HostTier:
-        tier = self._engine.scheduler.tier
+        tier = self._engine.scheduler.tiers.host
         assert tier is not None
         return tier
 
     @property
     def _disk(self) -> DiskTier:
-        disk = self._engine.scheduler.offload.disk
-        assert disk is not None
+        (disk,) = self._engine.scheduler.tiers.below
+        assert isinstance(disk, DiskTier)
         return disk
 
     def _rewind(self) -> None:
@@ -183,18 +184,18 @@ class Tiered(Ours):
     def _flush(self) -> None:
         """Wait until everything in the host tier is on disk, too."""
         scheduler = self._engine.scheduler
-        scheduler.offload.flush()
-        while scheduler.offload.busy:
+        scheduler.placement.flush()
+        while scheduler.placement.busy:
             scheduler.tick(time.monotonic())
             time.sleep(0.001)
 
     def _have_above_disk(self) -> None:
         """Load into the host tier those records that earlier rounds dropped from it."""
-        now = time.monotonic()
+        now, tiers = time.monotonic(), self._engine.scheduler.tiers
         for key in self._records:
-            assert key in self._tier or self._disk.fetch(key, now), "lost for good"
+            assert key in self._tier or tiers.fetch(key, now, 0) is Presence.FOUND, "lost for good"
         while self._disk.waiting:
-            self._disk.poll(now)
+            tiers.poll(now)
 
     def _until_ready(self) -> None:
         end = time.monotonic() + READY_SECONDS

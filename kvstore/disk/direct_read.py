@@ -11,19 +11,16 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
-from typing import TypeAlias
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from ..system_limits import roam
+from ..tier import Parts
 from .messages import RecordAt
 from .payload_file import FILE, PayloadFile, stride_of
 
 RUN_BYTES = 3 << 19  # of records in one call: they are still in the core's cache when they are checked
 SHARED = 32  # records from which on a second thread helps
-
-Parts: TypeAlias = Sequence[memoryview]
-"""The bytes of a block, in order, as writable memory: one part for each arena."""
 
 
 class DirectRead:

@@ -8,9 +8,8 @@ clock.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Set
-from itertools import islice
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from math import ceil
 from threading import Thread
 
@@ -21,6 +20,7 @@ from ..errors import LeakFound
 from ..quotas import FairOrder
 from ..slices import SLICE, sliced
 from ..system_limits import roam
+from ..tier import Ended, Parts, Presence, Record, Tier
 from .slots import SlotMemory, SlotState
 
 AHEAD_SHARE, AHEAD_BYTES = 1 / 8, 256 << 20
@@ -29,7 +29,7 @@ many bytes. Taking a page may cost ten times what filling it costs: a virtual ma
 its host."""
 
 
-class HostTier:
+class HostTier(Tier):
     """The records in the slots of ``memory``, and the order in which they are evicted. ``owner``: a process's
     number, written into the slots that it fills or reads.
 
@@ -40,6 +40,10 @@ class HostTier:
     it is dropped while its slot is filled or read, it is found no longer, and the slot is free when that
     ends.
     """
+
+    name = "host"
+    checks = True
+    reads = True
 
     def __init__(self, memory: SlotMemory, owner: int = 0, *, recheck: bool = True) -> None:
         self.memory = memory
@@ -57,7 +61,6 @@ class HostTier:
         self._order = FairOrder(max(1, memory.slots))  # of slots that are READY
         self._promised: dict[bytes, dict[int, float]] = {}  # key: sequence with a lease: return
         self._covers: dict[int, list[bytes]] = {}
-        self._lease_news: OrderedDict[bytes, None] | None = None  # before `follow_leases`
         self._stamp = 0  # rises with each use
         self._hits = self._misses = self._damaged = self._refused = self._dropped = 0
         self._free = self._adopt()
@@ -84,6 +87,45 @@ class HostTier:
     def has_slot(self, key: bytes) -> bool:
         """Whether the record is in a slot, or one is being filled with it."""
         return key in self._slot_of
+
+    def lookup(self, keys: Collection[bytes]) -> list[Presence]:
+        """Whether each record can be read; PENDING while its slot is being filled."""
+        here, slots = self._here, self._slot_of
+        return [
+            Presence.FOUND if key in here else Presence.PENDING if key in slots else Presence.ABSENT
+            for key in keys
+        ]
+
+    def store(self, record: Record, slot: int, ticket: int, now: float) -> bool:
+        """Note that all bytes of the record are in ``slot``, which was reserved for it: from now on it is
+        found, and counts as used now. Returns whether it is: not if it was dropped meanwhile, or if with
+        ``recheck`` its bytes have another digest. The slot is free then."""
+        return self.filled(slot, record)
+
+    def fetch(self, key: bytes, slot: int | None, ticket: int, now: float) -> bool:
+        """False: nothing has to come, as the record's own slot can be read."""
+        return False
+
+    def poll(self, now: float) -> list[Ended]:
+        """Nothing ends later."""
+        return []
+
+    def readable(self, key: bytes) -> bool:
+        return key in self._here
+
+    near = readable
+
+    def read(self, keys: Sequence[bytes], blocks: Sequence[Parts]) -> list[int]:
+        """Copy records into memory; they are evicted first then, as the device has them."""
+        slots = self.find(takewhile(self._here.__contains__, keys))
+        self.hold(*slots)
+        for slot, parts in zip(slots, blocks, strict=False):
+            at, payload = 0, self.memory.payload(slot)
+            for part in parts:
+                part[:] = payload[at : at + len(part)]
+                at += len(part)
+        self.release(*slots, above=True)
+        return [self.tokens_of(slot) for slot in slots]
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
         """The slots of the longest beginning of ``keys`` with a record here, which count as hits. Bytes that
@@ -115,8 +157,13 @@ class HostTier:
         """Tokens of the record in ``slot``."""
         return self._tokens[slot]
 
+    def record_in(self, slot: int) -> Record:
+        """The record in a slot that is filled."""
+        digest, tenant = self.memory.entry(slot).digest, self._order.tenant(slot)
+        return Record(self._key_of[slot], self._tokens[slot], digest, tenant)
+
     @property
-    def free(self) -> int:
+    def room(self) -> int:
         """Number of free slots."""
         return len(self._free)
 
@@ -132,14 +179,14 @@ class HostTier:
         """The number of slots of each tenant."""
         return self._order.held()
 
-    def evict_first(self, slots: Iterable[int]) -> None:
-        """Let the records in these slots be evicted before all others of their tenants, the last of them
-        first: they are on the device too. Slots outside the eviction order, as those that are filled or read,
-        are left alone.
+    def evict_first(self, keys: Iterable[bytes]) -> None:
+        """Let these records be evicted before all others of their tenants, the last of them first: they are
+        on the device too. Records outside the eviction order, as those that are read, are left alone.
 
         That holds until `touch`, which the caller calls when the device evicts them.
         """
-        self._order.put_first(self._order.remove_each(slots))
+        here = self._here
+        self._order.put_first(self._order.remove_each(here[key] for key in keys if key in here))
 
     def foresee(self, share: int, most: int, at_once: int) -> tuple[list[bytes], list[bytes]]:
         """Foresee which records each tenant gives up next, besides those that `evict_first` named: one in
@@ -160,14 +207,16 @@ class HostTier:
         found.reverse()
         self._rank(found)
 
-    def lease(self, holder: int, keys: Iterable[bytes], returns: float) -> None:
+    def promise(self, holder: int, keys: Iterable[bytes], returns: float) -> tuple[list[bytes], list[bytes]]:
         """Let the lease of the sequence ``holder`` cover the records ``keys``, here now or later, and no
-        others.
+        others. Returns the keys that leases cover now and did not before, and those that they cover no longer.
 
         Leased records are evicted after all others, the latest expected return first. ``returns``: that of
         this sequence, in seconds.
         """
         before, now = self._covers.pop(holder, []), list(keys)
+        changed = dict.fromkeys((*before, *now))
+        covered = {key for key in changed if key in self._promised}
         for key in before:
             holders = self._promised[key]
             del holders[holder]
@@ -177,30 +226,12 @@ class HostTier:
             self._promised.setdefault(key, {})[holder] = returns
         if now:
             self._covers[holder] = now
-        changed = {*before, *now}
-        if self._lease_news is not None:
-            self._lease_news.update(dict.fromkeys(changed))
         for key in changed:
             slot = self._slot_of.get(key)
             if slot is not None:
                 self._order.lease(slot, self._return_of(key))
-
-    @property
-    def leased(self) -> Set[bytes]:
-        """The keys that leases cover, also of records that are not here."""
-        return self._promised.keys()
-
-    def follow_leases(self) -> None:
-        """From now on `take_lease_news` tells which leases have changed; at first, all that there are."""
-        self._lease_news = OrderedDict.fromkeys(self._promised)
-
-    def take_lease_news(self, most: int) -> list[bytes]:
-        """Up to ``most`` keys that leases began to cover, or cover no longer, since they were taken last."""
-        news = self._lease_news or OrderedDict[bytes, None]()
-        taken = list(islice(news, most))
-        for key in taken:
-            del news[key]
-        return taken
+        fresh = [key for key in changed if key in self._promised and key not in covered]
+        return fresh, [key for key in covered if key not in self._promised]
 
     def promised(self, key: bytes, besides: int | None = None) -> bool:
         """Whether a lease covers the record ``key``; that of the sequence ``besides`` does not count."""
@@ -237,33 +268,37 @@ class HostTier:
         evicted, self._evicted = self._evicted, []
         return evicted
 
-    def filled(self, slot: int, *, tokens: int | None = None, digest: int | None = None) -> None:
-        """Note that all bytes are in ``slot``: from now on the record is found, and counts as used now.
+    def filled(self, slot: int, record: Record | None = None, *, spare: bool = False) -> bool:
+        """Note that all bytes are in ``slot``: from now on the record is found, and counts as used now; or,
+        if it is ``spare``, is evicted first. Returns whether it is found.
 
-        ``tokens``, ``digest``: of a record that comes from another process, which checked it in this slot.
-        Without a digest it is the one that was written into the directory since `reserve`, or else computed
-        here. With ``recheck``, bytes with another digest are dropped. The slot of a record that was dropped
-        meanwhile becomes free.
+        ``record``: as it came from another tier, its bytes compared with its digest. Without it the digest is
+        the one that was written into the directory since `reserve`, or else computed
+        here. Bytes with another digest are dropped. The slot of a record that was dropped meanwhile becomes
+        free.
         """
         self._filling.remove(slot)
         if slot not in self._key_of:  # dropped meanwhile
             self._free_slot(slot)
-            return
-        digest = digest or self.memory.entry(slot).digest or None
-        seen = xxh3_64_intdigest(self.memory.payload(slot)) if digest is None or self._recheck else digest
-        if digest is not None and seen != digest:
+            return False
+        digest = self.memory.entry(slot).digest or None if record is None else record.digest
+        seen = digest
+        if seen is None or self._recheck:
+            seen = xxh3_64_intdigest(self.memory.payload(slot))
+        if digest not in (None, seen):
             self._damaged += 1
             self._forget(slot)
             self._free_slot(slot)
-            return
-        if tokens is not None:
-            self._tokens[slot] = tokens
-            self.memory.describe(slot, self._key_of[slot], tokens)
+            return False
+        if record is not None:
+            self._tokens[slot] = record.tokens
+            self.memory.describe(slot, self._key_of[slot], record.tokens)
         self.memory.set_digest(slot, seen)
         self._checked.add(slot)
         self._here[self._key_of[slot]] = slot
         self.memory.move(slot, SlotState.READY)
-        self._rank([slot])
+        self._rank([slot], first=spare)
+        return True
 
     def prepare(self) -> bool:
         """In an idle moment: touch the pages of one free slot, which will be filled soon. False if there is
@@ -309,7 +344,7 @@ class HostTier:
                 self._free_slot(slot)
         self._rank([slot for slot in over if slot in self._key_of and slot not in self._order], first=above)
 
-    def drop(self, key: bytes) -> None:
+    def drop(self, key: bytes, *, erase: bool = False) -> None:
         """Forget the record with this key, if there is one. Its slot becomes free at once, or, if it is being
         filled or read, when that ends."""
         slot = self._slot_of.get(key)

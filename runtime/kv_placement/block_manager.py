@@ -12,7 +12,6 @@ from collections.abc import Sequence as Items
 
 import numpy as np
 
-from ...kvstore.disk.client import DiskTier
 from ...kvstore.keys import BlockHasher
 from ...kvstore.pool import BlockPool
 from ..plan import BlockCopy
@@ -41,7 +40,8 @@ class BlockManager:
         self._counters = counters
         self.transfers = transfers
         self.block_tokens = hasher.block_tokens
-        self.residency = Residency(pool.index, hasher, namespace, transfers.tier, transfers.disk)
+        self.tiers = transfers.tiers
+        self.residency = Residency(pool, hasher, namespace, transfers.tiers)
         self._sources: list[tuple[int, int]] = []  # of copies in the step being planned: block, owner
 
     def blocks_for(self, tokens: int) -> int:
@@ -83,28 +83,26 @@ class BlockManager:
         available. The prefix cache finds the blocks by their keys already when this returns, since they are
         read in the same step or a later one.
         """
-        tier = self.transfers.tier
-        if tier is None:
-            return 0
-        slots = self.transfers.checked(keys)
-        tokens = self._checked(sequence, keys, list(map(tier.tokens_of, slots)))
+        host = self.tiers.host
+        found = [] if host is None else [host.tokens_of(slot) for slot in host.find(keys)]
+        tokens = self._checked(sequence, keys, found)
         if not tokens:
             return 0
         own = sequence.computed // self.block_tokens
         allocated = self._allocate(len(tokens), sequence.id)
         self._drop(sequence, own)
         blocks = self._named(sequence, keys, allocated, tokens)
-        pairs = zip(slots, allocated, blocks, strict=False)
-        self.transfers.load([(slot, block) for slot, block, named in pairs if named == block])
+        fresh = [at for at, block in enumerate(allocated) if blocks[at] == block]
+        self.transfers.load([keys[at] for at in fresh], [allocated[at] for at in fresh])
         return self._count_in(sequence, own, keys, blocks, tokens)
 
     def delays(self, sequence: Sequence) -> bool:
         """Whether a row of the sequence would keep others waiting, as its blocks are still being loaded."""
         return self.transfers.delays(sequence.table.view)
 
-    def read_up(self, sequence: Sequence, keys: list[bytes], disk: DiskTier) -> int:
-        """Read records from the page cache (or the host tier) to the device now, as many of ``keys`` as are
-        sound and find blocks, and append the blocks to the sequence's table. No step may be in flight.
+    def read_up(self, sequence: Sequence, keys: list[bytes]) -> int:
+        """Read records of the tiers to the device now, without slots, as many of ``keys`` as are sound and find
+        blocks, and append the blocks to the sequence's table. No step may be in flight.
         Returns the tokens restored.
 
         ``keys``: of the records behind the computed tokens, see `Located.readable`. Blocks that a waiting
@@ -114,7 +112,7 @@ class BlockManager:
         allocated = self._allocate(min(len(keys), self.pool.available), sequence.id)
         busy = self.transfers.pending()
         blocks = [block for block in allocated if block not in busy]
-        found = self._checked(sequence, keys, disk.read(keys[: len(blocks)], blocks))
+        found = self._checked(sequence, keys, self.tiers.read(keys, blocks))
         used = set(blocks[: len(found)])
         self.pool.release([block for block in allocated if block not in used], sequence.id, keep=False)
         if not found:
@@ -235,7 +233,7 @@ class BlockManager:
         """Have the partial last block saved to the host tier, and drop the record of it that was saved
         before. Does nothing if the last block is full."""
         full, part = divmod(sequence.computed, self.block_tokens)
-        if not part or self.transfers.tier is None:
+        if not part or self.tiers.host is None:
             return
         key = self.residency.tail(sequence, sequence.computed)
         if sequence.tail is not None and sequence.tail[0] != key:
@@ -248,9 +246,9 @@ class BlockManager:
 
         Full blocks are saved when the pool evicts them, or before, where there is room.
         """
-        if self.transfers.tier is not None:
-            self.save_tail(sequence)
-            self.transfers.touch([sequence.tail[0]] if sequence.tail else [])
+        self.save_tail(sequence)
+        if self.tiers.host is not None and sequence.tail is not None:
+            self.tiers.host.touch((sequence.tail[0],))
 
     def lower(self, sequence: Sequence) -> None:
         """Have all full blocks that the host tier does not have saved there."""
@@ -348,7 +346,7 @@ class BlockManager:
         blocks = {key: self.pool.index.block_of(key) for key in sequence.keys}
         self.pool.evict_first(block for block in blocks.values() if block is not None)
         held = {key for key, block in blocks.items() if block is not None and self.pool.references(block)}
-        self.transfers.retire([key for key in sequence.names() if key not in held])
+        self.tiers.retire([key for key in sequence.names() if key not in held])
 
     def count_held(self, sequences: Iterable[Sequence]) -> int:
         """How many blocks the tables of ``sequences`` hold, each counted once. O(their blocks), in arrays."""

@@ -20,7 +20,7 @@ from ..sequence import GrantedLease, Sequence
 from ..settings import SchedulerSettings
 from ..verbs import Grant, Lease, Receipt
 from .block_manager import BlockManager
-from .restore import Restore
+from .placement import Placement
 
 MOST_SECONDS = 86_400.0
 USUAL_SECONDS = 300.0
@@ -37,12 +37,12 @@ class Leases:
     """
 
     def __init__(
-        self, settings: SchedulerSettings, queues: Queues, block_manager: BlockManager, restore: Restore
+        self, settings: SchedulerSettings, queues: Queues, block_manager: BlockManager, placement: Placement
     ) -> None:
         self._settings = settings
         self._queues = queues
         self._block_manager = block_manager
-        self._restore = restore
+        self._placement = placement
         self._ends = Priorities[int]()  # ids of the sequences with a lease, by its end
         self._expected = Priorities[int]()  # and of those that are expected back; some are back by now
         self._blocks: Counter[int] = Counter()  # that leases cover, by tenant
@@ -89,7 +89,7 @@ class Leases:
         blocks = min(self._block_manager.blocks_for(len(sequence.tokens)), block_room)
         records = min(len(names), record_room)
         self._set(sequence, replace(lease, blocks=blocks, records=records))
-        self._block_manager.transfers.lease(sequence.id, names[:records], lease.returns)
+        self._block_manager.tiers.lease(sequence.id, names[:records], lease.returns)
 
     def end(self, sequence: Sequence) -> None:
         """End the sequence's lease, if there is one, and forget when the sequence is expected back. Its KV
@@ -98,7 +98,7 @@ class Leases:
         self._expected.discard(sequence.id)
         if sequence.lease is not None:
             self._set(sequence, None)
-            self._block_manager.transfers.lease(sequence.id, [], 0.0)
+            self._block_manager.tiers.lease(sequence.id, [], 0.0)
             self._rank(sequence)
 
     def tick(self, now: float) -> None:
@@ -163,10 +163,10 @@ class Leases:
         KV that lies in no tier is computed before the turn only with a lease: without one the sequence may be
         late, and lose it again.
         """
-        if sequence.turn is None and (sequence.lease is not None or self._restore.finds(sequence)):
+        if sequence.turn is None and (sequence.lease is not None or self._placement.finds(sequence)):
             sequence.look_up()
             self._queues.touch(sequence, now)
-            self._restore.stage(sequence, now)
+            self._placement.stage(sequence, now)
 
     def _rank(self, sequence: Sequence) -> None:
         if sequence.id in self._queues.idle:
@@ -178,10 +178,8 @@ class Leases:
         own, tenant = sequence.lease, sequence.tenant
         own_blocks, own_records = (0, 0) if own is None else (own.blocks, own.records)
         share, cap = self._settings.lease_share, self._caps.get(tenant, sys.maxsize)
-        tier = self._block_manager.transfers.tier
-        slots = 0 if tier is None else tier.memory.slots
         blocks = int(share * self._settings.blocks) - self._covered_blocks + own_blocks
-        records = int(share * slots) - self._covered_records + own_records
+        records = int(share * self._block_manager.tiers.slots) - self._covered_records + own_records
         return (
             min(blocks, cap - self._blocks[tenant] + own_blocks),
             min(records, cap - self._records[tenant] + own_records),

@@ -1,22 +1,23 @@
-"""Where a sequence's KV lies: on the device, in the host tier, on disk."""
+"""Where a sequence's KV lies: on the device, in the host tier, on the tiers below; and the keys of its
+blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import groupby, takewhile
 
-from ...kvstore.disk.client import DiskTier
-from ...kvstore.host.tier import HostTier
 from ...kvstore.keys import BlockHasher
-from ...kvstore.prefix_index import PrefixIndex
+from ...kvstore.pool import BlockPool
+from ...kvstore.tiers import ASKED, BELOW, DEVICE, HOST, SAVING, Tiers
 from ..adapters import Adapter
 from ..sequence import Sequence
+from ..verbs import BlockMap, KVTier, TierRun
 
-DEVICE, HOST, DISK, SAVING = 1, 2, 4, 8
-"""Flags for where a block's KV lies; one may lie on the device and in the host tier. DISK: on disk alone, or
-being read from there. SAVING: its copy to the host tier is under way. Plain numbers: a long sequence asks for
-thousands."""
+COMES = (BELOW, ASKED)
+"""Where a block is that can only come up from a lower tier, or may."""
+
+_TIERS = {DEVICE: KVTier.DEVICE, HOST: KVTier.HOST, SAVING: KVTier.HOST, BELOW: KVTier.DISK}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Located:
     """Where the blocks behind a sequence's computed tokens lie, up to the first that lies nowhere.
 
     ``first``: the number of the first of these blocks in the sequence. ``keys``, ``places``: of each, in
-    order; a place is made of the flags DEVICE, HOST, DISK and SAVING. ``full``: how many of them are full;
+    order; a place is made of the flags of `kvstore.tiers`. ``full``: how many of them are full;
     the one behind, if there is one, is a partial last block. The sequence's last token is in none of them:
     its logits are wanted, so that it is always computed.
     """
@@ -40,9 +41,9 @@ class Located:
         count = sum(1 for _ in takewhile(lambda place: place & HOST, self.places))
         return self.keys[:count]
 
-    def on_disk(self) -> list[bytes]:
-        """Keys of all blocks that are only on disk."""
-        return [key for key, place in zip(self.keys, self.places, strict=True) if place == DISK]
+    def below(self) -> list[bytes]:
+        """Keys of all blocks that can only come up from a lower tier."""
+        return [key for key, place in zip(self.keys, self.places, strict=True) if place in COMES]
 
     def readable(self, there: Callable[[bytes], bool]) -> list[bytes]:
         """Keys of the leading blocks that can be read to the device, up to the first that cannot: not on the
@@ -56,9 +57,9 @@ class Located:
 
     def to_restore(self) -> tuple[int, list[bool]]:
         """The number in the sequence of the first full block that is not on the device, and for each full one
-        from there on whether it is only on disk."""
+        from there on whether it can only come up from a lower tier."""
         above = sum(1 for _ in takewhile(lambda place: place & DEVICE, self.places[: self.full]))
-        return self.first + above, [place == DISK for place in self.places[above : self.full]]
+        return self.first + above, [place in COMES for place in self.places[above : self.full]]
 
 
 NOWHERE = Located(0, [], [], 0)
@@ -66,14 +67,13 @@ NOWHERE = Located(0, [], [], 0)
 
 @dataclass(eq=False)
 class Residency:
-    """Finds where blocks lie by the keys that ``hasher`` makes under ``namespace``: on the device
-    (``index``), in the host tier (``tier``) and on disk."""
+    """Finds where blocks lie by the keys that ``hasher`` makes under ``namespace``: on the device, in the
+    blocks of ``pool``, and on ``tiers``."""
 
-    _index: PrefixIndex
+    _pool: BlockPool
     _hasher: BlockHasher
     _namespace: bytes
-    _tier: HostTier | None
-    _disk: DiskTier | None
+    _tiers: Tiers
 
     def root(self, salt: bytes, adapter: Adapter | None = None) -> bytes:
         """The key that stands before the first block of the tenant with this ``salt``, computed with
@@ -87,61 +87,54 @@ class Residency:
         `NOWHERE`, which has no blocks, if there are no lower tiers with records, while a step in flight
         computes the sequence, and if all tokens but the last are computed. O(blocks).
         """
-        tier, size, most = self._tier, self._hasher.block_tokens, len(sequence.tokens) - 1
-        if tier is None or not (len(tier) or self._disk):
-            return NOWHERE
-        if sequence.planned != sequence.computed or sequence.computed >= most:
+        size, most = self._hasher.block_tokens, len(sequence.tokens) - 1
+        if not self._tiers or sequence.planned != sequence.computed or sequence.computed >= most:
             return NOWHERE
         first, end = sequence.computed // size, most // size
         self.name(sequence, end)
-        on_device, in_host = self._index.here, tier.here
         keys = sequence.keys[first:end]
-        places: list[int] = []
-        for key in keys:
-            place = (DEVICE if key in on_device else 0) | (HOST if key in in_host else 0)
-            place = place or self._below_host(key) or (SAVING if tier.has_slot(key) else 0)
-            if not place:
-                break
-            places.append(place)
+        places = self._tiers.places(keys, self._pool.index.here)
         full = len(places)
         del keys[full:]
         at, most = (first + full) * size, min(most, (first + full + 1) * size - 1)
-        for tail in (self.tail(sequence, end) for end in range(most, max(at, sequence.computed), -1)):
-            place = HOST if tail in in_host else self._below_host(tail)
-            if place:
-                keys.append(tail)
-                places.append(place)
-                break
+        key, place = self._last(sequence, max(at, sequence.computed), most, HOST, BELOW)
+        if place:
+            keys.append(key)
+            places.append(place)
         return Located(first, keys, places, full)
 
-    def places(self, sequence: Sequence) -> list[int]:
-        """Where each block of the sequence's tokens lies: DEVICE, else HOST, else DISK; 0: nowhere. O(blocks).
+    def map(self, sequence: Sequence) -> BlockMap:
+        """The tier of each block of all tokens of ``sequence``, and whether other sequences hold it on the
+        device too. O(blocks).
 
         Unlike `locate` it answers at any time, and also tells of blocks behind one that lies nowhere. A copy
-        that is under way to the host tier counts as HOST.
+        that is under way to the host tier counts as there.
         """
-        size, length = self._hasher.block_tokens, len(sequence.tokens)
-        held, blocks = -(-sequence.computed // size), -(-length // size)
-        self.name(sequence, length // size)
-        places = [DEVICE] * min(held, blocks) + [
-            self._place(key) for key in sequence.keys[held : length // size]
-        ]
+        size, length, pool = self._hasher.block_tokens, len(sequence.tokens), self._pool
+        own, full, blocks = sequence.table.view.tolist(), length // size, -(-length // size)
+        held = min(-(-sequence.computed // size), blocks)
+        self.name(sequence, full)
+        places = [DEVICE] * held + self._tiers.places(sequence.keys[held:full], pool.index.here, whole=True)
         places += [0] * (blocks - len(places))
         if blocks and not places[-1]:
             start = (blocks - 1) * size
-            ends = range(min(length, start + size - 1), start, -1)
-            places[-1] = next(filter(None, (self._place(self.tail(sequence, end)) for end in ends)), 0)
-        return places
+            _, places[-1] = self._last(sequence, start, min(length, start + size - 1), HOST, SAVING, BELOW)
+        found = [pool.index.block_of(key) for key in sequence.keys[len(own) :]]
+        shared = [pool.references(block) > 1 for block in own]
+        shared += [block is not None and pool.references(block) > 0 for block in found]
+        tiers = [_TIERS.get(place & DEVICE or place, KVTier.NONE) for place in places]
+        pairs = zip(tiers, [*shared, False], strict=False)
+        runs = [TierRun(tier, others, sum(1 for _ in run)) for (tier, others), run in groupby(pairs)]
+        return BlockMap(length, size, runs)
 
-    def _place(self, key: bytes) -> int:
-        """The fastest tier that has the record ``key``: DEVICE, HOST or DISK; 0: none."""
-        if key in self._index.here:
-            return DEVICE
-        return HOST if self._tier is not None and self._tier.has_slot(key) else self._below_host(key)
-
-    def _below_host(self, key: bytes) -> int:
-        disk = self._disk
-        return DISK if disk is not None and (key in disk or disk.fetching(key)) else 0
+    def _last(self, sequence: Sequence, start: int, end: int, *wanted: int) -> tuple[bytes, int]:
+        """The key and the place of the longest partial block that ends at a position of ``(start, end]`` and
+        has a record at one of the ``wanted`` places; place 0: there is none."""
+        for tail in (self.tail(sequence, at) for at in range(end, start, -1)):
+            (place,) = self._tiers.places((tail,), (), whole=True)
+            if place in wanted:
+                return tail, place
+        return b"", 0
 
     def tail(self, sequence: Sequence, end: int) -> bytes:
         """The key of the sequence's partial block that ends behind its first ``end`` tokens."""

@@ -12,7 +12,6 @@ import os
 import secrets
 import shutil
 import socket
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -181,16 +180,17 @@ def asked_disk(control: int) -> socket.socket:
 
 def disk_tier(
     control: socket.socket,
-    host: HostTier,
+    block_bytes: int,
     settings: EngineSettings,
     hasher: BlockHasher,
     namespace: bytes,
-    blocks: Callable[[int], Sequence[memoryview]] | None = None,
+    *,
+    reads: bool = False,
 ) -> DiskTier | None:
-    """The disk tier below ``host``; None without a store. A `DiskProcess` that was asked for a disk process
+    """The disk tier; None without a store. A `DiskProcess` that was asked for a disk process
     (`asked_disk`) is at the other end of the socket ``control``, which is taken over or closed.
 
-    ``blocks``: gives the bytes of a device block, where they lie in this machine's memory; None: they do not.
+    ``reads``: records are read from the page cache into device blocks, too.
     """
     folder = kv_folder(settings)
     if folder is None:
@@ -205,10 +205,10 @@ def disk_tier(
     }
     floor = disk_floor(settings, folder)
     begin = Begin(
-        *(str(folder / space.hex()), space, host.memory.block_bytes, budget, caps, floor),
+        *(str(folder / space.hex()), space, block_bytes, budget, caps, floor),
         str(held_beside(folder)[1] or ""),
     )
-    return DiskTier(host, control, begin, blocks, asked=True)
+    return DiskTier(control, begin, reads=reads, asked=True)
 
 
 def costs_file(settings: EngineSettings, hasher: BlockHasher, namespace: bytes) -> Path | None:

@@ -1,19 +1,18 @@
 """Stage and settle verbs that wait: each is followed to its end and then answered.
 
-Looks at what offload, restore, planner and transfers do for a sequence between two steps. It acts only for a
-settle: a record that is safe in a lower tier is dropped from the tiers above.
+Looks at what placement, planner and transfers do for a sequence between two steps. It acts only for a settle: a
+record that is safe in a lower tier is dropped from the tiers above.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
-from ...kvstore.disk.client import DiskTier
+from ...kvstore.tiers import BELOW, DEVICE, HOST
 from ..kv_placement.block_manager import BlockManager
-from ..kv_placement.restore import Restore
+from ..kv_placement.placement import Placement
 from ..order.queues import AT_REST, Queues
 from ..sequence import Sequence
 from ..verbs import Moved, VerbReply
@@ -44,16 +43,11 @@ class PendingMove:
 
 @dataclass(eq=False)
 class PendingMoves:
-    """All stage and settle verbs that wait for KV to move.
-
-    ``send``: sends the records with the given keys from the host tier to the disk.
-    """
+    """All stage and settle verbs that wait for KV to move."""
 
     _queues: Queues
     _block_manager: BlockManager
-    _restore: Restore
-    _disk: DiskTier | None
-    _send: Callable[[Iterable[bytes]], None]
+    _placement: Placement
     _running: dict[int, PendingMove] = field(default_factory=dict)  # by request
     _answers: list[VerbReply] = field(default_factory=list)
 
@@ -73,7 +67,7 @@ class PendingMoves:
     def of_settle(self, request: int, sequence: Sequence, now: float, *, disk: bool) -> PendingMove:
         """Make the pending move for a settle verb, when the sequence has just been settled. ``disk``: its KV
         is to go to disk."""
-        lowest = disk and self._disk is not None
+        lowest = disk and bool(self._block_manager.tiers.below)
         return PendingMove(request, sequence, now, settling=True, lowest=lowest, left=deque(sequence.names()))
 
     def follow(self, move: PendingMove) -> None:
@@ -107,7 +101,7 @@ class PendingMoves:
         sequence = move.sequence
         if self._used(sequence):
             return True
-        if self._restore.awaits(sequence) or sequence.planned > sequence.computed:
+        if self._placement.awaits(sequence) or sequence.planned > sequence.computed:
             return False
         if self._block_manager.delays(sequence):
             return False
@@ -129,50 +123,48 @@ class PendingMoves:
             move.left.popleft()
             looks -= 1
         if looks and move.left and move.lowest and now >= move.again:
-            self._send(list(islice(move.left, LOOKS)))
+            self._block_manager.tiers.send(list(islice(move.left, LOOKS)))
             move.again = now + AGAIN_SECONDS
         return not move.left
 
     def _gone_down(self, key: bytes, move: PendingMove) -> bool:
         """Whether the record is in the tier where the settle wants it, or will not get there, so that nothing
         waits for it. Its copies in the tiers above are dropped."""
-        block_manager, disk = self._block_manager, self._disk
-        tier = block_manager.transfers.tier
-        if tier is None or block_manager.transfers.saving(key):
-            return tier is None
-        on_disk = disk is not None and key in disk
-        if tier.slot_of(key) is None and not on_disk:
+        pool, tiers = self._block_manager.pool, self._block_manager.tiers
+        host = tiers.host
+        if host is None or self._block_manager.transfers.saving(key):
+            return host is None
+        below = tiers.found_below(key)
+        if key not in host and not below:
             return True
-        block = block_manager.pool.index.block_of(key)
-        if (
-            block is not None
-            and not block_manager.pool.references(block)
-            and not block_manager.pool.discard(block)
-        ):
+        block = pool.index.block_of(key)
+        if block is not None and not pool.references(block) and not pool.discard(block):
             return False  # behind the step fence
         if not move.lowest:
             return True
-        if on_disk and not tier.promised(key, besides=move.sequence.id):
-            tier.drop(key)
-        return on_disk
+        if below and not host.promised(key, besides=move.sequence.id):
+            host.drop(key)
+        return below
 
     def _found_where(self, move: PendingMove, now: float) -> Moved:
-        sequence, block_manager, disk = move.sequence, self._block_manager, self._disk
-        size, tier = block_manager.block_tokens, block_manager.transfers.tier
+        sequence, manager = move.sequence, self._block_manager
+        size, tiers, on_device = manager.block_tokens, manager.tiers, manager.pool.index.here
         end = 0 if sequence.tail is None else sequence.tail[1]  # tokens that came since are not counted
-        found = {"device": 0, "host": 0, "disk": 0}
-        for at, key in enumerate(sequence.names()):
+        found = {DEVICE: 0, HOST: 0, BELOW: 0}
+        names = sequence.names()
+        for at, (key, place) in enumerate(
+            zip(names, tiers.places(names, on_device, whole=True), strict=True)
+        ):
             tokens = size if at < len(sequence.keys) else max(0, end - size * at)
-            if disk is not None and key in disk and move.lowest:
-                found["disk"] += tokens
-            elif tier is not None and key in tier:
-                found["host"] += tokens
-            elif block_manager.pool.index.block_of(key) is not None:
-                found["device"] += tokens
-            elif disk is not None and key in disk:
-                found["disk"] += tokens
+            if move.lowest and tiers.found_below(key):
+                found[BELOW] += tokens
+            else:
+                for tier in (HOST, DEVICE, BELOW):
+                    if place & tier:
+                        found[tier] += tokens
+                        break
         lost = max(0, len(sequence.tokens) - 1 - sum(found.values()))
-        return Moved(**found, recomputed=lost, seconds=now - move.since)
+        return Moved(found[DEVICE], found[HOST], found[BELOW], lost, now - move.since)
 
     def _used(self, sequence: Sequence) -> bool:
         """Whether the sequence is no longer idle: it was closed, or has a turn. Then its move ends."""

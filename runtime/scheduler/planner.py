@@ -30,9 +30,6 @@ from .idle_prefill import IdlePrefill
 from .preemption import Preemption
 from .slots import ChangesDraft, Slots
 
-PARTS = 8
-"""When the host tier is full, a step restores at most one part in this many of its slots."""
-
 
 class Drafter(Protocol):
     """Guesses the next tokens of a turn, for a step that then checks several at once."""
@@ -293,27 +290,13 @@ class Planner:
             if coming and room + coming >= len(keys):
                 self._counters.stalls += 1
                 return False
-        most = self._at_once(len(keys))
+        least = self._settings.blocks_for(self._settings.least_chunk)
+        most = self._block_manager.transfers.at_once(len(keys), least)
         self._block_manager.restore(sequence, keys[: min(room, most)])
         if most < len(keys):
             sequence.look_up()
         # False: the rest comes in the next step. If nothing moves in this one (damaged records), do not wait.
         return most >= min(room, len(keys)) or not self._block_manager.transfers.waiting
-
-    def _at_once(self, blocks: int) -> int:
-        """The most blocks that this step may restore for a sequence that has ``blocks`` blocks to restore.
-
-        Restored blocks evict other blocks from the device, and these need slots in the host tier. When it is
-        full, only a part is restored per step, so that evicted blocks get the slots that earlier restores
-        freed. Otherwise they would push out records that are not on disk yet. The number is never less than
-        the blocks that a step can compute.
-        """
-        transfers = self._block_manager.transfers
-        tier, most = transfers.tier, transfers.at_once(blocks)
-        if tier is None or tier.free >= blocks:
-            return most
-        least = self._settings.blocks_for(self._settings.least_chunk)
-        return min(most, max(least, tier.memory.slots // PARTS))
 
     def _bring_up(self, now: float) -> None:
         """Restore to the device what has come from disk so far, for sequences that wait for the rest."""

@@ -20,10 +20,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
-from ...kvstore.disk.client import DiskTier
-from ...kvstore.host.tier import HostTier
 from ...kvstore.keys import BlockHasher
 from ...kvstore.pool import BlockPool
+from ...kvstore.tiers import Tiers
 from ..adapters import Adapter, AdapterTable
 from ..errors import (
     ContextExceeded,
@@ -39,11 +38,9 @@ from ..errors import (
 from ..grammar.llguidance import Compiler, Matchers
 from ..grammar.queue import GrammarQueue
 from ..kv_placement.block_manager import BlockManager
-from ..kv_placement.block_map import map_blocks
 from ..kv_placement.costs import CostBook
 from ..kv_placement.leases import Leases
-from ..kv_placement.offload import POLL_SECONDS, Offload
-from ..kv_placement.restore import Restore
+from ..kv_placement.placement import POLL_SECONDS, Placement
 from ..kv_placement.transfers import Transfers
 from ..order.policy import policy_named
 from ..order.queues import Queues
@@ -90,8 +87,7 @@ class Scheduler:
         pool: ``settings.blocks`` blocks that nothing else uses.
         hasher: names blocks of ``settings.block_tokens`` tokens.
         namespace: the digest of all that decides what a block's bytes mean.
-        tier: keeps blocks in host memory, under the same names; None: there is no host tier.
-        disk: keeps blocks of ``tier`` on disk; None: there is no disk tier.
+        tiers: keep blocks below the device, under the same names; None: there are none.
         costs: measured costs of restoring and computing; None: what a tier holds is always restored.
         compiler: compiles grammars; None: a turn with a grammar is refused.
         matchers: the matchers of running turns, shared with the runner.
@@ -108,8 +104,7 @@ class Scheduler:
         pool: BlockPool,
         hasher: BlockHasher,
         namespace: bytes = b"",
-        tier: HostTier | None = None,
-        disk: DiskTier | None = None,
+        tiers: Tiers | None = None,
         costs: CostBook | None = None,
         compiler: Compiler | None = None,
         matchers: Matchers | None = None,
@@ -120,13 +115,13 @@ class Scheduler:
             raise SettingsInvalid("the pool or the hasher is made for another number of blocks or block size")
         self.settings = settings
         self.pool = pool
-        self.tier = tier
+        self.tiers = Tiers() if tiers is None else tiers
         self.counters = Counters()
         policy = policy_named(settings.policy, settings.patience)
         self._queues = queues = Queues(policy, self.counters)
         self._matchers = Matchers() if matchers is None else matchers
         beside = costs is not None and costs.beside
-        self._transfers = Transfers(tier, pool.index.block_of, settings.block_tokens, disk, beside)
+        self._transfers = Transfers(self.tiers, pool.index.block_of, settings.block_tokens, beside)
         self._block_manager = blocks = BlockManager(pool, hasher, namespace, self._transfers, self.counters)
         preemption = Preemption(settings, policy, queues, blocks, pool, self.counters)
         self._idle_prefill = IdlePrefill(settings.idle_stretch)
@@ -146,10 +141,9 @@ class Scheduler:
             self.adapters,
             drafter,
         )
-        self._restore = Restore(queues, blocks, preemption.relieve, disk, costs or CostBook(None))
-        self.offload = Offload(blocks, disk, costs)
-        self._leases = Leases(settings, queues, blocks, self._restore)
-        self._pending_moves = PendingMoves(queues, blocks, self._restore, disk, self.offload.send)
+        self.placement = Placement(queues, blocks, preemption.relieve, costs or CostBook(None))
+        self._leases = Leases(settings, queues, blocks, self.placement)
+        self._pending_moves = PendingMoves(queues, blocks, self.placement)
         self._committer = Committer(policy, queues, blocks, self._matchers, self.counters, self._slots)
         self._grammar_queue = GrammarQueue(compiler, queues)
         self._rows: list[Row] = []  # of turns that got tokens or ended without a step
@@ -199,7 +193,7 @@ class Scheduler:
         sequence = self._made(verb.seq, verb.salt, TokenList(tokens), adapter, isolated=verb.isolated)
         self._block_manager.adopt(sequence)
         self._queues.touch(sequence, now)
-        self._restore.stage(sequence, now)
+        self.placement.stage(sequence, now)
         return sequence.state
 
     def _extend(self, verb: Extend, now: float) -> SequenceState:
@@ -209,7 +203,7 @@ class Scheduler:
         self._check_context(sequence.total + len(tokens))
         sequence.extend(tokens, turn_expected=verb.turn_expected)
         self._queues.touch(sequence, now)
-        self._restore.stage(sequence, now)
+        self.placement.stage(sequence, now)
         return sequence.state
 
     def _truncate(self, verb: Truncate, now: float) -> SequenceState:
@@ -241,13 +235,13 @@ class Scheduler:
             sequence.extend(tokens)
         if opening is not None and opening.parent is None and not turn.to_score:
             self._block_manager.adopt(sequence)
-            self._restore.stage(sequence, now)
+            self.placement.stage(sequence, now)
         if sequence.planned == sequence.total:  # after a truncation: the last token's logits are needed again
             self._block_manager.cut(sequence, sequence.total - 1)
         sequence.begin(turn)
         state = sequence.state
         if verb.sampling.grammar is None:
-            self._restore.line_up(sequence, now)
+            self.placement.line_up(sequence, now)
         else:
             self._grammar_queue.begin(sequence, verb.sampling.grammar, now)
             self._take_matchers(now)
@@ -282,7 +276,7 @@ class Scheduler:
         self._leases.end(sequence)
         self._block_manager.surrender(sequence, keep=verb.keep_kv)
         if verb.keep_kv:
-            self.offload.retire(sequence)
+            self.placement.retire(sequence)
         if sequence.turn is not None:
             self._matchers.drop(sequence.turn.grammar)
         self._queues.close(sequence, now)
@@ -302,7 +296,7 @@ class Scheduler:
         move = self._pending_moves.of_stage(verb.request, sequence, now)  # before a part is restored at once
         sequence.look_up()
         self._queues.touch(sequence, now)
-        self._restore.stage(sequence, now)
+        self.placement.stage(sequence, now)
         if not verb.wait:
             return VerbReply(verb.request, sequence.state)
         self._pending_moves.follow(move)
@@ -318,7 +312,7 @@ class Scheduler:
         self._block_manager.surrender(sequence)
         self._queues.lost(sequence)
         if verb.disk:
-            self.offload.leave(sequence)
+            self.placement.leave(sequence)
         if not verb.wait:
             return VerbReply(verb.request, sequence.state)
         self._pending_moves.follow(self._pending_moves.of_settle(verb.request, sequence, now, disk=verb.disk))
@@ -333,18 +327,16 @@ class Scheduler:
             tokens = checked_tokens(verb.tokens, self.settings.vocab_size)
             self._check_context(len(tokens))
             sequence = self._made(0, verb.salt, TokenList(tokens), self.adapters.find(verb.adapter))
-        return VerbReply(verb.request, blocks=map_blocks(sequence, self._block_manager))
+        return VerbReply(verb.request, blocks=self._block_manager.residency.map(sequence))
 
     # --- steps ------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Do what is due between two steps: end leases, take in what the disk process answered, restore KV of
-        sequences that are expected back, send records to disk, and queue turns with a grammar that is
-        compiled now."""
+        """Do what is due between two steps: end leases, take in what the tiers have told, restore KV of
+        sequences that are expected back, send records down, and queue turns with a grammar that is compiled
+        now."""
         self._leases.tick(now)
-        self.offload.poll(now)
-        self._restore.tick(now)
-        self.offload.tick(now)
+        self.placement.tick(now)
         self._take_matchers(now)
 
     def unloaded(self) -> list[int]:
@@ -422,13 +414,13 @@ class Scheduler:
     def prepare(self) -> bool:
         """In an idle moment, do a part of the work that a later step would wait for. Returns False if there
         is none to do."""
-        return self.tier is not None and self.tier.prepare()
+        return self.tiers.host is not None and self.tiers.host.prepare()
 
     def due(self, now: float) -> float | None:
         """Seconds until `tick` has something to do if neither a verb nor a commit comes before; None: never."""
         pending_moves = POLL_SECONDS if self._pending_moves.busy else None
         grammars = self._grammar_queue.due() if not self._rows else 0.0
-        dues = (self._restore.due(), self.offload.due(now), self._leases.due(now), pending_moves, grammars)
+        dues = (self.placement.due(now), self._leases.due(now), pending_moves, grammars)
         return min((due for due in dues if due is not None), default=None)
 
     # --- what is here -----------------------------------------------------------------------------------
@@ -454,8 +446,7 @@ class Scheduler:
             **gauges,
             **pool,
             **self._transfers.statistics(),
-            **self.offload.statistics(),
-            **self._restore.statistics(),
+            **self.placement.statistics(),
             **self._leases.statistics(),
             **self._grammar_queue.statistics(),
             **self.adapters.statistics(),
@@ -475,7 +466,8 @@ class Scheduler:
         or `BlockPool.version` is another one by then. Raises `LeakFound`."""
         tables = (sequence.table.view for sequence in self._queues.sequences.values())
         yield from self.pool.audit_in_slices(tables)
-        yield from self._transfers.audit_in_slices()
+        if self.tiers.host is not None:
+            yield from self.tiers.host.audit_in_slices()
 
     # --- parts of verbs ---------------------------------------------------------------------------------
 
@@ -535,14 +527,14 @@ class Scheduler:
             self._committer.end(sequence, now)
             self._rest(now)
             if waited:  # else what it waited for would be computed
-                self._restore.stage(sequence, now)
+                self.placement.stage(sequence, now)
         sequence.halt()
 
     def _rest(self, now: float) -> None:
         """For each turn that has ended: extend its lease to the new tokens, and schedule its KV for disk."""
         for sequence in self._committer.ended():
             self._leases.cover(sequence)
-            self.offload.rest(sequence, now)
+            self.placement.rest(sequence, now)
 
     def _take_matchers(self, now: float) -> None:
         """Queue the turns with a grammar that is now compiled, after appending the tokens that it forces at the
@@ -556,7 +548,7 @@ class Scheduler:
             if row is not None:
                 self._rows.append(row)
             if sequence.turn is not None:
-                self._restore.line_up(sequence, now)
+                self.placement.line_up(sequence, now)
         self._rest(now)
 
     # --- checks -----------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from holdfast.kvstore.host.slots import SlotMemory, make_memory
 from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
+from holdfast.kvstore.tiers import Tiers
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.execution.runner import TorchRunner
 from holdfast.runtime.model.load import LoadedModel, load_model
@@ -94,8 +95,7 @@ class Stage:
             BlockPool(BLOCKS, debug=True),
             BlockHasher(bytes(32), BLOCK),
             self.model.namespace((self.arena.group,)),
-            self.tier,
-            InlineDisk(self.tier, self.store),  # type: ignore[arg-type]
+            Tiers(self.tier, (InlineDisk(self.memory, self.store),)),
         )
         runner = TorchRunner(self.model.decoder, self.arena, mover=BlockMover([self.arena], self.memory))
         self.engine = Engine(scheduler, runner, debug=True, clock=lambda: 0.0)
@@ -164,13 +164,12 @@ class Stage:
         """So that the next turn has to go by ``path``."""
         if path == "resident":
             return
-        offload, tier = self.engine.scheduler.offload, self.tier
+        placement, tier = self.engine.scheduler.placement, self.tier
         self.do(Settle(0, seq))
         self.rest()
-        offload.flush()
-        while offload.busy:
-            offload.poll(0.0)
-            offload.tick(0.0)
+        placement.flush()
+        while placement.busy:
+            placement.tick(0.0)
         sequence = self.engine.scheduler._queues[seq]
         names = sequence.names()
         self.engine.scheduler.pool.distrust(self.engine.scheduler.pool.index.blocks())

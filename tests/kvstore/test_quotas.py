@@ -129,7 +129,7 @@ def test_no_tenant_loses_a_record_while_another_has_more_that_could_go(acts: lis
             tier.drop(mine[0])
         elif act == "lease" and mine:
             leased.add(mine[-1])
-            tier.lease(number, [mine[-1]], 1.0)
+            tier.promise(number, [mine[-1]], 1.0)
         tier.audit()
     assert sum(tier.held().values()) == len(tier)
 

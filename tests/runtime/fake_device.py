@@ -43,6 +43,7 @@ from holdfast.kvstore.host.slots import SlotMemory
 from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
+from holdfast.kvstore.tiers import Tiers
 from holdfast.runtime.adapters import AdapterTable
 from holdfast.runtime.columns import NO_ADAPTER
 from holdfast.runtime.engine import Engine
@@ -772,14 +773,14 @@ def device_engine(
         runner.capture((StepSize(max(one), min(one)) for one in [*some, (rows, rows), (1, 1)]), now=now)
     pool = BlockPool(settings.blocks, debug=True)
     hasher = BlockHasher(SECRET, settings.block_tokens)
-    tier = None if memory is None else PoisoningTier(memory)
-    if disk is not None and tier is not None:
-        disk.begin(tier)
+    disk = None if memory is None else disk
+    if disk is not None and memory is not None:
+        disk.begin(memory)
+    tiers = Tiers(None if memory is None else PoisoningTier(memory), () if disk is None else (disk,))
     costs = CostBook(None, beside=by_chance[1] if beside is None else beside)
-    disk = disk if tier is not None else None
     guesses = ChanceDrafter(device.chance, vocab_size) if device.chance.random() < 0.3 else None
     parts = {"drafter": guesses, "adapters": table}
-    scheduler = Scheduler(settings, pool, hasher, SPACE, tier, disk, costs, **parts)  # type: ignore[arg-type]
-    time = clock if disk is None or tier is None else disk.clock
+    scheduler = Scheduler(settings, pool, hasher, SPACE, tiers, costs, **parts)  # type: ignore[arg-type]
+    time = clock if disk is None else disk.clock
     bombed = BombedRunner(runner, device, launch_bombs, late_bombs, held)
     return Engine(scheduler, bombed, debug=True, clock=time, adapters=held), device

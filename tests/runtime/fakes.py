@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -26,6 +26,8 @@ from holdfast.kvstore.host.slots import SlotMemory, make_memory
 from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
+from holdfast.kvstore.tier import Ended, Parts, Presence, Record, Tier
+from holdfast.kvstore.tiers import Tiers
 from holdfast.runtime.adapters import AdapterTable, ReadAdapter
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.errors import AdapterInvalid, GrammarStuck, RuntimeFault
@@ -43,7 +45,7 @@ from holdfast.runtime.plan import (
 )
 from holdfast.runtime.scheduler.planner import Drafter
 from holdfast.runtime.scheduler.scheduler import Scheduler
-from holdfast.runtime.sequence import Sequence
+from holdfast.runtime.sequence import Sequence as Spoken
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.runtime.verbs import LoadAdapter, Sampling
 
@@ -387,14 +389,11 @@ class FakeRunner:
         seen = xxh3_64_intdigest(content)
         assert self._ledger.setdefault(self.memory.entry(slot).key, seen) == seen, "other bytes under a key"
 
-    def write(self, block: int, payload: bytes | memoryview, key: bytes, tokens: int) -> None:
-        """Bring bytes into a block beside all plans; what stands there is not needed any more."""
+    def reach(self, block: int) -> list[memoryview]:
+        """A block's bytes, to be written beside all plans; what stands there is not needed any more."""
         assert not self._in_flight, "a step may read or write the block"
         self.moves += 1
-        self._positions[block], self._digests[block] = self._halves(payload)
-        content = self._positions[block, :tokens].tobytes() + self._digests[block, :tokens].tobytes()
-        seen = xxh3_64_intdigest(content)
-        assert self._ledger.setdefault(key, seen) == seen, "other bytes under a key"
+        return [half[block].data.cast("B") for half in (self._positions, self._digests)]
 
     def _slot(self, slot: int) -> tuple[np.ndarray, np.ndarray]:
         assert self.memory is not None
@@ -522,46 +521,54 @@ def fake_engine(
         adapters=adapters,
         **runner,  # type: ignore[arg-type]
     )
-    tier = HostTier(memory) if memory is not None else None
-    if disk is not None and tier is not None:
-        disk.begin(tier, device if disk.near and settings.depth == 1 else None)
-        clock = disk.clock
-    below = disk if tier is not None else None
+    tiers = Tiers()
+    if memory is not None:
+        near = disk is not None and disk.near_by and settings.depth == 1
+        tiers = Tiers(HostTier(memory), () if disk is None else (disk,), device.reach if near else None)
+        if disk is not None:
+            disk.begin(memory, reads=near)
+            clock = disk.clock
     parts = {"compiler": compiler, "matchers": matchers, "drafter": drafter, "adapters": table}
-    scheduler = Scheduler(settings, pool, hasher, SPACE, tier, below, **parts)  # type: ignore[arg-type]
+    scheduler = Scheduler(settings, pool, hasher, SPACE, tiers, **parts)  # type: ignore[arg-type]
     return Engine(scheduler, device, debug=True, clock=clock, adapters=adapters), device
 
 
-class FakeDisk:
-    """A `DiskTier` without a process: each request ends when ``chance`` says so, well or badly.
+class Willing(Random):
+    """A disk that does all it is asked, at the next look."""
+
+    def random(self) -> float:
+        return 0.2
+
+
+class FakeDisk(Tier):
+    """A tier without a process: each request ends when ``chance`` says so, well or badly.
 
     ``time``: virtual seconds, ``tick`` for each look at the clock. Bytes go to the slot when the request ends.
     ``asked``, ``fetched``: requests that began, and those that ended well.
-    ``near``: blocks of a device at depth 1 are within reach, and of every four records three lie in memory, the
-    fourth once it was fetched direct, most of the time.
+    ``near_by``: blocks of a device at depth 1 are within reach, and of every four records three lie in memory,
+    the fourth once it was fetched direct, most of the time.
     """
 
+    name = "disk"
+    checks = True
+
     def __init__(self, chance: Random, *, near: bool = False) -> None:
-        self.near = near
+        self.near_by = near
         self.records: dict[bytes, tuple[int, bytes]] = {}
         self.time, self.tick = 0.0, 0.5
-        self.asked = self.fetched = self.reads = 0
+        self.asked = self.fetched = self.came = 0
         self.chance = chance
-        self._device: FakeRunner | None = None
 
-    def begin(self, host: HostTier, device: FakeRunner | None = None) -> None:
+    def begin(self, memory: SlotMemory, *, reads: bool = False) -> None:
         """Another engine: requests of the one before are forgotten, as its shelf is dead."""
-        self._host = host
-        self._device = device
-        self._storing: dict[bytes, int] = {}
-        self._restore: dict[bytes, int] = {}
-        self._direct: dict[bytes, None] = {}  # in order, so that one seed draws one run
-        self._refused: list[bytes] = []
+        self._memory = memory
+        self.reads = reads
+        self._storing: dict[int, tuple[Record, int]] = {}
+        self._fetching: dict[int, tuple[bytes, int | None]] = {}
+        self._ended: list[Ended] = []
         self.brought: set[bytes] = set()
         self.dropped: set[bytes] = set()
 
-    ready = True
-    full = False
     room = 4
 
     def clock(self) -> float:
@@ -574,117 +581,85 @@ class FakeDisk:
     def __contains__(self, key: bytes) -> bool:
         return key in self.records
 
+    def lookup(self, keys: Collection[bytes]) -> list[Presence]:
+        storing = {record.key for record, _ in self._storing.values()}
+        return [
+            Presence.FOUND if key in self.records else Presence.PENDING if key in storing else Presence.ABSENT
+            for key in keys
+        ]
+
     @property
     def waiting(self) -> bool:
-        return bool(self._storing or self._restore or self._direct)
-
-    reading_seconds = 0.0
-
-    @property
-    def reads_directly(self) -> bool:
-        return self._device is not None
+        return bool(self._storing or self._fetching or self._ended)
 
     def readable(self, key: bytes) -> bool:
         return key in self.records
 
-    def in_page_cache(self, key: bytes) -> bool:
+    def near(self, key: bytes) -> bool:
         return self.readable(key) and (key[0] % 4 > 0 or key in self.brought)
 
-    def read(self, keys: list[bytes], blocks: list[int]) -> list[int]:
+    def read(self, keys: Sequence[bytes], blocks: Sequence[Parts]) -> list[int]:
         found: list[int] = []
-        for key, block in zip(keys, blocks, strict=False):
-            slot = next(iter(self._host.find([key])), None)
-            if slot is not None:
-                tokens, payload = self._tokens(slot), bytes(self._host.memory.payload(slot))
-            elif self.in_page_cache(key) and self.chance.random() < 0.95:
-                tokens, payload = self.records[key]
-                self.reads += 1
-            else:
+        for key, parts in zip(keys, blocks, strict=False):
+            if not self.near(key) or self.chance.random() >= 0.95:
                 break
-            assert self._device is not None
-            self._device.write(block, payload, key, tokens)
+            tokens, payload = self.records[key]
+            positions, digests = parts
+            positions[:], digests[:] = payload[: len(positions)], payload[len(positions) :]
+            self.came += 1
             found.append(tokens)
         return found
 
-    def fetching(self, key: bytes) -> bool:
-        return key in self._restore or key in self._direct
-
-    def stored(self, key: bytes) -> bool:
-        return key in self.records or key in self._storing
-
-    def store(self, key: bytes, now: float) -> bool:
-        slot = self._host.slot_of(key)
-        if slot is None or self.stored(key):
+    def store(self, record: Record, slot: int, ticket: int, now: float) -> bool:
+        if self.lookup((record.key,)) != [Presence.ABSENT]:
             return False
-        self._host.hold(slot, used=False)
-        self._storing[key] = slot
+        self._storing[ticket] = record, slot
         return True
 
-    def fetch(self, key: bytes, now: float, tenant: int = 0, *, direct: bool = False) -> bool:
-        if direct:
-            if key in self.records:
-                self._direct[key] = None
-            return key in self._direct
-        if key in self._restore:
-            return True
-        slot = self._host.reserve(key, 0, tenant) if key in self.records else None
-        if slot is None:
+    def fetch(self, key: bytes, slot: int | None, ticket: int, now: float) -> bool:
+        if key not in self.records:
             return False
-        self._restore[key] = slot
-        self.asked += 1
+        self._fetching[ticket] = key, slot
+        self.asked += slot is not None
         return True
 
-    def take_refused(self) -> list[bytes]:
-        refused, self._refused = self._refused, []
-        return refused
-
-    def supersede(self, key: bytes) -> None:
+    def drop(self, key: bytes, *, erase: bool = False) -> None:
         self.records.pop(key, None)
+        if erase:
+            self.dropped.add(key)
 
-    def drop(self, key: bytes) -> None:
-        self.records.pop(key, None)
-        self.dropped.add(key)
-
-    def touch(self, key: bytes) -> None:
+    def touch(self, keys: Iterable[bytes]) -> None:
         """Nothing is ever given up here."""
 
     def evict_first(self, keys: Iterable[bytes]) -> None:
         """Nothing is ever given up here."""
 
-    def poll(self, now: float) -> None:
-        for key in [key for key in self._storing if self.chance.random() < 0.5]:
-            slot = self._storing.pop(key)
-            payload = bytes(self._host.memory.payload(slot))
-            if (
-                self.chance.random() < 0.9
-                and xxh3_64_intdigest(payload) == self._host.memory.entry(slot).digest
-            ):
-                self.records[key] = self._tokens(slot), payload
-            else:
-                self._refused.append(key)
-            self._host.release(slot)
-        for key in [key for key in self._restore if self.chance.random() < 0.3]:
-            slot = self._restore.pop(key)
-            if key not in self.records or self.chance.random() < 0.1:
-                self._host.abandon(slot)
-                continue
-            tokens, payload = self.records[key]
-            self._host.memory.payload(slot)[:] = payload
-            self._host.filled(slot, tokens=tokens, digest=xxh3_64_intdigest(payload))
-            self.fetched += 1
-        for key in [key for key in self._direct if self.chance.random() < 0.3]:
-            del self._direct[key]
-            if self.chance.random() < 0.9:
+    def poll(self, now: float) -> list[Ended]:
+        for ticket in [one for one in self._storing if self.chance.random() < 0.5]:
+            record, slot = self._storing.pop(ticket)
+            payload = bytes(self._memory.payload(slot))
+            done = self.chance.random() < 0.9 and xxh3_64_intdigest(payload) == record.digest
+            if done:
+                self.records[record.key] = record.tokens, payload
+            self._ended.append(Ended(ticket, done))
+        for ticket in [one for one in self._fetching if self.chance.random() < 0.3]:
+            key, slot = self._fetching.pop(ticket)
+            done = key in self.records and self.chance.random() >= 0.1
+            record = None
+            if done and slot is not None:
+                tokens, payload = self.records[key]
+                self._memory.payload(slot)[:] = payload
+                record = Record(key, tokens, xxh3_64_intdigest(payload))
+                self.fetched += 1
+            elif done:
                 self.brought.add(key)
-
-    def _tokens(self, slot: int) -> int:
-        return self._host.memory.entry(slot).tokens
+            self._ended.append(Ended(ticket, done, record))
+        ended, self._ended = self._ended, []
+        return ended
 
     def statistics(self) -> dict[str, int]:
-        return {"records": len(self.records), "waiting": len(self._restore), "fetched": self.fetched}
-
-    def close(self) -> None:
-        """Nothing to leave."""
+        waiting = sum(slot is not None for _, slot in self._fetching.values())
+        return {"records": len(self.records), "waiting": waiting, "fetched": self.fetched}
 
 
 class ChanceDrafter:
@@ -694,7 +669,7 @@ class ChanceDrafter:
         self.chance = chance
         self.vocab_size = vocab_size
 
-    def guess(self, sequence: Sequence, most: int) -> list[int]:
+    def guess(self, sequence: Spoken, most: int) -> list[int]:
         """Of the right tokens some, then perhaps others."""
         assert sequence.turn is not None
         shadow, guesses = Shadow(sequence.tokens.view(sequence.length).tolist(), self.vocab_size), list[int]()

@@ -31,16 +31,9 @@ from holdfast.runtime.verbs import (
     VerbReply,
 )
 from holdfast.tests.operations import lines_of, operations_of
-from holdfast.tests.runtime.fakes import GREEDY, FakeDisk, fake_engine, fake_memory
+from holdfast.tests.runtime.fakes import GREEDY, FakeDisk, Willing, fake_engine, fake_memory
 
 TIMES = 12
-
-
-class Willing(Random):
-    """A disk that does all it is asked, at the next look."""
-
-    def random(self) -> float:
-        return 0.2
 
 
 class Disk(FakeDisk):
@@ -101,7 +94,7 @@ class Busy:
             continue
 
     def _waits(self) -> bool:
-        return not self.engine.idle or self.engine.scheduler.offload.busy or self.disk.waiting
+        return not self.engine.idle or self.engine.scheduler.placement.busy or self.disk.waiting
 
     def story(self, length: int = 13) -> list[int]:
         rng = Random(self.seqs)
@@ -240,7 +233,7 @@ def test_no_step_grows_with_the_verbs_that_wait_for_the_disk(monkeypatch: pytest
     def longest(verbs: int) -> int:
         here = Busy(TIMES, near=False)
         seqs = [here.talk() for _ in range(verbs)]
-        here.disk.poll = lambda now: None  # type: ignore[method-assign]
+        here.disk.poll = lambda now: []  # type: ignore[method-assign]
         here.disk.pace = 0.01
         for seq in seqs:
             here.do(Settle, seq, True, True)

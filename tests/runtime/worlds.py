@@ -666,7 +666,7 @@ class World:
                 continue
             if self.beings[seq].cursed:  # its row failed
                 continue
-            if self.scheduler._restore.awaits(sequence):
+            if self.scheduler.placement.awaits(sequence):
                 continue
             stayed = [other for other, size in free.items() if size and other not in self.gave]
             assert not [other for other in stayed if free[other] == before[0].get(other)]
@@ -732,11 +732,11 @@ class World:
 
     def to_disk(self, seq: int) -> None:
         """Ask again that its records go to disk."""
-        self.scheduler.offload.leave(self._queues[seq])
+        self.scheduler.placement.leave(self._queues[seq])
 
     def measured(self, costs: Costs) -> None:
         """What restoring costs, as if measured."""
-        self.scheduler._restore.costs.measured = costs
+        self.scheduler.placement.costs.measured = costs
 
     def _progress(self, seq: int | None) -> tuple[bool, int]:
         """Whether a turn runs, and how many full blocks of it are computed."""

@@ -36,6 +36,8 @@ from holdfast.kvstore.disk.process import DiskProcess
 from holdfast.kvstore.disk.store import held
 from holdfast.kvstore.host.slots import SlotMemory, SlotState, make_memory
 from holdfast.kvstore.host.tier import HostTier
+from holdfast.kvstore.tier import Presence
+from holdfast.kvstore.tiers import Tiers
 from holdfast.tests.kvstore.host.records import get, put
 
 SIZE = 8192
@@ -50,7 +52,29 @@ def payload(number: int) -> bytes:
     return Random(number).randbytes(SIZE)
 
 
-class Stage:
+class Stand:
+    """Tiers with a disk tier, and what is asked of them; ``now`` is the test's."""
+
+    tiers: Tiers
+    now = 0.0
+
+    def has(self, *numbers: int) -> list[bool]:
+        """Which of these records are on disk."""
+        return [self.tiers.found_below(key(number)) for number in numbers]
+
+    def store(self, number: int) -> bool:
+        """Whether this began to bring the record down."""
+        before = self.tiers.stored(key(number))
+        self.tiers.send([key(number)])
+        self.tiers.send_down({}, lambda key: False, self.now)
+        return self.tiers.stored(key(number)) and not before
+
+    def fetch(self, number: int, *, direct: bool = False) -> bool:
+        """Whether the record is on its way up."""
+        return self.tiers.fetch(key(number), self.now, 0, direct=direct) is Presence.FOUND
+
+
+class Stage(Stand):
     """A host tier of 40 slots, a disk process, and the disk below; ``now`` is the test's."""
 
     def __init__(self, folder: Path, space: bytes = SPACE, floor: int = 0) -> None:
@@ -60,17 +84,17 @@ class Stage:
         self.disk_process = DiskProcess(fd)
         control = self.disk_process.theirs.dup()
         self.disk_process.start()
-        self.now = 0.0
         begin = Begin(str(folder / space.hex()), space, SIZE, 1 << 22, floor=floor)
         self.blocks = [memoryview(bytearray(SIZE)) for _ in range(20)]
-        self.disk = DiskTier(self.host, control, begin, lambda block: [self.blocks[block]])
+        self.disk = DiskTier(control, begin, reads=True)
+        self.tiers = Tiers(self.host, (self.disk,), lambda block: [self.blocks[block]])
         self.file = Path(begin.folder) / FILE
         self._fd: int | None = fd
 
     def until(self, reached: Callable[[], object]) -> None:
         end = time.monotonic() + 240  # it is a Python process, and the machine may be busy
         while not reached():
-            self.disk.poll(self.now)
+            self.tiers.poll(self.now)
             time.sleep(0.0005)  # the core is the disk process's meanwhile
             assert time.monotonic() < end, "it never came"
 
@@ -94,8 +118,8 @@ class Stage:
     def down(self, *numbers: int) -> None:
         self.keep(*numbers)
         for number in numbers:
-            self.until(lambda: self.disk.room > 0)
-            assert self.disk.store(key(number), self.now)
+            self.until(lambda: self.tiers.room > 0)
+            assert self.store(number)
         self.until(self.settled)
 
     def damage(self, number: int) -> None:
@@ -129,7 +153,7 @@ def test_records_go_down_and_come_up_as_they_were(stage: Stage) -> None:
     stage.down(*range(30))
     for number in range(30):
         stage.host.drop(key(number))
-        assert stage.disk.fetch(key(number), stage.now) and stage.disk.fetching(key(number))
+        assert stage.fetch(number) and stage.tiers.fetching(key(number))
     assert not any(key(number) in stage.host for number in range(30)), "not before it has come"
     stage.until(stage.settled)
     for number in range(30):
@@ -143,12 +167,12 @@ def test_a_record_that_is_gone_fails_alone_in_its_piece(stage: Stage) -> None:
     stage.damage(7)
     for number in range(20):
         stage.host.drop(key(number))
-        assert stage.disk.fetch(key(number), stage.now)
+        assert stage.fetch(number)
     stage.until(stage.settled)
     for number in range(20):
         if number != 7:
             stage.check(number)
-    assert key(7) not in stage.host and key(7) not in stage.disk
+    assert key(7) not in stage.host and not all(stage.has(7))
     assert (stage.disk.statistics()["fetched"], stage.disk.statistics()["failed"]) == (19, 1)
 
 
@@ -182,7 +206,7 @@ def test_a_disk_that_another_fills_gets_the_space_of_kv_and_returns_it(small_dis
         file.write(bytes(free(small_disk) - floor + 5 * SIZE))
     stage.until(lambda: len(stage.disk) < 30)
     stage.until(lambda: free(small_disk) >= floor)
-    assert len(stage.disk) > 5 and key(29) in stage.disk and key(0) not in stage.disk
+    assert len(stage.disk) > 5 and all(stage.has(29)) and not all(stage.has(0))
     with ballast.open("ab") as file:
         file.write(bytes(free(small_disk) - 1024))
     stage.until(lambda: len(stage.disk) == 0 and stage.disk.statistics()["budget"] < 1 << 20)
@@ -191,7 +215,7 @@ def test_a_disk_that_another_fills_gets_the_space_of_kv_and_returns_it(small_dis
     stage.until(lambda: stage.disk.statistics()["budget"] == 1 << 22)
     stage.down(*range(40, 60))
     stage.host.drop(key(45))
-    assert stage.disk.fetch(key(45), stage.now)
+    assert stage.fetch(45)
     stage.until(stage.settled)
     stage.check(45)
     stage.close()
@@ -225,26 +249,27 @@ def known(*numbers: int, last: bool = True) -> Known:
     return Known(records_joined(told), last)
 
 
-class Scripted:
+class Scripted(Stand):
     """A disk tier whose disk processes are the test."""
 
     def __init__(self) -> None:
         self._memory = make_memory(2 * 4096 + 41 * (SIZE + 64))
         self.host = HostTier(SlotMemory(self._memory, SPACE, SIZE))
         control, self._control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.disk = DiskTier(self.host, control, Begin("", SPACE, SIZE, 1 << 22))
+        self.disk = DiskTier(control, Begin("", SPACE, SIZE, 1 << 22))
+        self.tiers = Tiers(self.host, (self.disk,))
         self._sock: socket.socket | None = None
 
     def begin(self, *numbers: int, last: bool = True) -> None:
         """Be the next disk process, with these records; the one before is gone."""
         if self._sock is not None:
             self._sock.close()
-            self.disk.poll(0.0)
+            self.tiers.poll(0.0)
         engine, self._sock = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with engine:
             socket.send_fds(self._control, [b"disk"], [engine.fileno()])
         self.tell(known(*numbers, last=last))
-        self.disk.poll(0.0)
+        self.tiers.poll(0.0)
         assert isinstance(self.asked(), Begin)
 
     def tell(self, *answers: Up) -> None:
@@ -275,12 +300,12 @@ def test_one_look_takes_up_few_pieces_and_what_may_have_come_during_a_step(scrip
     """However long the step was: no disk process is given up for answers that the engine did not look at."""
     scripted.begin(*range(30))
     for number in range(30):
-        assert scripted.disk.fetch(key(number), 0.0)
-        scripted.disk.poll(0.0)  # a piece each
+        assert scripted.fetch(number)
+        scripted.tiers.poll(0.0)  # a piece each
     scripted.tell(*(Fetched(scripted.asked().ticket, [0], []) for _ in range(30)))
     waiting = []
     for now in (0.0, 0.0, 0.001, 60 * DEADLINE):
-        scripted.disk.poll(now)
+        scripted.tiers.poll(now)
         waiting.append(scripted.disk.statistics()["waiting"])
     assert waiting == [26, 22, 8, 0] and scripted.disk.statistics()["lost"] == 0
 
@@ -290,12 +315,12 @@ def test_records_count_when_they_can_be_fetched(scripted: Scripted) -> None:
     can get.
     """
     scripted.begin(1, last=False)
-    assert not scripted.disk.fetch(key(1), 0.0)
+    assert not scripted.fetch(1)
     assert (scripted.disk.statistics()["records"], len(scripted.disk)) == (0, 0)
     scripted.tell(known(2))
-    scripted.disk.poll(0.0)
+    scripted.tiers.poll(0.0)
     assert (scripted.disk.statistics()["records"], len(scripted.disk)) == (2, 2)
-    assert key(1) in scripted.disk and key(2) in scripted.disk
+    assert all(scripted.has(1)) and all(scripted.has(2))
 
 
 def test_the_disk_process_is_told_once_which_records_leases_cover(scripted: Scripted) -> None:
@@ -303,16 +328,16 @@ def test_the_disk_process_is_told_once_which_records_leases_cover(scripted: Scri
 
     def told(number: int) -> tuple[set[bytes], set[bytes]]:
         put(scripted.host, key(number), 1, payload(number))
-        assert scripted.disk.store(key(number), 0.0)
+        assert scripted.store(number)
         store = scripted.asked()
         return set(store.leased), set(store.released)
 
     scripted.begin()
-    scripted.host.lease(1, [key(1), key(2)], 5.0)
+    scripted.tiers.lease(1, [key(1), key(2)], 5.0)
     assert told(10) == ({key(1), key(2)}, set())
     assert told(11) == (set(), set())
-    scripted.host.lease(2, [key(2)], 5.0)
-    scripted.host.lease(1, [], 0.0)
+    scripted.tiers.lease(2, [key(2)], 5.0)
+    scripted.tiers.lease(1, [], 0.0)
     assert told(12) == (set(), {key(1)})
     scripted.begin()
     assert told(13) == ({key(2)}, set())
@@ -325,14 +350,14 @@ def test_what_is_fetched_bare_takes_no_slot_and_is_read_where_it_lies(stage: Sta
     again = Stage(tmp_path)
     again.until(again.settled)
     keys = [key(number) for number in range(20)]
-    free = again.host.free
-    assert again.disk.read(keys, range(20)) == [number % 4 + 1 for number in range(20)]
-    for one in keys:
-        assert again.disk.fetch(one, again.now, direct=True) and again.disk.fetching(one)
-    assert again.disk.fetch(keys[3], again.now) and not again.disk.fetch(key(99), again.now, direct=True)
+    free = again.host.room
+    assert again.tiers.read(keys, range(20)) == [number % 4 + 1 for number in range(20)]
+    for number in range(20):
+        assert again.fetch(number, direct=True) and again.tiers.fetching(key(number))
+    assert again.fetch(3) and not again.fetch(99, direct=True)
     again.until(again.settled)
-    assert again.host.free == free - 1 and not any(map(again.disk.fetching, keys))
-    assert again.disk.read(keys, range(20)) == [number % 4 + 1 for number in range(20)]
+    assert again.host.room == free - 1 and not any(map(again.tiers.fetching, keys))
+    assert again.tiers.read(keys, range(20)) == [number % 4 + 1 for number in range(20)]
     assert [bytes(block) == payload(number) for number, block in enumerate(again.blocks)] == [True] * 20
     again.host.audit()
     again.close()
@@ -343,18 +368,18 @@ def test_what_is_gone_or_damaged_is_not_read_from_memory(stage: Stage) -> None:
     stage.damage(2)
     for number in (1, 2, 4):
         stage.host.drop(key(number))
-        assert stage.disk.fetch(key(number), stage.now, direct=True)
-    stage.disk.supersede(key(4))
+        assert stage.fetch(number, direct=True)
+    stage.disk.drop(key(4))
     stage.keep(30)
-    assert stage.disk.store(key(30), stage.now)
+    assert stage.store(30)
     while payload(30) not in stage.file.read_bytes():
         pass  # 4 is gone before the engine asks for the others
     stage.until(stage.settled)
-    assert [stage.disk.read([key(number)], [0]) for number in (1, 2, 4)] == [[2], [], []]
-    assert stage.disk.fetch(key(2), stage.now)
+    assert [stage.tiers.read([key(number)], [0]) for number in (1, 2, 4)] == [[2], [], []]
+    assert stage.fetch(2)
     stage.until(stage.settled)
     for number in (2, 4):
-        assert key(number) not in stage.host and key(number) not in stage.disk, "the disk process finds out"
+        assert key(number) not in stage.host and not all(stage.has(number)), "the disk process finds out"
 
 
 def test_a_direct_fetch_from_a_process_that_dies_can_be_asked_of_the_next(stage: Stage) -> None:
@@ -362,13 +387,13 @@ def test_a_direct_fetch_from_a_process_that_dies_can_be_asked_of_the_next(stage:
     pid = stage.disk_process.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
-    assert all(stage.disk.fetch(key(number), stage.now, direct=True) for number in range(8))
+    assert all(stage.fetch(number, direct=True) for number in range(8))
     os.kill(pid, signal.SIGKILL)
     stage.until(lambda: not stage.disk.ready)
-    assert not any(stage.disk.fetching(key(number)) for number in range(8))
+    assert not any(stage.tiers.fetching(key(number)) for number in range(8))
     stage.until(stage.settled)
-    assert not any(stage.disk.fetching(key(number)) for number in range(8))
-    assert all(stage.disk.fetch(key(number), stage.now, direct=True) for number in range(8))
+    assert not any(stage.tiers.fetching(key(number)) for number in range(8))
+    assert all(stage.fetch(number, direct=True) for number in range(8))
     stage.until(stage.settled)
     assert all(stage.disk.readable(key(number)) for number in range(8))
 
@@ -378,7 +403,7 @@ def test_another_start_knows_what_is_there(stage: Stage, tmp_path: Path) -> None
     stage.close()
     again = Stage(tmp_path)
     again.until(again.settled)
-    assert len(again.disk) == 10 and again.disk.fetch(key(4), 0.0)
+    assert len(again.disk) == 10 and again.fetch(4)
     again.until(again.settled)
     again.check(4)
     again.close()
@@ -396,13 +421,13 @@ def test_records_of_another_namespace_are_ignored_with_one_line(
     stage.close()
     other = Stage(tmp_path, bytes(16))
     other.until(other.settled)
-    assert not len(other.disk) and not other.disk.fetch(key(1), 0.0)
+    assert not len(other.disk) and not other.fetch(1)
     other.close()
     (line,) = capfd.readouterr().err.splitlines()
     assert "KV of 1 other models or settings: ignored" in line
     stage.__init__(tmp_path)  # for the fixture to close
     stage.until(stage.settled)
-    assert key(1) in stage.disk
+    assert all(stage.has(1))
 
 
 @pytest.mark.parametrize("when", ["before its keys are known", "while it is lost", "before its answer"])
@@ -414,25 +439,25 @@ def test_what_is_erased_is_gone_whatever_the_disk_process_does(
     if when == "before its keys are known":
         stage.close()
         stage.__init__(tmp_path)
-        stage.disk.drop(key(1))
+        stage.disk.drop(key(1), erase=True)
     elif when == "while it is lost":
         pid = stage.disk_process.pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
-        stage.disk.drop(key(1))
-        stage.disk.poll(stage.now)  # it is asked, and never does it
+        stage.disk.drop(key(1), erase=True)
+        stage.tiers.poll(stage.now)  # it is asked, and never does it
         os.kill(pid, signal.SIGKILL)
         stage.until(lambda: not stage.disk.ready)
-        stage.disk.drop(key(2))
+        stage.disk.drop(key(2), erase=True)
     else:
         stage.host.drop(key(1))
-        assert stage.disk.fetch(key(1), stage.now)
-        stage.disk.drop(key(1))
+        assert stage.fetch(1)
+        stage.disk.drop(key(1), erase=True)
     stage.until(stage.settled)
     erased = (1, 2) if when == "while it is lost" else (1,)
-    assert not any(key(number) in stage.disk or stage.disk.fetch(key(number), stage.now) for number in erased)
+    assert not any(all(stage.has(number)) or stage.fetch(number) for number in erased)
     assert when != "before its answer" or key(1) not in stage.host
-    assert all(key(number) in stage.disk for number in range(4) if number not in erased)
+    assert all(all(stage.has(number)) for number in range(4) if number not in erased)
     stage.down(9)
     stage.close()
     (account,) = verify(tmp_path)
@@ -440,15 +465,15 @@ def test_what_is_erased_is_gone_whatever_the_disk_process_does(
     stage.__init__(tmp_path)  # for the fixture to close
     stage.until(stage.settled)
     stage.down(1)
-    assert key(1) in stage.disk, "written again, it is a record as others"
+    assert all(stage.has(1)), "written again, it is a record as others"
 
 
 def test_a_superseded_record_is_erased_without_another_store(stage: Stage, tmp_path: Path) -> None:
     """What replaced it is erased with it, so no other store may come."""
     stage.down(*range(4))
-    stage.disk.supersede(key(1))
     stage.disk.drop(key(1))
-    stage.disk.poll(stage.now)
+    stage.disk.drop(key(1), erase=True)
+    stage.tiers.poll(stage.now)
     stage.close()
     (account,) = verify(tmp_path)
     assert account.records == 3
@@ -457,9 +482,9 @@ def test_a_superseded_record_is_erased_without_another_store(stage: Stage, tmp_p
 
 
 def test_a_record_that_is_not_there_is_not_fetched(stage: Stage) -> None:
-    assert not stage.disk.fetch(key(1), stage.now) and not stage.disk.store(key(1), stage.now)
+    assert not stage.fetch(1) and not stage.store(1)
     stage.keep(1)
-    assert stage.disk.store(key(1), stage.now) and not stage.disk.store(key(1), stage.now)
+    assert stage.store(1) and not stage.store(1)
     stage.until(stage.settled)
 
 
@@ -470,9 +495,9 @@ def test_slots_of_a_process_that_is_lost_come_back_when_it_is_dead(stage: Stage,
     first = stage.disk_process.pid
     assert first is not None
     os.kill(first, how)
-    assert stage.disk.fetch(key(1), stage.now)
+    assert stage.fetch(1)
     stage.keep(3)
-    storing = stage.disk.store(key(3), stage.now)
+    storing = stage.store(3)
     stage.until_lost()
     filling = [slot for slot in range(40) if stage.host.memory.entry(slot).state is SlotState.FILLING]
     assert storing or how is signal.SIGKILL, (
@@ -482,7 +507,7 @@ def test_slots_of_a_process_that_is_lost_come_back_when_it_is_dead(stage: Stage,
     stage.until(stage.settled)
     assert stage.disk_process.pid != first
     assert stage.host.memory.entry(filling[0]).state is SlotState.FREE
-    assert stage.disk.fetch(key(1), stage.now)
+    assert stage.fetch(1)
     stage.until(stage.settled)
     stage.check(1)
     assert stage.disk.statistics()["lost"] == 1
@@ -518,11 +543,11 @@ def test_kills_at_any_moment_lose_and_mix_up_nothing(stage: Stage, monkeypatch: 
     for _ in range(12):
         numbers = random.sample(range(60), 8)
         for number in numbers:
-            if key(number) not in stage.host and not stage.disk.fetch(key(number), stage.now):
+            if key(number) not in stage.host and not stage.fetch(number):
                 put(stage.host, key(number), number % 4 + 1, memoryview(payload(number)))
-            stage.disk.store(key(number), stage.now)
+            stage.store(number)
         for _ in range(random.randrange(200)):
-            stage.disk.poll(stage.now)
+            stage.tiers.poll(stage.now)
         if (pid := stage.disk_process.pid) is not None:
             with contextlib.suppress(ProcessLookupError):  # that of the round before, being replaced
                 os.kill(pid, signal.SIGKILL)

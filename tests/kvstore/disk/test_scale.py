@@ -18,6 +18,7 @@ from holdfast.kvstore.disk.payload_file import stride_of
 from holdfast.kvstore.disk.store import NewRecord, RecordStore
 from holdfast.kvstore.host.slots import SlotMemory, make_memory
 from holdfast.kvstore.host.tier import HostTier
+from holdfast.kvstore.tiers import Tiers
 from holdfast.tests.operations import operations_of
 
 SIZE = 64
@@ -38,19 +39,20 @@ class EngineEnd:
         self.host = HostTier(SlotMemory(fd, SPACE, SIZE))
         os.close(fd)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.disk = DiskTier(self.host, theirs, Begin(str(folder), SPACE, SIZE, 1 << 30))
+        self.disk = DiskTier(theirs, Begin(str(folder), SPACE, SIZE, 1 << 30))
+        self.tiers = Tiers(self.host, (self.disk,))
         mine, self.process = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, mine:
             ours.recv(16)
             socket.send_fds(ours, [b"disk"], [mine.fileno()])
-        self.disk.poll(0.0)
+        self.tiers.poll(0.0)
         self.process.recv(PACKET_BYTES)
         there = ((key(number), RecordAt(number, 1, 4)) for number in range(160 * size))
         self.process.send(encode(Known(records_joined(there), last=True)))
-        self.disk.poll(0.0)
+        self.tiers.poll(0.0)
         self.numbers = count(1 << 20)
         for number in range(160 * size):
-            self.host.lease(number, [key(number)], 1e6 + number)
+            self.tiers.lease(number, [key(number)], 1e6 + number)
         for _ in range(80 * size):
             self.one()
 
@@ -60,16 +62,15 @@ class EngineEnd:
         slot = self.host.reserve(key(number), 4)
         assert slot is not None
         self.host.filled(slot)
-        self.host.foresee(4, 1024, 64)
-        self.host.lease(number % 100, [key(number)], 1e6)
-        for kept in self.host.take_evicted():
-            self.disk.touch(kept)
+        self.tiers.lease(number % 100, [key(number)], 1e6)
+        self.tiers.note_evicted()
         self.disk.evict_first([key(number % 90)])
-        assert self.disk.store(key(number), 0.0)
+        self.tiers.send([key(number)])
+        self.tiers.send_down({}, lambda key: False, 0.0)
         request = messages.down_decoder.decode(self.process.recv(PACKET_BYTES))
         assert isinstance(request, messages.Store)
         self.process.send(encode(Done(request.ticket, number)))
-        self.disk.poll(0.0)
+        self.tiers.poll(0.0)
         assert not self.disk.waiting
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from holdfast.kvstore.errors import LeakFound, RecordCorrupt, RecordMissing
 from holdfast.kvstore.host import tier as host
 from holdfast.kvstore.host.slots import SlotMemory, SlotState, make_memory
 from holdfast.kvstore.host.tier import HostTier
+from holdfast.kvstore.tier import Record
 from holdfast.tests.kvstore.host.records import find, get, put
 
 SIZE = 64
@@ -252,7 +253,7 @@ def test_bytes_that_come_from_elsewhere_are_checked() -> None:
         slot = tier.reserve(b"k" * 16, 0)
         assert slot is not None
         tier.memory.payload(slot)[:] = content(b"k" * 16, version)
-        tier.filled(slot, tokens=3, digest=digest)
+        tier.store(Record(b"k" * 16, 3, digest), slot, 1, 0.0)
         assert (b"k" * 16 in tier) is found
     assert get(tier, b"k" * 16)[0] == 3 and tier.statistics()["damaged"] == 1
     assert get(HostTier(tier.memory), b"k" * 16)[0] == 3
@@ -271,12 +272,12 @@ def test_an_audit_notices_a_directory_that_says_something_else() -> None:
 def test_what_a_lease_covers_outlives_a_flood_and_no_longer_than_the_lease() -> None:
     tier = HostTier(memory_of())
     leased, other, *flood = [bytes([number]) * 16 for number in range(1, 16)]
-    tier.lease(1, [leased, other], 10.0)  # neither is here yet
-    tier.lease(2, [other], 20.0)
+    tier.promise(1, [leased, other], 10.0)  # neither is here yet
+    tier.promise(2, [other], 20.0)
     filled(tier, leased, other, *flood[:6])
     assert leased in tier and other in tier and len(tier) == SLOTS
     assert tier.promised(other, besides=1) and not tier.promised(leased, besides=1)
-    tier.lease(1, [], 0.0)
+    tier.promise(1, [], 0.0)
     filled(tier, *flood[6:12])
     assert leased not in tier and other in tier, "one lease is over, the other is not"
     tier.drop(other)
@@ -289,7 +290,7 @@ def test_leases_that_cover_every_slot_lock_none() -> None:
     tier = HostTier(memory_of())
     keys = [bytes([number]) * 16 for number in range(1, SLOTS + 1)]
     for number, key in enumerate(keys):
-        tier.lease(number, [key], float(number))
+        tier.promise(number, [key], float(number))
     filled(tier, *keys, b"another one here")
     assert keys[-1] not in tier, "the latest return went"
     assert all(key in tier for key in keys[:-1])
@@ -328,7 +329,7 @@ def test_what_was_checked_in_its_slot_is_hashed_again_only_where_all_is() -> Non
         tier = HostTier(memory, recheck=recheck)
         slot = tier.reserve(KEY_A, 0)
         assert slot is not None
-        tier.filled(slot, tokens=4, digest=99)
+        tier.store(Record(KEY_A, 4, 99), slot, 1, 0.0)
         assert (KEY_A in tier) is not recheck and tier.statistics()["damaged"] == recheck
     after = HostTier(memory, recheck=False)
     assert find(after, KEY_A) is None, "another process's word is not believed"
@@ -339,7 +340,7 @@ def test_what_is_above_gives_way_first_and_says_when_it_leaves() -> None:
     keys = [bytes([number + 1]) * 16 for number in range(5)]
     for key in keys[:3]:
         put(tier, key, 4, memoryview(content(key, 1)))
-    tier.evict_first([slot for key in keys[1:3] if (slot := tier.slot_of(key)) is not None])
+    tier.evict_first(keys[1:3])
     tier.touch([keys[1]])
     for key in keys[3:]:
         put(tier, key, 4, memoryview(content(key, 1)))
@@ -355,7 +356,7 @@ def test_a_spare_record_takes_a_free_slot_or_that_of_another_spare_one() -> None
     tier.filled(spare)
     put(tier, keys[1], 4, memoryview(content(keys[1], 1)))
     assert tier.reserve(keys[2], 4, spare=True) is None and keys[0] in tier
-    tier.evict_first([spare])
+    tier.evict_first([keys[0]])
     assert tier.reserve(keys[2], 4, spare=True) == spare
     assert tier.reserve(keys[3], 4, spare=True) is None and keys[1] in tier
     tier.abandon(spare)

@@ -28,11 +28,11 @@ def engine_of(settings: EngineSettings, memory: int) -> Iterator[Engine]:
     disk_process.start()
     engine = load_engine(settings, lambda done, what: None, Liveness(), memory, control).engine
     assert isinstance(engine, Engine)
-    offload = engine.scheduler.offload
-    assert offload.disk is not None
-    costs = engine.scheduler._restore.costs
+    tiers = engine.scheduler.tiers
+    assert tiers.below
+    costs = engine.scheduler.placement.costs
     costs.measured = type(costs.measured)()  # so that nothing is computed instead
-    while not offload.disk.ready:
+    while not tiers.ready:
         engine.scheduler.tick(time.monotonic())
     yield engine
     engine.leave()

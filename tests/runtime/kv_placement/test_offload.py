@@ -7,20 +7,13 @@ from random import Random
 import pytest
 
 from holdfast.runtime.kv_placement.costs import Costs
-from holdfast.runtime.kv_placement.offload import IDLE_SECONDS
+from holdfast.runtime.kv_placement.placement import IDLE_SECONDS
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.runtime.verbs import Settle, Stage, VerbReply, Work
-from holdfast.tests.runtime.fakes import FakeDisk, fake_memory
+from holdfast.tests.runtime.fakes import FakeDisk, Willing, fake_memory
 from holdfast.tests.runtime.worlds import VOCAB, World
 
 PROMPT = list(range(30, 43))
-
-
-class Willing(Random):
-    """A disk that does all it is asked, at the next look."""
-
-    def random(self) -> float:
-        return 0.2
 
 
 def shelved(slots: int = 40, depth: int = 2) -> World:
@@ -39,7 +32,7 @@ def shelved(slots: int = 40, depth: int = 2) -> World:
 def down(here: World) -> None:
     """Let everything go to disk that is on its way there."""
     here.run()
-    while here.scheduler.offload.busy:
+    while here.scheduler.placement.busy:
         here.step()
 
 
@@ -135,7 +128,7 @@ def test_what_comes_up_gives_way_on_the_device_to_a_turn_that_runs() -> None:
             break
         here.step()
     assert 0 in here.restoring() and len(here.sequence(0).table) > 4
-    poll, here.disk.poll = here.disk.poll, lambda now: None  # type: ignore[method-assign]
+    poll, here.disk.poll = here.disk.poll, lambda now: []  # type: ignore[method-assign]
     here.open(1, list(range(100, 140)))
     assert len(here.reply(1, 5)) == 5, "it needs more blocks than the other leaves"
     here.disk.poll = poll  # type: ignore[method-assign]
@@ -170,7 +163,7 @@ def test_others_run_while_a_turn_waits_and_it_holds_nothing() -> None:
     settle(here, 0)
     begin_anew(here)
     assert here.disk is not None
-    poll, here.disk.poll = here.disk.poll, lambda now: None  # type: ignore[method-assign]
+    poll, here.disk.poll = here.disk.poll, lambda now: []  # type: ignore[method-assign]
     here.open(0, [*PROMPT, *said, 7])
     here.generate(0, 4)
     assert here.restoring() == [0] and not len(here.sequence(0).table)
@@ -189,7 +182,7 @@ def test_a_turn_that_waits_for_a_disk_that_never_answers_is_computed() -> None:
     settle(here, 0)
     begin_anew(here)
     assert here.disk is not None
-    here.disk.poll = lambda now: None  # type: ignore[method-assign]
+    here.disk.poll = lambda now: []  # type: ignore[method-assign]
     here.open(0, [*PROMPT, *said, 7])
     here.reply(0, 4)
     assert work_of(here, 0).disk == 0 and work_of(here, 0).prefilled == 20
@@ -260,7 +253,7 @@ def test_what_is_settled_before_it_was_saved_goes_to_disk_all_the_same() -> None
     assert isinstance(here.engine.apply(Settle(here.next_request(), 0, disk=True)), VerbReply)
     down(here)
     keys = here.sequence(0).keys[:4]
-    assert len(keys) == 4 and all(map(here.disk.stored, keys))
+    assert len(keys) == 4 and all(key in here.disk for key in keys)
 
 
 def test_a_host_tier_that_is_nearly_full_sends_down_what_it_would_drop() -> None:

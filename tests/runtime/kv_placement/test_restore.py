@@ -6,7 +6,7 @@ from random import Random
 
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.runtime.verbs import Settle, VerbReply
-from holdfast.tests.runtime.fakes import FakeDisk, fake_memory
+from holdfast.tests.runtime.fakes import FakeDisk, Willing, fake_memory
 from holdfast.tests.runtime.worlds import VOCAB, World
 
 PROMPT = list(range(30, 43))
@@ -33,13 +33,13 @@ def kept(here: World, seq: int) -> list[int]:
     assert isinstance(here.engine.apply(Settle(here.next_request(), seq, disk=True)), VerbReply)
     for _ in range(10):  # what the disk refuses is asked again
         here.run()
-        while here.scheduler.offload.busy:
+        while here.scheduler.placement.busy:
             here.step()
         here.to_disk(seq)
     here.memory = fake_memory(40, 4)
     here.restart()
     assert here.disk is not None
-    here.disk.in_page_cache = here.disk.readable  # type: ignore[method-assign]
+    here.disk.near = here.disk.readable  # type: ignore[method-assign]
     return [*PROMPT, *said]
 
 
@@ -51,7 +51,7 @@ def test_a_turn_finds_its_kv_at_the_first_sign_and_does_not_wait() -> None:
     here.reply(0, 4)
     work = here.ended[0].work
     assert here.disk is not None and work is not None
-    assert (here.disk.reads, here.disk.fetched) == (5, 0)
+    assert (here.disk.came, here.disk.fetched) == (5, 0)
     assert (work.disk, work.prefilled, work.recomputed) == (18, 1, 0)
 
 
@@ -88,14 +88,14 @@ def test_what_says_it_is_of_another_length_is_computed_again() -> None:
 def test_what_is_not_in_memory_is_brought_there_and_goes_past_the_host_tier() -> None:
     here = near()
     tokens = kept(here, 0)
-    assert here.disk is not None and here.scheduler.tier is not None
-    brought, here.disk.chance = here.disk.brought, Random(3)
-    here.disk.in_page_cache = brought.__contains__  # type: ignore[method-assign]
+    assert here.disk is not None and here.scheduler.tiers.host is not None
+    brought, here.disk.chance = here.disk.brought, Willing()
+    here.disk.near = brought.__contains__  # type: ignore[method-assign]
     here.open(0, tokens)
     assert here.state(0).computed == 0 and 0 in here.staged()
     here.reply(0, 4)
     work = here.ended[0].work
-    assert (here.disk.reads, here.disk.fetched) == (5, 0)
+    assert (here.disk.came, here.disk.fetched) == (5, 0)
     assert work is not None and (work.disk, work.prefilled, work.recomputed) == (18, 1, 0)
 
 

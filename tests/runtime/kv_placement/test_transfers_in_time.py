@@ -10,6 +10,7 @@ from holdfast.kvstore.host.slots import SlotMemory, make_memory
 from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
+from holdfast.kvstore.tiers import Tiers
 from holdfast.runtime.kv_placement.costs import CostBook
 from holdfast.runtime.kv_placement.transfers import ALONE, FEW, MANY, PART, Transfers
 from holdfast.runtime.plan import Outcomes
@@ -29,7 +30,7 @@ class Below:
         tier = HostTier(SlotMemory(fd, bytes(16), 64))
         os.close(fd)
         self.blocks = {key: block for block, key in enumerate(KEYS)}
-        self.moves = Transfers(tier, self.blocks.get, 4, None, beside)
+        self.moves = Transfers(Tiers(tier), self.blocks.get, 4, beside)
         for key, block in self.blocks.items():
             self.moves.save(key, block)
 
@@ -103,7 +104,9 @@ def test_a_token_of_the_step_behind_a_prompt_waits_for_few_of_its_blocks(*, besi
     os.close(fd)
     settings = SchedulerSettings(blocks=WAITING, vocab_size=64, max_context=512, max_step_tokens=256)
     costs = CostBook(None, beside=beside)
-    scheduler = Scheduler(settings, BlockPool(WAITING), BlockHasher(bytes(32), 16), tier=tier, costs=costs)
+    scheduler = Scheduler(
+        settings, BlockPool(WAITING), BlockHasher(bytes(32), 16), tiers=Tiers(tier), costs=costs
+    )
     scheduler.apply(Open(0, 1, b"", [1] * 161), 0.0)
     scheduler.apply(Generate(0, 1, Sampling(), TokenLimits(100)), 0.0)
     saves = []

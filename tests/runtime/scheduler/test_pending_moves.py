@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from holdfast.kvstore.tier import Record
 from holdfast.runtime.scheduler.pending_moves import AGAIN_SECONDS, PATIENCE_SECONDS
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.runtime.verbs import Moved, Settle, Stage
@@ -96,7 +97,7 @@ def test_a_turn_or_a_close_in_between_ends_the_wait(verb: Stage | Settle) -> Non
     for close in (False, True):
         here = one(disk=True)
         assert here.disk is not None
-        here.disk.poll = lambda now: None  # type: ignore[method-assign]
+        here.disk.poll = lambda now: []  # type: ignore[method-assign]
         assert here.engine.apply(verb) is None
         if close:
             here.close(0)
@@ -109,7 +110,7 @@ def test_a_turn_or_a_close_in_between_ends_the_wait(verb: Stage | Settle) -> Non
 def test_a_disk_that_does_not_answer_is_not_waited_for_for_ever() -> None:
     here = one(disk=True)
     assert here.disk is not None
-    here.disk.poll = lambda now: None  # type: ignore[method-assign]
+    here.disk.poll = lambda now: []  # type: ignore[method-assign]
     assert here.engine.apply(Settle(1, 0, disk=True, wait=True)) is None
     here.engine.step()
     assert not here.engine.answers() and here.engine.due() is not None
@@ -124,9 +125,9 @@ def test_a_disk_that_refuses_is_not_asked_again_at_every_look() -> None:
     assert here.disk is not None
     looks, asked = 100, Counter[bytes]()
 
-    def refused(key: bytes, now: float) -> bool:
-        asked[key] += 1
-        return True
+    def refused(record: Record, slot: int, ticket: int, now: float) -> bool:
+        asked[record.key] += 1
+        return False
 
     here.disk.store = refused  # type: ignore[method-assign]
     here.disk.tick = 0.0
