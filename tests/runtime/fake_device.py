@@ -776,7 +776,8 @@ def device_engine(
     disk = None if memory is None else disk
     if disk is not None and memory is not None:
         disk.begin(memory)
-    tiers = Tiers(None if memory is None else PoisoningTier(memory), () if disk is None else (disk,))
+    host = None if memory is None else PoisoningTier(memory)
+    tiers = Tiers(host, () if disk is None else disk.below)
     costs = CostBook(None, beside=by_chance[1] if beside is None else beside)
     guesses = ChanceDrafter(device.chance, vocab_size) if device.chance.random() < 0.3 else None
     parts = {"drafter": guesses, "adapters": table}

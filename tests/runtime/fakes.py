@@ -524,7 +524,8 @@ def fake_engine(
     tiers = Tiers()
     if memory is not None:
         near = disk is not None and disk.near_by and settings.depth == 1
-        tiers = Tiers(HostTier(memory), () if disk is None else (disk,), device.reach if near else None)
+        below = () if disk is None else disk.below
+        tiers = Tiers(HostTier(memory), below, device.reach if near else None)
         if disk is not None:
             disk.begin(memory, reads=near)
             clock = disk.clock
@@ -546,14 +547,15 @@ class FakeDisk(Tier):
     ``time``: virtual seconds, ``tick`` for each look at the clock. Bytes go to the slot when the request ends.
     ``asked``, ``fetched``: requests that began, and those that ended well.
     ``near_by``: blocks of a device at depth 1 are within reach, and of every four records three lie in memory,
-    the fourth once it was fetched direct, most of the time.
+    the fourth once it was fetched direct, most of the time. ``liar``: so does the chance of a `LyingTier`.
     """
 
     name = "disk"
     checks = True
 
-    def __init__(self, chance: Random, *, near: bool = False) -> None:
+    def __init__(self, chance: Random, *, near: bool = False, liar: Random | None = None) -> None:
         self.near_by = near
+        self.liar = None if liar is None else LyingTier(liar)
         self.records: dict[bytes, tuple[int, bytes]] = {}
         self.time, self.tick = 0.0, 0.5
         self.asked = self.fetched = self.came = 0
@@ -568,8 +570,23 @@ class FakeDisk(Tier):
         self._ended: list[Ended] = []
         self.brought: set[bytes] = set()
         self.dropped: set[bytes] = set()
+        if self.liar is not None:
+            self.liar.begin(memory)
 
-    room = 4
+    @property
+    def below(self) -> tuple[Tier, ...]:
+        """The tiers below the host: a liar may stand before this one."""
+        return (self,) if self.liar is None else (self.liar, self)
+
+    @property
+    def room(self) -> int:
+        return 4
+
+    @property
+    def lent(self) -> int:
+        """How many slots it has, and the liar before it, for records that are to come."""
+        own = sum(slot is not None for _, slot in self._fetching.values())
+        return own + (0 if self.liar is None else self.liar.lent)
 
     def clock(self) -> float:
         self.time += self.tick
@@ -660,6 +677,85 @@ class FakeDisk(Tier):
     def statistics(self) -> dict[str, int]:
         waiting = sum(slot is not None for _, slot in self._fetching.values())
         return {"records": len(self.records), "waiting": waiting, "fetched": self.fetched}
+
+
+class LyingTier(FakeDisk):
+    """A tier that answers late, twice, never and wrongly, as ``chance`` says. It brings other bytes than it
+    says, of other keys and other lengths, and tells of what it was never asked."""
+
+    name = "liar"
+    checks = False
+
+    def __init__(self, chance: Random) -> None:
+        super().__init__(chance)
+        self._lost: set[int] = set()  # tickets that it never ends
+        self._digests: dict[bytes, int] = {}  # as records had them when they came
+
+    def begin(self, memory: SlotMemory, *, reads: bool = False) -> None:
+        super().begin(memory)
+        self._lost.clear()
+
+    @property
+    def room(self) -> int:
+        return self.chance.randrange(4)
+
+    @property
+    def full(self) -> bool:
+        return self.chance.random() < 0.5
+
+    @property
+    def waiting(self) -> bool:
+        return any(ticket not in self._lost for ticket in (*self._storing, *self._fetching))
+
+    def lookup(self, keys: Collection[bytes]) -> list[Presence]:
+        told = super().lookup(keys)
+        return [Presence(self.chance.randrange(3)) if self.chance.random() < 0.1 else one for one in told]
+
+    def store(self, record: Record, slot: int, ticket: int, now: float) -> bool:
+        if self.chance.random() < 0.05:
+            self._lost.add(ticket)
+        self._storing[ticket] = record, slot
+        return self.chance.random() < 0.95
+
+    def fetch(self, key: bytes, slot: int | None, ticket: int, now: float) -> bool:
+        if slot is None or self.chance.random() < 0.1:
+            return False
+        if self.chance.random() < 0.05:
+            self._lost.add(ticket)
+        self._fetching[ticket] = key, slot
+        return True
+
+    def poll(self, now: float) -> list[Ended]:
+        ended: list[Ended] = []
+        for ticket in [one for one in self._storing if one not in self._lost and self.chance.random() < 0.3]:
+            record, slot = self._storing.pop(ticket)
+            if self.chance.random() < 0.9:
+                self.records[record.key] = record.tokens, bytes(self._memory.payload(slot))
+                self._digests[record.key] = record.digest
+            ended.append(Ended(ticket, self.chance.random() < 0.9))
+        for ticket in [one for one in self._fetching if one not in self._lost and self.chance.random() < 0.3]:
+            key, slot = self._fetching.pop(ticket)
+            ended.append(self._brought(ticket, key, slot))
+        ended += [one for one in ended if self.chance.random() < 0.2]
+        if self.chance.random() < 0.1:
+            ended.append(Ended(self.chance.randrange(200), done=True))
+        self.chance.shuffle(ended)
+        return ended
+
+    def _brought(self, ticket: int, key: bytes, slot: int | None) -> Ended:
+        """What it says has come into the slot, and perhaps has."""
+        tokens, payload = self.records.get(key, (1, bytes(self._memory.block_bytes)))
+        digest, done = self._digests.get(key, 1), self.chance.random() < 0.9
+        wrong = self.chance.randrange(8)
+        if wrong == 0:
+            tokens += self.chance.randrange(-3, 4)
+        elif wrong == 1:
+            payload = payload[1:] + bytes([payload[0] ^ 1])
+        elif wrong == 2:
+            key = bytes(reversed(key))
+        assert slot is not None
+        self._memory.payload(slot)[:] = payload
+        return Ended(ticket, done, Record(key, max(0, tokens), digest) if done or wrong == 3 else None)
 
 
 class ChanceDrafter:

@@ -66,12 +66,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         slots=st.sampled_from((None, 0.0, 0.1, 0.5, 1.0, 4.0, 4.0)),
         tenants=st.integers(1, 3),
         adapters=st.sampled_from((0, 0, 1, 1, 2, 3)),
+        below=st.sampled_from(("", "disk", "near", "liar", "liar")),
     )
     def begin(
-        self, seed, block_tokens, longest, slack, max_sequences, spare, cursed, slots, tenants, adapters
+        self,
+        seed,
+        block_tokens,
+        longest,
+        slack,
+        max_sequences,
+        spare,
+        cursed,
+        slots,
+        tenants,
+        adapters,
+        below,
     ) -> None:
         blocks = int(-(-longest // block_tokens) * slack)
         self.damaged = False
+        liar = Random(seed + 2) if below == "liar" else None
         self.world = World(
             SchedulerSettings(
                 blocks=blocks,
@@ -88,7 +101,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             ),
             Random(seed),
             memory=None if slots is None else fake_memory(int(slots * blocks), block_tokens),
-            disk=FakeDisk(Random(seed + 1), near=seed % 4 == 1) if slots and seed % 2 else None,
+            disk=FakeDisk(Random(seed + 1), near=below == "near", liar=liar) if slots and below else None,
             late=self.LATE and seed % 3 == 0,
             make=self.MAKE,
             tenants=tenants,
@@ -268,6 +281,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not (figures["leases"] or figures["leased_blocks"] or figures["leased_records"])
         while self.world.following or self.world.loading:
             self.world.step()
+        memory, disk = self.world.memory, self.world.disk
+        if memory is not None:
+            filling = sum(memory.entry(slot).state is SlotState.FILLING for slot in range(memory.slots))
+            assert filling == (0 if disk is None else disk.lent), "slots leak"
         if not self.damaged:
             assert not self.world.scheduler.statistics().get("host_damaged"), "a slot changed under its hash"
 
