@@ -8,8 +8,8 @@ recompute. Knows keys, slots and bytes; no sequences.
 
 ::
 
-    lookup ──▶ FOUND   ──▶ fetch ──▶ … poll ──▶ Ended: the bytes are in the slot, or will not come
-               ABSENT  ──▶ store ──▶ … poll ──▶ Ended: the record is here, or was refused
+    lookup ──▶ FOUND   ──▶ fetch ──▶ … poll ──▶ MoveEnd: the bytes are in the slot, or will not come
+               ABSENT  ──▶ store ──▶ … poll ──▶ MoveEnd: the record is here, or was refused
                PENDING ──▶ ask again
 """
 
@@ -43,7 +43,7 @@ class Record(NamedTuple):
     tenant: int = 0
 
 
-class Ended(NamedTuple):
+class MoveEnd(NamedTuple):
     """The end of the store or the fetch with this ``ticket``: its slot is the caller's again. ``done``: the
     record is where it was to go. ``record``: what came, of a fetch that is done."""
 
@@ -84,7 +84,7 @@ class Tier(ABC):
         where `read` finds it. Returns False, and begins nothing, if it does not have the record."""
 
     @abstractmethod
-    def poll(self, now: float) -> list[Ended]:
+    def poll(self, now: float) -> list[MoveEnd]:
         """Which stores and fetches have ended since the last call."""
 
     @property

@@ -23,7 +23,7 @@ from xxhash import xxh3_64_intdigest
 
 from .host.tier import HostTier
 from .slices import sliced
-from .tier import Ended, Parts, Presence, Record, Tier
+from .tier import MoveEnd, Parts, Presence, Record, Tier
 
 DEVICE, HOST, BELOW, SAVING, ASKED = 1, 2, 4, 8, 16
 """Flags for where a record is; it may be on the device and in the host tier. BELOW: on a lower tier alone, or
@@ -386,7 +386,7 @@ class Tiers:
                     del self._moves[ended.ticket]
                     self._end(move, ended, tier, now)
 
-    def _end(self, move: _Move, ended: Ended, tier: Tier, now: float) -> None:
+    def _end(self, move: _Move, ended: MoveEnd, tier: Tier, now: float) -> None:
         """Take over what has come into its slot, or ask the next tier for it; release the slot of what was
         stored, or was to be."""
         assert self.host is not None

@@ -74,7 +74,9 @@ class Caller:
         make_toy(model, folder, seed=seed, dtype=dtype, eos_token_id=size - 1)
         tokenizer, said = _learnt(size)
         tokenizer.save(str(folder / "tokenizer.json"))
-        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": _TEMPLATE}))
+        # The class says that the file is read as it stands: that of the model would split text in another way.
+        told = {"chat_template": _TEMPLATE, "tokenizer_class": "PreTrainedTokenizerFast"}
+        (folder / "tokenizer_config.json").write_text(json.dumps(told))
         return cls(folder, tokenizer, said)
 
     @property

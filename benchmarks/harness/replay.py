@@ -24,7 +24,7 @@ from holdfast.kvstore.host.slots import ENTRY, SlotMemory, make_memory
 from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
-from holdfast.kvstore.tier import Ended, Presence, Record, Tier
+from holdfast.kvstore.tier import MoveEnd, Presence, Record, Tier
 from holdfast.kvstore.tiers import Tiers
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.plan import Outcomes, Plan
@@ -89,7 +89,7 @@ class InlineDisk(Tier):
         self._store = store
         self._storing: dict[int, tuple[Record, int]] = {}
         self._fetching: dict[int, tuple[bytes, int]] = {}
-        self._superseded: list[bytes] = []
+        self._dropped: set[bytes] = set()  # of those that are to be stored
         self._touched: list[bytes] = []
         self._yielding: list[bytes] = []
 
@@ -97,7 +97,7 @@ class InlineDisk(Tier):
         return len(self._store)
 
     def lookup(self, keys: Collection[bytes]) -> list[Presence]:
-        storing = {record.key for record, _ in self._storing.values()}
+        storing = {record.key for record, _ in self._storing.values()} - self._dropped
         return [
             Presence.FOUND if key in self._store else Presence.PENDING if key in storing else Presence.ABSENT
             for key in keys
@@ -117,7 +117,10 @@ class InlineDisk(Tier):
         return bool(self._storing or self._fetching)
 
     def store(self, record: Record, slot: int, ticket: int, now: float) -> bool:
+        if self.lookup((record.key,)) != [Presence.ABSENT]:
+            return False
         self._storing[ticket] = record, slot
+        self._dropped.discard(record.key)
         return True
 
     def fetch(self, key: bytes, slot: int | None, ticket: int, now: float) -> bool:
@@ -135,30 +138,31 @@ class InlineDisk(Tier):
         self._yielding.extend(reversed(list(keys)))
 
     def drop(self, key: bytes, *, erase: bool = False) -> None:
-        """The record goes when the next ones are stored."""
-        self._superseded.append(key)
+        self._store.drop((key,))
+        self._dropped.update(record.key for record, _ in self._storing.values() if record.key == key)
 
-    def poll(self, now: float) -> list[Ended]:
+    def poll(self, now: float) -> list[MoveEnd]:
         """Do all requests that were begun."""
         payload = self._memory.payload
         given = [
             NewRecord(record.key, record.tokens, record.digest, payload(slot), record.tenant)
             for record, slot in self._storing.values()
+            if record.key not in self._dropped
         ]
         if given:
             self._store.evict_first(self._yielding)
             self._yielding.clear()
-            self._store.put(given, self._superseded, self._touched)
-            self._superseded.clear()
+            self._store.put(given, (), self._touched)
             self._touched.clear()
-        ended = [Ended(ticket, done=True) for ticket in self._storing]
+        ended = [MoveEnd(ticket, done=True) for ticket in self._storing]
         self._storing.clear()
+        self._dropped.clear()
         for ticket, (key, slot) in self._fetching.items():
             record = None
             with contextlib.suppress(KVStoreError):  # it may be evicted meanwhile for a stored one
                 entry = self._store.get(key, payload(slot))
                 record = Record(key, entry.tokens, entry.digest)
-            ended.append(Ended(ticket, record is not None, record))
+            ended.append(MoveEnd(ticket, record is not None, record))
         self._fetching.clear()
         return ended
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ..system_limits import explained
-from ..tier import Ended, Parts, Presence, Record, Tier
+from ..tier import MoveEnd, Parts, Presence, Record, Tier
 from . import messages
 from .direct_read import DirectRead
 from .messages import KEYS_PER_PACKET, Fetch, RecordAt, Store
@@ -110,7 +110,7 @@ class DiskTier(Tier):
         self._outbox: deque[bytes] = deque()
         self._looked = 0.0  # time when answers were taken last
         self._storing: set[bytes] = set()
-        self._ended: list[Ended] = []
+        self._ended: list[MoveEnd] = []
         self._superseded: dict[bytes, None] = {}  # in order
         self._dropped: list[bytes] = []
         self._erased: dict[bytes, None] = {}  # the oldest first: no answer of a disk process brings them back
@@ -245,7 +245,7 @@ class DiskTier(Tier):
             self._work(now)
             select.select([self._sock or self._control], [], [], 0.01)
 
-    def poll(self, now: float) -> list[Ended]:
+    def poll(self, now: float) -> list[MoveEnd]:
         """Take the answers of the disk process, ask it for the records that `fetch` has collected, and send
         requests that did not fit into the socket before. If it is late, ask for another process."""
         self._work(now)
@@ -390,7 +390,7 @@ class DiskTier(Tier):
                 self._records[message.key] = RecordAt(at, message.digest, message.tokens)
         else:
             self._failed += 1
-        self._ended.append(Ended(message.ticket, at is not None))
+        self._ended.append(MoveEnd(message.ticket, at is not None))
 
     def _take_up(self, piece: Fetch, tickets: list[int], answer: messages.Fetched) -> None:
         self._pieces += 1
@@ -403,7 +403,7 @@ class DiskTier(Tier):
                 self._fetched += found is not None
                 self._failed += found is None
             record = None if found is None else Record(key, found.tokens, found.digest)
-            self._ended.append(Ended(ticket, found is not None, record))
+            self._ended.append(MoveEnd(ticket, found is not None, record))
         self._forget(piece.keys[at] for at in answer.gone)
 
     def _forget(self, keys: Iterable[bytes]) -> None:
@@ -439,7 +439,7 @@ class DiskTier(Tier):
             return
         unasked = [ticket for wishes in self._unasked for ticket, _, _ in wishes]
         given_up = chain(unasked, *(tickets for _, _, tickets in self._requests.values()))
-        self._ended += (Ended(ticket, done=False) for ticket in given_up)
+        self._ended += (MoveEnd(ticket, done=False) for ticket in given_up)
         for waiting in (self._requests, self._storing, *self._unasked):
             waiting.clear()
         os.set_inheritable(fds[0], False)

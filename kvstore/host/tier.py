@@ -20,7 +20,7 @@ from ..errors import LeakFound
 from ..quotas import FairOrder
 from ..slices import SLICE, sliced
 from ..system_limits import roam
-from ..tier import Ended, Parts, Presence, Record, Tier
+from ..tier import MoveEnd, Parts, Presence, Record, Tier
 from .slots import SlotMemory, SlotState
 
 AHEAD_SHARE, AHEAD_BYTES = 1 / 8, 256 << 20
@@ -106,7 +106,7 @@ class HostTier(Tier):
         """False: nothing has to come, as the record's own slot can be read."""
         return False
 
-    def poll(self, now: float) -> list[Ended]:
+    def poll(self, now: float) -> list[MoveEnd]:
         """Nothing ends later."""
         return []
 

@@ -20,7 +20,7 @@ from ..sequence import GrantedLease, Sequence
 from ..settings import SchedulerSettings
 from ..verbs import Grant, Lease, Receipt
 from .block_manager import BlockManager
-from .placement import Placement
+from .placement import KVPlacement
 
 MOST_SECONDS = 86_400.0
 USUAL_SECONDS = 300.0
@@ -37,7 +37,7 @@ class Leases:
     """
 
     def __init__(
-        self, settings: SchedulerSettings, queues: Queues, block_manager: BlockManager, placement: Placement
+        self, settings: SchedulerSettings, queues: Queues, block_manager: BlockManager, placement: KVPlacement
     ) -> None:
         self._settings = settings
         self._queues = queues

@@ -80,7 +80,7 @@ class _Restore:
 
 
 @dataclass(eq=False)
-class Placement:
+class KVPlacement:
     """Moves KV of the sequences of ``queues`` between the device and the tiers.
 
     ``relieve``: given a number of blocks, a sequence and the time, makes that many blocks available for it by

@@ -12,7 +12,7 @@ from itertools import islice
 
 from ...kvstore.tiers import BELOW, DEVICE, HOST
 from ..kv_placement.block_manager import BlockManager
-from ..kv_placement.placement import Placement
+from ..kv_placement.placement import KVPlacement
 from ..order.queues import AT_REST, Queues
 from ..sequence import Sequence
 from ..verbs import Moved, VerbReply
@@ -47,7 +47,7 @@ class PendingMoves:
 
     _queues: Queues
     _block_manager: BlockManager
-    _placement: Placement
+    _placement: KVPlacement
     _running: dict[int, PendingMove] = field(default_factory=dict)  # by request
     _answers: list[VerbReply] = field(default_factory=list)
 

@@ -40,7 +40,7 @@ from ..grammar.queue import GrammarQueue
 from ..kv_placement.block_manager import BlockManager
 from ..kv_placement.costs import CostBook
 from ..kv_placement.leases import Leases
-from ..kv_placement.placement import POLL_SECONDS, Placement
+from ..kv_placement.placement import POLL_SECONDS, KVPlacement
 from ..kv_placement.transfers import Transfers
 from ..order.policy import policy_named
 from ..order.queues import Queues
@@ -141,7 +141,7 @@ class Scheduler:
             self.adapters,
             drafter,
         )
-        self.placement = Placement(queues, blocks, preemption.relieve, costs or CostBook(None))
+        self.placement = KVPlacement(queues, blocks, preemption.relieve, costs or CostBook(None))
         self._leases = Leases(settings, queues, blocks, self.placement)
         self._pending_moves = PendingMoves(queues, blocks, self.placement)
         self._committer = Committer(policy, queues, blocks, self._matchers, self.counters, self._slots)

@@ -10,7 +10,7 @@ from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.host.slots import SlotMemory, make_memory
 from holdfast.kvstore.host.tier import HostTier
-from holdfast.kvstore.tier import Ended, Presence, Record, Tier
+from holdfast.kvstore.tier import MoveEnd, Presence, Record, Tier
 from holdfast.kvstore.tiers import ASKED, AWAY_SECONDS, BELOW, HOST, SAVING, Tiers
 
 SIZE = 4096
@@ -28,7 +28,7 @@ class Puppet(Tier):
         self.found = found
         self.asked: dict[int, int | None] = {}
         self.given: dict[int, int] = {}
-        self.ends: list[Ended] = []
+        self.ends: list[MoveEnd] = []
         self.refuses = False
 
     def __len__(self) -> int:
@@ -51,7 +51,7 @@ class Puppet(Tier):
         self.asked[ticket] = slot
         return True
 
-    def poll(self, now: float) -> list[Ended]:
+    def poll(self, now: float) -> list[MoveEnd]:
         ended, self.ends = self.ends, []
         return ended
 
@@ -93,17 +93,17 @@ def test_a_record_that_comes_is_found_and_counts_for_its_tenant() -> None:
     ticket, slot = here.begin()
     assert here.place() == BELOW and here.tiers.fetch(KEY, 0.0, 7) is Presence.FOUND, "it is asked for once"
     here.memory.payload(slot)[:] = BYTES
-    here.near.ends = [Ended(ticket, True, RECORD)] * 2
+    here.near.ends = [MoveEnd(ticket, True, RECORD)] * 2
     here.tiers.poll(0.0)
     assert here.place() == HOST and here.host.held() == {7: 1} and not here.far.asked
     here.host.audit()
 
 
 WRONG = {
-    "it fails": Ended(1, False),
-    "it says that it came and brings nothing": Ended(1, True),
-    "it is of another key": Ended(1, True, Record(OTHER, 4, RECORD.digest)),
-    "its bytes are others": Ended(1, True, Record(KEY, 4, RECORD.digest ^ 1)),
+    "it fails": MoveEnd(1, False),
+    "it says that it came and brings nothing": MoveEnd(1, True),
+    "it is of another key": MoveEnd(1, True, Record(OTHER, 4, RECORD.digest)),
+    "its bytes are others": MoveEnd(1, True, Record(KEY, 4, RECORD.digest ^ 1)),
 }
 
 
@@ -128,8 +128,8 @@ def test_what_nobody_asked_for_is_not_believed() -> None:
     here = Stand()
     ticket, slot = here.begin()
     here.memory.payload(slot)[:] = BYTES
-    here.far.ends = [Ended(ticket, True, RECORD)]
-    here.near.ends = [Ended(ticket + 100, True, RECORD), Ended(-1, False)]
+    here.far.ends = [MoveEnd(ticket, True, RECORD)]
+    here.near.ends = [MoveEnd(ticket + 100, True, RECORD), MoveEnd(-1, False)]
     here.tiers.poll(0.0)
     assert here.place() == BELOW and KEY not in here.host and here.host.room == here.slots - 1
 
@@ -191,7 +191,7 @@ def test_a_record_that_goes_down_keeps_its_slot_until_the_tier_says_so() -> None
     here.host.drop(KEY)
     assert here.host.room == here.slots - 1, "the tier reads it"
     (ticket,) = here.near.given
-    here.near.ends = [Ended(ticket, True), Ended(ticket, False), Ended(ticket, True, RECORD)]
+    here.near.ends = [MoveEnd(ticket, True), MoveEnd(ticket, False), MoveEnd(ticket, True, RECORD)]
     here.tiers.poll(0.0)
     assert here.host.room == here.slots and here.tiers.room == 1
     here.host.audit()

@@ -21,7 +21,7 @@ from holdfast.kvstore.disk.messages import Begin
 from holdfast.kvstore.disk.process import DiskProcess
 from holdfast.kvstore.disk.store import RecordStore
 from holdfast.kvstore.host.slots import SlotMemory, make_memory
-from holdfast.kvstore.tier import Ended, Presence, Record, Tier
+from holdfast.kvstore.tier import MoveEnd, Presence, Record, Tier
 
 from .folder_tier import FolderTier
 
@@ -38,7 +38,7 @@ class Stand:
     memory: SlotMemory
     end: Callable[[], None] = lambda: None
     tickets: int = 0
-    ends: dict[int, Ended] = field(default_factory=dict)
+    ends: dict[int, MoveEnd] = field(default_factory=dict)
 
     def put(self, number: int, slot: int) -> Record:
         """Fill a slot with the record of this number."""
@@ -63,7 +63,7 @@ class Stand:
             assert ended.ticket not in self.ends, "told twice"
             self.ends[ended.ticket] = ended
 
-    def ended(self, ticket: int | None) -> Ended:
+    def ended(self, ticket: int | None) -> MoveEnd:
         """Wait for an end."""
         assert ticket is not None, "it was refused"
         until = time.monotonic() + 120
@@ -77,7 +77,7 @@ class Stand:
         for number in numbers:
             assert self.ended(self.store(number)).done
 
-    def check(self, ended: Ended, number: int, slot: int = 1) -> None:
+    def check(self, ended: MoveEnd, number: int, slot: int = 1) -> None:
         """The record of this number has come into the slot as it was."""
         payload = Random(number).randbytes(SIZE)
         assert ended.done and bytes(self.memory.payload(slot)) == payload

@@ -26,7 +26,7 @@ from holdfast.kvstore.host.slots import SlotMemory, make_memory
 from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
-from holdfast.kvstore.tier import Ended, Parts, Presence, Record, Tier
+from holdfast.kvstore.tier import MoveEnd, Parts, Presence, Record, Tier
 from holdfast.kvstore.tiers import Tiers
 from holdfast.runtime.adapters import AdapterTable, ReadAdapter
 from holdfast.runtime.engine import Engine
@@ -567,7 +567,7 @@ class FakeDisk(Tier):
         self.reads = reads
         self._storing: dict[int, tuple[Record, int]] = {}
         self._fetching: dict[int, tuple[bytes, int | None]] = {}
-        self._ended: list[Ended] = []
+        self._ended: list[MoveEnd] = []
         self.brought: set[bytes] = set()
         self.dropped: set[bytes] = set()
         if self.liar is not None:
@@ -651,14 +651,14 @@ class FakeDisk(Tier):
     def evict_first(self, keys: Iterable[bytes]) -> None:
         """Nothing is ever given up here."""
 
-    def poll(self, now: float) -> list[Ended]:
+    def poll(self, now: float) -> list[MoveEnd]:
         for ticket in [one for one in self._storing if self.chance.random() < 0.5]:
             record, slot = self._storing.pop(ticket)
             payload = bytes(self._memory.payload(slot))
             done = self.chance.random() < 0.9 and xxh3_64_intdigest(payload) == record.digest
             if done:
                 self.records[record.key] = record.tokens, payload
-            self._ended.append(Ended(ticket, done))
+            self._ended.append(MoveEnd(ticket, done))
         for ticket in [one for one in self._fetching if self.chance.random() < 0.3]:
             key, slot = self._fetching.pop(ticket)
             done = key in self.records and self.chance.random() >= 0.1
@@ -670,7 +670,7 @@ class FakeDisk(Tier):
                 self.fetched += 1
             elif done:
                 self.brought.add(key)
-            self._ended.append(Ended(ticket, done, record))
+            self._ended.append(MoveEnd(ticket, done, record))
         ended, self._ended = self._ended, []
         return ended
 
@@ -725,24 +725,24 @@ class LyingTier(FakeDisk):
         self._fetching[ticket] = key, slot
         return True
 
-    def poll(self, now: float) -> list[Ended]:
-        ended: list[Ended] = []
+    def poll(self, now: float) -> list[MoveEnd]:
+        ended: list[MoveEnd] = []
         for ticket in [one for one in self._storing if one not in self._lost and self.chance.random() < 0.3]:
             record, slot = self._storing.pop(ticket)
             if self.chance.random() < 0.9:
                 self.records[record.key] = record.tokens, bytes(self._memory.payload(slot))
                 self._digests[record.key] = record.digest
-            ended.append(Ended(ticket, self.chance.random() < 0.9))
+            ended.append(MoveEnd(ticket, self.chance.random() < 0.9))
         for ticket in [one for one in self._fetching if one not in self._lost and self.chance.random() < 0.3]:
             key, slot = self._fetching.pop(ticket)
             ended.append(self._brought(ticket, key, slot))
         ended += [one for one in ended if self.chance.random() < 0.2]
         if self.chance.random() < 0.1:
-            ended.append(Ended(self.chance.randrange(200), done=True))
+            ended.append(MoveEnd(self.chance.randrange(200), done=True))
         self.chance.shuffle(ended)
         return ended
 
-    def _brought(self, ticket: int, key: bytes, slot: int | None) -> Ended:
+    def _brought(self, ticket: int, key: bytes, slot: int | None) -> MoveEnd:
         """What it says has come into the slot, and perhaps has."""
         tokens, payload = self.records.get(key, (1, bytes(self._memory.block_bytes)))
         digest, done = self._digests.get(key, 1), self.chance.random() < 0.9
@@ -755,7 +755,7 @@ class LyingTier(FakeDisk):
             key = bytes(reversed(key))
         assert slot is not None
         self._memory.payload(slot)[:] = payload
-        return Ended(ticket, done, Record(key, max(0, tokens), digest) if done or wrong == 3 else None)
+        return MoveEnd(ticket, done, Record(key, max(0, tokens), digest) if done or wrong == 3 else None)
 
 
 class ChanceDrafter:
