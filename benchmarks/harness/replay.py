@@ -124,8 +124,7 @@ class InlineDisk(Tier):
         return True
 
     def fetch(self, key: bytes, slot: int | None, ticket: int, now: float) -> bool:
-        assert slot is not None, "it cannot be read without one"
-        if key not in self._store:
+        if slot is None or key not in self._store:
             return False
         self._fetching[ticket] = key, slot
         return True
