@@ -34,8 +34,8 @@ class Presence(IntEnum):
 
 
 class Record(NamedTuple):
-    """A record: its ``key``, its number of ``tokens``, the xxh3 ``digest`` of its bytes, and the number of its
-    ``tenant``."""
+    """A record: its ``key`` of 16 bytes, its number of ``tokens`` (1 to those of a block), the 64-bit xxh3
+    ``digest`` of its bytes, and the number of its ``tenant``, of 63 bits."""
 
     key: bytes
     tokens: int
@@ -45,7 +45,8 @@ class Record(NamedTuple):
 
 class MoveEnd(NamedTuple):
     """The end of the store or the fetch with this ``ticket``: its slot is the caller's again. ``done``: the
-    record is where it was to go. ``record``: what came, of a fetch that is done."""
+    record is where it was to go; else the slot may hold anything. ``record``: what came, of a fetch that is
+    done."""
 
     ticket: int
     done: bool
@@ -53,7 +54,7 @@ class MoveEnd(NamedTuple):
 
 
 class Tier(ABC):
-    """A tier of records. One thread uses it.
+    """A tier of records. One thread uses it. To open one may raise; afterwards no method does.
 
     ``name``: in statistics, such as ``disk``. ``deadline``: after how many seconds without a record that was
     asked for a turn waits no longer, and is computed. ``checks``: records that it brings into slots were
@@ -75,13 +76,14 @@ class Tier(ABC):
     @abstractmethod
     def store(self, record: Record, slot: int, ticket: int, now: float) -> bool:
         """Begin to keep the record whose bytes are in ``slot``, which stays as it is until the end is told.
-        Returns False, and begins nothing, if it has the record or cannot take it. ``ticket``: a number that
-        its end repeats; ``now``: seconds."""
+        Returns False, and begins nothing, if it has the record or cannot take it, as far as it knows now: then
+        the next tier is asked. ``ticket``: a number that its end repeats; ``now``: seconds."""
 
     @abstractmethod
     def fetch(self, key: bytes, slot: int | None, ticket: int, now: float) -> bool:
         """Begin to bring a record into ``slot``, which nothing else uses until the end is told. None: only to
-        where `read` finds it. Returns False, and begins nothing, if it does not have the record."""
+        where `read` finds it, if it ``reads``. Returns False, and begins nothing, if it does not have the
+        record."""
 
     @abstractmethod
     def poll(self, now: float) -> list[MoveEnd]:
@@ -95,7 +97,8 @@ class Tier(ABC):
     @property
     @abstractmethod
     def room(self) -> int:
-        """How many more stores it can be asked for now; 0 while it is away."""
+        """How many more stores it can be asked for now; 0 while it is away. It is asked often; a tier without a
+        limit may say any large number."""
 
     @property
     def full(self) -> bool:
@@ -103,9 +106,9 @@ class Tier(ABC):
         return False
 
     @property
+    @abstractmethod
     def waiting(self) -> bool:
-        """Whether it owes an end."""
-        return False
+        """Whether it owes an end, be it one that the next `poll` tells."""
 
     @abstractmethod
     def touch(self, keys: Iterable[bytes]) -> None:

@@ -399,7 +399,7 @@ class Tiers:
         del self._coming[move.key, move.slot is None]
         if move.slot is None:
             return  # `read` finds out whether it came
-        record = ended.record
+        record = ended.record if ended.done else None
         if record is not None and record.key == move.key and self._is_sound(record, move.slot, tier):
             self.host.store(record, move.slot, ended.ticket, now)
         elif not self._ask_for(move.key, move.slot, now, behind=move.tier):

@@ -163,6 +163,7 @@ class DiskTier(Tier):
         self._storing.add(key)
         self._erased.pop(key, None)
         told = superseded, touched, yielding, *self._changed_leases()
+        self._post_drops()  # the record may be one of them
         message = Store(ticket, slot, key, record.tokens, record.digest, record.tenant, *told)
         self._send(message, [ticket], now)
         self._forget(superseded)
@@ -282,14 +283,17 @@ class DiskTier(Tier):
             self._accept_process(now)
         if self._sock is not None:
             self._ask_for_pieces(now)
-            while self._dropped:
-                packet, self._dropped = self._dropped[:KEYS_PER_PACKET], self._dropped[KEYS_PER_PACKET:]
-                self._post(messages.Drop(b"".join(packet)))
+            self._post_drops()
             self._flush()
             if self._receive(now) and self._sock is not None:
                 due = next((due for _, due, _ in self._requests.values()), math.inf)  # they are due in order
                 if self._deadline.over(now, due, opening=not self._ready):
                     self._lose("does not answer")
+
+    def _post_drops(self) -> None:
+        while self._dropped:
+            packet, self._dropped = self._dropped[:KEYS_PER_PACKET], self._dropped[KEYS_PER_PACKET:]
+            self._post(messages.Drop(b"".join(packet)))
 
     def _move(self, keys: Iterable[bytes], *, used: bool) -> None:
         for key in keys:

@@ -152,18 +152,25 @@ class DiskServer:
         return found
 
     def _serve(self, requests: list[messages.Down]) -> None:
-        """Do the requests: first the fetches, because turns wait for them, then all stores in one
-        transaction."""
+        """Do the requests: first the fetches, because turns wait for them, then all stores in one transaction,
+        and what is dropped. A record that is dropped and stored again stays."""
+        dropped, stores = dict[bytes, None](), list[messages.Store]()
         for request in requests:
-            if isinstance(request, messages.Fetch):
-                self._fetch(request)
-        stores = [request for request in requests if isinstance(request, messages.Store)]
+            match request:
+                case messages.Fetch():
+                    self._fetch(request)
+                case messages.Drop():
+                    dropped.update(dict.fromkeys(messages.keys_in(request.keys)))
+                case messages.Store():
+                    if request.key in dropped:
+                        del dropped[request.key]
+                        self._store.drop((request.key,))
+                    stores.append(request)
         if stores:
             self._keep(stores)
-        for request in requests:
-            if isinstance(request, messages.Drop):
-                self._store.drop(messages.keys_in(request.keys))
-                self._dirty = True
+        if dropped:
+            self._store.drop(dropped)
+            self._dirty = True
 
     def _fetch(self, request: messages.Fetch) -> None:
         """Bring the records of one request into their slots, or into the page cache, and send one answer for

@@ -110,6 +110,10 @@ class HostTier(Tier):
         """Nothing ends later."""
         return []
 
+    @property
+    def waiting(self) -> bool:
+        return False
+
     def readable(self, key: bytes) -> bool:
         return key in self._here
 

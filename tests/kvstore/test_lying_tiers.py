@@ -38,6 +38,10 @@ class Puppet(Tier):
     def room(self) -> int:
         return 4
 
+    @property
+    def waiting(self) -> bool:
+        return bool(self.asked or self.given)
+
     def lookup(self, keys: Collection[bytes]) -> list[Presence]:
         return [self.found] * len(keys)
 
@@ -102,6 +106,7 @@ def test_a_record_that_comes_is_found_and_counts_for_its_tenant() -> None:
 WRONG = {
     "it fails": MoveEnd(1, False),
     "it says that it came and brings nothing": MoveEnd(1, True),
+    "it brings it and says that it fails": MoveEnd(1, False, RECORD),
     "it is of another key": MoveEnd(1, True, Record(OTHER, 4, RECORD.digest)),
     "its bytes are others": MoveEnd(1, True, Record(KEY, 4, RECORD.digest ^ 1)),
 }

@@ -206,6 +206,27 @@ def test_a_dropped_record_does_not_come_back_with_other_bytes(here: Stand) -> No
     assert bytes(here.memory.payload(1)) == bytes(SIZE)
 
 
+def test_a_record_that_is_erased_and_stored_again_at_once_stays(here: Stand) -> None:
+    for number in range(40):
+        slot = number % SLOTS
+        here.keep(number)
+        here.tier.drop(key(number), erase=number % 2 == 0)
+        here.ended(here.store(number, slot))
+    for number in range(40):
+        here.check(here.ended(here.fetch(number)), number)
+
+
+def test_what_is_owed_is_said(here: Stand) -> None:
+    assert not here.tier.waiting
+    ticket = here.store(1)
+    assert here.tier.waiting
+    here.ended(ticket)
+    ticket = here.fetch(1)
+    assert here.tier.waiting
+    here.ended(ticket)
+    assert not here.tier.waiting
+
+
 def test_hints_cost_no_record(here: Stand) -> None:
     """They tell what goes first where there is no room."""
     here.keep(*range(6))
