@@ -93,7 +93,7 @@ class Stage:
             settings,
             BlockPool(BLOCKS, debug=True),
             BlockHasher(bytes(32), BLOCK),
-            self.model.namespace((self.arena.group,)),
+            self.model.namespace(),
             self.tier,
             InlineDisk(self.tier, self.store),  # type: ignore[arg-type]
         )
