@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
 from typing import Any, TypeAlias, overload
 
 import numpy as np
@@ -146,8 +145,8 @@ class KeyChain(Sequence[bytes]):
 
     def extend(self, keys: Iterable[bytes]) -> None:
         """Append the keys of the next blocks."""
-        if self._length < len(self._keys):
-            self._part()
+        if self._length < len(self._keys):  # another chain may read the keys behind this one's end
+            self._keys, self._shared = self._keys[: self._length], False
         self._keys.extend(keys)
         self._length = len(self._keys)
 
@@ -163,8 +162,3 @@ class KeyChain(Sequence[bytes]):
         twin._keys, twin._length = self._keys, min(length, self._length)
         twin._shared = self._shared = True
         return twin
-
-    def _part(self) -> None:
-        """Copy the list before keys are appended: another chain may read the keys behind this one's end."""
-        self._keys = list(islice(self._keys, self._length))
-        self._shared = False

@@ -173,7 +173,7 @@ class Stage:
             offload.tick(0.0)
         sequence = self.engine.scheduler._queues[seq]
         names = sequence.names()
-        self.engine.scheduler.pool.distrust(self.engine.scheduler.pool.index.blocks())
+        self.engine.scheduler.pool.distrust([*self.engine.scheduler.pool.index.here.values()])
         self.arena.poison(range(BLOCKS))
         lost = {"host": [], "disk": names, "recomputed": names, "split": names[len(names) // 2 :]}[path]
         for key in lost:
