@@ -27,7 +27,7 @@ from ..kernels.device import CpuDevice, Graph
 from ..kernels.interface import Kernels
 from ..kernels.reference import backend
 from ..kvstore.arena import DeviceArena
-from ..kvstore.groups import KVGroup
+from ..kvstore.groups import HeadLayout, KVGroup
 from ..kvstore.keys import BlockHasher
 from ..kvstore.pool import BlockPool
 from ..runtime.engine import Engine
@@ -154,7 +154,7 @@ def engine_of(rows: int, context: int, idle: int, *, grammar: bool = False) -> E
         depth=2,
     )
     work = NoWork(ids, vocab)
-    arena = DeviceArena(KVGroup(0, (0,), 1, 1, "float32", BLOCK_TOKENS), blocks)
+    arena = DeviceArena(KVGroup(0, (0,), HeadLayout(1, 1), "float32", BLOCK_TOKENS), blocks)
     capacity = Capacity(
         settings.depth * settings.max_sequences, each, settings.max_step_tokens, settings.max_sequences
     )

@@ -1,7 +1,6 @@
 """The device arena: the bytes of one KV group's blocks, in the one layout every tier shares.
 
-``kv[block, layer, k|v, head, slot, dim]``: a block is one contiguous run of bytes, and so is each (head,
-block) tile in it, for K and for V. Knows bytes and offsets; not what the blocks mean. Imports torch.
+A block is one contiguous run of bytes. Knows bytes and offsets; what they mean is the group's. Imports torch.
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ class DeviceArena:
     """The memory of one KV group's blocks on ``device``: ``blocks`` blocks, all zero at first.
 
     Attributes:
-        group: the layers, shapes and type of the blocks.
-        kv: ``[block, layer, 2, kv_heads, block_tokens, head_dim]``; ``[:, :, 0]`` is K, ``[:, :, 1]`` is V,
-            the layer counts within the group. Byte offsets pass 2^31: kernels must count them in int64.
+        group: the layers, layout and type of the blocks.
+        kv: ``[block, *group.block_shape]``. Byte offsets pass 2^31: kernels must count them in int64.
 
     Raises `GroupInvalid`: ``blocks`` is less than 1.
     """
@@ -43,11 +41,6 @@ class DeviceArena:
         """The torch device that holds the bytes."""
         return self.kv.device
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The torch type of one number."""
-        return self.kv.dtype
-
     def bytes_of(self, block: int) -> Tensor:
         """A block's bytes, uint8 ``[block_bytes]``: contiguous, a view and no copy."""
         assert 0 <= block < self.blocks, f"block {block} of {self.blocks}"
@@ -56,13 +49,8 @@ class DeviceArena:
     def poison(self, blocks: Sequence[int]) -> None:
         """Fill these blocks with NaN, so that a read before the first write is noticed; for tests and debug."""
         ids = torch.tensor(blocks, dtype=torch.int64, device=self.device)
-        if self.dtype.itemsize > 1:
+        if self.kv.itemsize > 1:
             self.kv.index_fill_(0, ids, float("nan"))
             return
-        bits = torch.tensor(float("nan")).to(self.dtype).view(torch.uint8)  # torch fills no 8-bit floats
+        bits = torch.tensor(float("nan")).to(self.kv.dtype).view(torch.uint8)  # torch fills no 8-bit floats
         self.kv.view(torch.uint8).index_fill_(0, ids, int(bits))
-
-    def zero_behind(self, block: int, tokens: int) -> None:
-        """Zero the K and V of a block behind its first ``tokens`` tokens, before a partial block leaves the
-        device."""
-        self.kv[block, :, :, :, tokens:] = 0

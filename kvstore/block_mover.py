@@ -53,17 +53,18 @@ class BlockMover:
         device: Device | None = None,
         hasher: Executor | None = None,
     ) -> None:
-        self._sizes = tuple(arena.group.block_bytes for arena in arenas)
-        assert memory.block_bytes == sum(self._sizes), "slots of another size"
-        self._arenas = tuple(zip(arenas, accumulate(self._sizes, initial=0), strict=False))
-        self._cells = tuple(arena.kv.view(torch.uint8).view(-1) for arena in arenas)
+        groups = [arena.group for arena in arenas]
+        sizes = [group.block_bytes for group in groups]
+        assert memory.block_bytes == sum(sizes), "slots of another size"
+        cells = [arena.kv.view(torch.uint8).view(-1) for arena in arenas]
+        self._parts = tuple(zip(groups, cells, sizes, accumulate(sizes, initial=0), strict=False))
+        """Of each arena its group and bytes, the bytes of a block, and where these begin in a slot."""
         self._memory = memory
         self._bytes = torch.frombuffer(memory.map, dtype=torch.uint8)
         self._device = device or device_of(arenas[0].device)
         self._copy = copy
-        self._block_tokens = max(arena.group.block_tokens for arena in arenas)
         self._beside = self._device.overlaps
-        self._flat = () if self._beside else tuple(cells.numpy().data for cells in self._cells)
+        self._flat = [] if self._beside else [(one.numpy().data, size) for _, one, size, _ in self._parts]
         self._down, self._up = self._device.stream(), self._device.stream()
         self._saves, self._loads, self._copies = _UnderWay(), _UnderWay(), _UnderWay()
         self._hasher = hasher or ThreadPoolExecutor(1, "hash-saved-kv", roam)
@@ -149,14 +150,14 @@ class BlockMover:
         """Yield the device's and the host's bytes of each pair (block, slot), as few pieces as there can be:
         blocks that follow each other on both sides are one."""
         ordered = sorted(pairs, key=lambda pair: pair[0])  # two loads to one block stay in order
-        joins = len(self._arenas) == 1 and self._memory.stride == self._memory.block_bytes
+        joins = len(self._parts) == 1 and self._memory.stride == self._memory.block_bytes
         at = 0
         while at < len(ordered):
             (block, slot), end = ordered[at], at + 1
             while joins and end < len(ordered) and ordered[end] == (block + end - at, slot + end - at):
                 end += 1
             first = self._memory.offset_of(slot)
-            for cells, size, (_, start) in zip(self._cells, self._sizes, self._arenas, strict=True):
+            for _, cells, size, start in self._parts:
                 much = (end - at) * size
                 yield (
                     cells[block * size : block * size + much],
@@ -171,7 +172,7 @@ class BlockMover:
             return
         places = np.array(pairs, dtype=np.int64)
         places[:, 0] = self._memory.offsets_of(places[:, 0])
-        for cells, size, (_, start) in zip(self._cells, self._sizes, self._arenas, strict=True):
+        for _, cells, size, start in self._parts:
             pieces = places * (1, size) + (start, 0)
             if up:
                 self._copy(self._bytes, cells, pieces, size)
@@ -180,19 +181,14 @@ class BlockMover:
 
     def _of_block(self, block: int) -> list[memoryview]:
         """The bytes of a block, one writable memory per arena; for arenas in this machine's memory."""
-        if len(self._flat) == 1:  # the usual case, on the path of each block that is read
-            (flat,), (size,) = self._flat, self._sizes
-            return [flat[block * size : (block + 1) * size]]
-        sized = zip(self._flat, self._sizes, strict=True)
-        return [flat[block * size : (block + 1) * size] for flat, size in sized]
+        return [flat[block * size : (block + 1) * size] for flat, size in self._flat]
 
     def _zero_behind(self, saves: Sequence[Save]) -> None:
-        """Zero the K and V in the slots behind the tokens that were saved."""
+        """Zero what is in the slots behind the tokens that were saved."""
         for _, slot, tokens in saves:
-            for arena, start in self._arenas if tokens < self._block_tokens else ():
-                first, size = self._memory.offset_of(slot) + start, arena.group.block_bytes
-                part = self._bytes[first : first + size].view(arena.dtype).view(arena.group.block_shape)
-                part[:, :, :, tokens:] = 0
+            for group, _, size, start in self._parts:
+                if tokens < group.block_tokens:
+                    group.zero_behind(self._memory.payload(slot)[start : start + size], tokens)
 
 
 class _UnderWay:

@@ -159,6 +159,10 @@ class EvictionOrder:
     def __len__(self) -> int:
         return len(self._elsewhere) + self.alone
 
+    def __iter__(self) -> Iterator[int]:
+        """All blocks here, in eviction order."""
+        return chain(self.unleased(), self.leased())
+
     @property
     def alone(self) -> int:
         """How many of the blocks are not kept elsewhere, as far as `put_first` was told."""
@@ -231,7 +235,7 @@ class EvictionOrder:
 
     def pop(self, most: int) -> list[int]:
         """Take out the first ``most`` blocks in eviction order, and return them."""
-        taken = list(islice(chain(self.unleased(), self.leased()), most))
+        taken = list(islice(self, most))
         for block in taken:
             self.remove(block)
         return taken
@@ -244,10 +248,6 @@ class EvictionOrder:
         """The blocks that leases cover, in eviction order: the latest expected return first, of equal ones
         the longest released."""
         return iter(self._leased)
-
-    def blocks(self) -> list[int]:
-        """All blocks here, in eviction order."""
-        return [*self.unleased(), *self.leased()]
 
     def foresee(self, most: int, at_once: int) -> list[int]:
         """Let the first ``most`` blocks that are not kept elsewhere be the foreseen ones: those that are

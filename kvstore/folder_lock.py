@@ -99,18 +99,15 @@ class FolderLock:
             return moved
         try:
             fd = self._opened(os.O_RDONLY)  # anew: a network file system looks again then
+            try:
+                same = os.path.sameopenfile(fd, self._fd)
+                words = os.pread(fd, SIGNED_BYTES, 0)
+            finally:
+                os.close(fd)
         except FileNotFoundError:
             return self._made_again()
         except OSError as fault:
             return f"cannot be looked at: {explained(fault, str(self._path))}"
-        try:
-            there, ours = os.fstat(fd), os.fstat(self._fd)
-            same = (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
-            words = os.pread(fd, SIGNED_BYTES, 0)
-        except OSError as fault:
-            return f"cannot be looked at: {explained(fault, str(self._path))}"
-        finally:
-            os.close(fd)
         if same and words == self._words:
             return ""
         return f"was taken by {_holder(words)}"
@@ -181,8 +178,7 @@ def elsewhere(path: Path, fd: int) -> str:
         there = os.stat(path)
     except OSError:
         return "is gone"
-    ours = os.fstat(fd)
-    return "" if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino) else "was replaced"
+    return "" if os.path.samestat(there, os.fstat(fd)) else "was replaced"
 
 
 def make_private(folder: Path) -> None:

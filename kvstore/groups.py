@@ -1,8 +1,8 @@
-"""KV groups: the layers that share one cache spec, and the byte layout of their blocks.
+"""KV groups: the layers that share one cache spec, and the layout of their blocks.
 
-Today a model has one group. Arena, pool and block table are made per group, and the group's id is in each block
-key, so that sliding-window and hybrid models can later free blocks early. Knows no tensor and no model: dtypes
-are names, as torch spells them.
+Only a group and its layout know what a block's bytes are; arena, mover and tiers have bytes, and ask. A model
+has a group for each kind of its layers; an arena is made per group, and a block id names a block in each. Knows
+no tensor and no model: dtypes are names, as torch spells them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from math import prod
+from typing import TypeAlias
+
+import numpy as np
 
 from .errors import GroupInvalid
 
@@ -22,30 +25,63 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 """KV element types and their size in bytes."""
 
 
+# The last two axes of each layout are the token's slot in the block, and numbers of that token. The names of
+# the fields are part of digests.
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLayout:
+    """K and V of ``kv_heads`` heads, ``head_dim`` numbers each. ``key_scale``, ``value_scale``: what stored
+    numbers are multiplied by to be K and V."""
+
+    kv_heads: int
+    head_dim: int
+    key_scale: float = 1.0
+    value_scale: float = 1.0
+
+    def block_shape(self, layers: int, tokens: int) -> tuple[int, ...]:
+        """``[layer, k|v, head, slot, dim]``."""
+        return layers, 2, self.kv_heads, tokens, self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class LatentLayout:
+    """One vector for all heads, of which K and V are made: ``rank`` numbers, and ``rotary_dim`` that are
+    rotated, as in DeepSeek-V2's multi-head latent attention. No kernel computes with it yet."""
+
+    rank: int
+    rotary_dim: int
+
+    def block_shape(self, layers: int, tokens: int) -> tuple[int, ...]:
+        """``[layer, slot, rank + rotary_dim]``."""
+        return layers, tokens, self.rank + self.rotary_dim
+
+
+Layout: TypeAlias = HeadLayout | LatentLayout
+"""What one layer keeps of a token, and where that stands in a block."""
+
+
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """A group of a model's layers that have K and V of one shape and type, and so share block ids.
+    """A group of a model's layers whose KV has one layout and type, and that so share block ids.
 
-    ``id``: the group's number. ``layers``: the model's numbers of its layers. ``dtype``: of stored K and V, a
+    ``id``: the group's number. ``layers``: the model's numbers of its layers. ``dtype``: of stored numbers, a
     name in `DTYPE_BYTES`. ``block_tokens``: tokens in one block. ``window``: how many tokens a query sees,
-    None for all. ``key_scale``, ``value_scale``: what stored numbers are multiplied by to be K and V.
+    None for all.
 
     Raises `GroupInvalid`: a number is out of range, or the dtype unknown.
     """
 
     id: int
     layers: tuple[int, ...]
-    kv_heads: int
-    head_dim: int
+    layout: Layout
     dtype: str
     block_tokens: int = 16
     window: int | None = None
-    key_scale: float = 1.0
-    value_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        sizes = {"kv_heads": self.kv_heads, "head_dim": self.head_dim, "block_tokens": self.block_tokens}
-        wrong = [f"{name} = {size}" for name, size in sizes.items() if size < 1]
+        sizes = {**asdict(self.layout), "block_tokens": self.block_tokens}
+        wrong = [f"{name} = {size}" for name, size in sizes.items() if size <= 0]
         if self.id < 0:
             wrong.append(f"id = {self.id}")
         if not self.layers or len(set(self.layers)) != len(self.layers) or min(self.layers) < 0:
@@ -58,20 +94,25 @@ class KVGroup:
             raise GroupInvalid(f"KV group: {'; '.join(wrong)}")
 
     @property
-    def block_shape(self) -> tuple[int, int, int, int, int]:
-        """The shape of one block, ``[layer, k|v, head, slot, dim]``; it is contiguous on every tier."""
-        return len(self.layers), 2, self.kv_heads, self.block_tokens, self.head_dim
+    def block_shape(self) -> tuple[int, ...]:
+        """The shape of one block, as its layout gives it; it is contiguous on every tier."""
+        return self.layout.block_shape(len(self.layers), self.block_tokens)
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block."""
         return prod(self.block_shape) * DTYPE_BYTES[self.dtype]
 
+    def zero_behind(self, block: memoryview, tokens: int) -> None:
+        """Zero what lies behind the first ``tokens`` tokens in a block's bytes, ``[block_bytes]``."""
+        np.frombuffer(block, np.uint8).reshape(*self.block_shape[:-1], -1)[..., tokens:, :] = 0
+
     def spec_digest(self) -> bytes:
         """A hash of all fields and the layout version, 16 bytes: groups with blocks of another layout have
         another one."""
         fields = asdict(self)
-        if (self.key_scale, self.value_scale) == (1.0, 1.0):  # digests of before there were scales stay valid
-            del fields["key_scale"], fields["value_scale"]
+        fields |= fields["layout"]
+        if fields.get("key_scale") == fields.get("value_scale") == 1.0:
+            del fields["key_scale"], fields["value_scale"]  # digests of before there were scales stay valid
         spec = json.dumps({**fields, "layout": LAYOUT_VERSION}, sort_keys=True)
         return hashlib.blake2b(spec.encode(), digest_size=16, person=b"holdfast.group").digest()

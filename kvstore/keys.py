@@ -1,9 +1,10 @@
 """Block keys: the names by which KV is found again, and the list of a sequence's keys.
 
 A chain: ``key(i) = H(key(i-1), tokens of block i)``, and ``key(-1) = H(namespace, salt)``; ``H`` is keyed
-BLAKE2b (RFC 7693) of 128 bits. Equal keys mean: same weights and layout, same tenant, same tokens from
-position 0 on. Without the secret two prompts cannot be aimed at one key. Keys are the same after a restart
-while the secret is kept. Knows no block ids, no tensors.
+BLAKE2b (RFC 7693) of 128 bits. Equal keys mean: same weights and arithmetic, same tenant, same tokens from
+position 0 on. Whose bytes a key finds is decided by the record space (`BlockHasher.space`). Without the secret
+two prompts cannot be aimed at one key. Keys are the same after a restart while the secret is kept. Knows no
+block ids, no tensors.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
-from types import MappingProxyType
 from typing import Any, TypeAlias, overload
 
 import numpy as np
@@ -65,10 +64,10 @@ class BlockHasher:
         state.update(parent + len(tokens).to_bytes(8, "little") + tokens.astype("<i8").tobytes())
         return state.digest()
 
-    def space(self, namespace: bytes) -> bytes:
-        """16 bytes that differ for each ``namespace`` and secret. They name the folder of a store's records,
-        and are written into each of them."""
-        return self.root(namespace, b"records")
+    def space(self, namespace: bytes, groups: Iterable[KVGroup]) -> bytes:
+        """The record space, 16 bytes that differ for each secret, ``namespace`` and layout of KV (``groups``).
+        They name the folder of a store's records and the host tier's memory."""
+        return self.root(namespace, b"".join([b"records", *(group.spec_digest() for group in groups)]))
 
     def chain(self, parent: bytes, tokens: TokenIds) -> list[bytes]:
         """The keys of the *full* blocks of ``tokens``, in order; what is left over has none. The first of
@@ -90,19 +89,15 @@ def namespace_digest(
     *,
     weights: bytes,
     config: Mapping[str, Any],
-    groups: Sequence[KVGroup],
-    rank: int = 0,
-    ranks: int = 1,
-    adapter: bytes = b"",
-    numerics: Mapping[str, Any] = MappingProxyType({}),
+    adapter: bytes,
+    numerics: Mapping[str, Any],
 ) -> bytes:
-    """16 bytes that stand for all that decides what a block's bytes mean, except tokens and tenant.
+    """16 bytes that stand for all that decides what KV means, except tokens and tenant; not how and where it is
+    stored.
 
     Args:
         weights: digest of the weights' content.
         config: the model's settings that shape KV, rotary ones included; JSON values.
-        groups: all KV groups; a group's ``spec_digest`` holds its dtype, layout version, block size and id.
-        rank, ranks: number of the shard, and of shards.
         adapter: digest of the adapter's content, empty without one.
         numerics: the arithmetic that computes: kernels and their version, computing type, forms of the weights;
             JSON values.
@@ -110,10 +105,8 @@ def namespace_digest(
     parts = {
         "weights": weights.hex(),
         "config": config,
-        "groups": [group.spec_digest().hex() for group in groups],
-        "shard": [rank, ranks],
         "adapter": adapter.hex(),
-        "numerics": dict(numerics),
+        "numerics": numerics,
     }
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=KEY_BYTES, person=b"holdfast.space").digest()
@@ -152,8 +145,8 @@ class KeyChain(Sequence[bytes]):
 
     def extend(self, keys: Iterable[bytes]) -> None:
         """Append the keys of the next blocks."""
-        if self._length < len(self._keys):
-            self._part()
+        if self._length < len(self._keys):  # another chain may read the keys behind this one's end
+            self._keys, self._shared = self._keys[: self._length], False
         self._keys.extend(keys)
         self._length = len(self._keys)
 
@@ -169,8 +162,3 @@ class KeyChain(Sequence[bytes]):
         twin._keys, twin._length = self._keys, min(length, self._length)
         twin._shared = self._shared = True
         return twin
-
-    def _part(self) -> None:
-        """Copy the list before keys are appended: another chain may read the keys behind this one's end."""
-        self._keys = list(islice(self._keys, self._length))
-        self._shared = False

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from itertools import chain
+from itertools import takewhile
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -39,16 +39,6 @@ Owner: TypeAlias = int | str | None
 
 SHOWN = 8
 """The most blocks that each complaint of an audit names."""
-COMPLAINTS = (
-    "in two states",
-    "in no state",
-    "not of this pool",
-    "fenced with no step in flight",
-    "held without a reference",
-    "cached without a key",
-    "free with a key",
-)
-"""What an audit may say of blocks, in this order."""
 
 
 class OwnerTags:
@@ -58,33 +48,29 @@ class OwnerTags:
     """
 
     def __init__(self) -> None:
-        self._owners: dict[int, Counter[Owner]] = {}
+        self._owners = Counter[tuple[int, Owner]]()
 
     def take(self, blocks: Iterable[int], owner: Owner) -> None:
         """Note one more reference of ``owner`` to each of these blocks."""
-        for block in blocks:
-            self._owners.setdefault(block, Counter())[owner] += 1
+        self._owners.update((block, owner) for block in blocks)
 
     def check(self, blocks: Iterable[int], owner: Owner) -> None:
         """Raises `BlockMisused` if ``owner``, which is about to release these blocks, has no reference to one
         of them."""
         for block in blocks:
-            if not self._owners.get(block, Counter())[owner]:
+            if not self._owners[block, owner]:
                 raise BlockMisused(block, f"held by {self.of(block)}", f"released by {owner!r}")
 
     def give(self, blocks: Iterable[int], owner: Owner) -> None:
         """Note one reference of ``owner`` less to each of these blocks."""
         for block in blocks:
-            owners = self._owners[block]
-            owners[owner] -= 1
-            if not owners[owner]:
-                del owners[owner]
-            if not owners:
-                del self._owners[block]
+            self._owners[block, owner] -= 1
+            if not self._owners[block, owner]:
+                del self._owners[block, owner]
 
     def of(self, block: int) -> list[Owner]:
-        """The block's owners, one entry per reference."""
-        return list(self._owners.get(block, Counter()).elements())
+        """The block's owners, one entry per reference. O(references)."""
+        return [owner for held, owner in self._owners.elements() if held == block]
 
 
 class References:
@@ -346,10 +332,8 @@ class BlockPool:
         if loose.any():
             block = blocks[int(loose.argmax())]
             raise BlockMisused(block, self.state(block), "sealed")
-        standing = list(blocks)
-        for at in self.index.add_each(keys, blocks):
-            standing[at] = self._change_over(blocks[at], keys[at], owner)
-        return standing
+        named = zip(blocks, keys, strict=True)
+        return [one if self.index.add(key, one) else self._change_over(one, key, owner) for one, key in named]
 
     def _change_over(self, block: int, key: bytes, owner: Owner) -> int:
         """Release ``block``, and take a reference to the block that ``key`` names already. Returns that
@@ -408,11 +392,7 @@ class BlockPool:
             raise StepOutOfOrder(f"step {step} finished, in flight are {list(self._in_flight)}")
         while self._in_flight and self._in_flight[0] <= step:
             self._in_flight.popleft()
-        passed: list[int] = []
-        for block, fence in self._fenced.items():
-            if fence > step:
-                break
-            passed.append(block)
+        passed = list(takewhile(lambda block: self._fenced[block] <= step, self._fenced))
         for block in passed:
             del self._fenced[block]
         self._make_available(passed)
@@ -482,12 +462,12 @@ class BlockPool:
             yield
         seen: Counter[int] = Counter()
         wrong: dict[str, list[int]] = defaultdict(list)
-        sealed, cached = self.index.holds, chain(self._cached.unleased(), self._cached.leased())
+        sealed = self.index.holds
         groups: tuple[tuple[Iterable[int], str, Callable[[int], bool]], ...] = (
             (self._free, "free with a key", sealed),
             (references, "held without a reference", lambda block: references[block] < 1),
             (self._fenced, "fenced with no step in flight", lambda _: not self._in_flight),
-            (cached, "cached without a key", lambda block: not sealed(block)),
+            (self._cached, "cached without a key", lambda block: not sealed(block)),
         )
         for blocks, fault, is_faulty in groups:
             for part in sliced(blocks):
@@ -501,7 +481,7 @@ class BlockPool:
         for part in sliced(range(self.blocks)):
             wrong["in no state"] += (block for block in part if block not in seen)
             yield
-        complaints = [f"{what}: {_some(wrong[what])}" for what in COMPLAINTS if wrong[what]]
+        complaints = [f"{what}: {_some(found)}" for what, found in wrong.items() if found]
         for part in sliced(range(self.blocks)) if tables is not None else ():
             differ = (block for block in part if references.get(block, 0) != expected[block])
             complaints += (self._miscount(block, references, expected) for block in differ)

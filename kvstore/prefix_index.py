@@ -12,7 +12,7 @@ from itertools import takewhile
 import numpy as np
 from numpy.typing import NDArray
 
-from .block_table import BlockArray, BlockIds, as_array
+from .block_table import BlockArray
 
 
 class PrefixIndex:
@@ -46,21 +46,6 @@ class PrefixIndex:
         self._named[block] = True
         return True
 
-    def add_each(self, keys: Sequence[bytes], blocks: BlockIds) -> list[int]:
-        """Name many blocks that have no keys yet, each by its own key. A key that names another block already
-        stays there: returns the positions of the blocks that stay without a key because of that."""
-        places = as_array(blocks)
-        assert not self.holds_each(places).any(), "one has a key already"
-        refused = [at for at, key in enumerate(keys) if key in self._block_of]
-        if refused:
-            staying = np.delete(np.arange(len(keys)), refused).tolist()
-            keys, places = [keys[at] for at in staying], places[staying]
-        named = places.tolist()
-        self._block_of.update(zip(keys, named, strict=True))
-        self._key_of.update(zip(named, keys, strict=True))
-        self._named[places] = True
-        return refused
-
     def drop(self, blocks: Iterable[int]) -> None:
         """Forget the keys of ``blocks``; those without one are passed over."""
         for block in blocks:
@@ -92,10 +77,6 @@ class PrefixIndex:
     def key_of(self, block: int) -> bytes | None:
         """The key by which the block is found; None if it has none."""
         return self._key_of.get(block)
-
-    def blocks(self) -> frozenset[int]:
-        """All blocks that can be found by a key."""
-        return frozenset(self._key_of)
 
     def _reserve(self, block: int) -> None:
         if block >= len(self._named):

@@ -5,10 +5,10 @@ Knows files, and not what the bytes are for.
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 NAME = "reserve"
 """The file's name in a store."""
@@ -47,9 +47,9 @@ class DiskReserve:
             if not self.size:
                 self.path.unlink(missing_ok=True)
             else:
-                with self._opened() as fd:
-                    os.posix_fallocate(fd, 0, self.size)
-                    os.ftruncate(fd, self.size)
+                with self._opened() as file:
+                    os.posix_fallocate(file.fileno(), 0, self.size)
+                    file.truncate(self.size)
         except OSError:
             self.give(self.held - held)
             return False
@@ -64,19 +64,14 @@ class DiskReserve:
             return False
         self.whole = False
         try:
-            with self._opened() as fd:
-                os.ftruncate(fd, max(least, held - max(wanted, PIECE)))
+            with self._opened() as file:
+                file.truncate(max(least, held - max(wanted, PIECE)))
         except OSError:
             return False
         return True
 
-    @contextlib.contextmanager
-    def _opened(self) -> Iterator[int]:
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            yield fd
-        finally:
-            os.close(fd)
+    def _opened(self) -> BinaryIO:
+        return open(self.path, "ab", opener=partial(os.open, mode=0o600))
 
 
 def held_by(path: Path) -> int:

@@ -35,7 +35,7 @@ class Presence(IntEnum):
 
 class Record(NamedTuple):
     """A record: its ``key`` of 16 bytes, its number of ``tokens`` (1 to those of a block), the 64-bit xxh3
-    ``digest`` of its bytes, and the number of its ``tenant``, of 63 bits."""
+    ``digest`` of its bytes, and the number of its ``tenant``, of 64 bits."""
 
     key: bytes
     tokens: int

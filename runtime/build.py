@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from itertools import count
 from typing import TypeAlias
 
@@ -110,7 +109,7 @@ def load_engine(
             if own is None:
                 numbers = _resolved(settings, model, groups, None)
                 zeroed = beside.submit(_arenas, groups, numbers.blocks, model.decoder.device)
-            model, adapters = _adapting(settings, model, groups)
+            model, adapters = _adapting(settings, model)
             if own is not None:
                 progress(1.0, "rehearsing the largest steps")
                 parts = _measured(settings, model, groups, device, own, liveness)
@@ -157,9 +156,7 @@ def load_engine(
     return LoadedEngine(engine, hello, engine.due, leave, engine.answers)
 
 
-def _adapting(
-    settings: EngineSettings, model: LoadedModel, groups: KVGroups
-) -> tuple[LoadedModel, AdapterStore | None]:
+def _adapting(settings: EngineSettings, model: LoadedModel) -> tuple[LoadedModel, AdapterStore | None]:
     """The model with slots for adapters, and what holds and fills them; without ``enable_lora`` the model as it
     is, and None."""
     if not settings.enable_lora:
@@ -168,8 +165,7 @@ def _adapting(
     decoder = maps.with_slots(model.decoder, settings.max_loras, settings.max_lora_rank)
     taken = model.weight_bytes + slot_bytes(decoder.weights)
     model = replace(model, decoder=decoder, weight_bytes=taken)
-    named = partial(model.namespace, groups)
-    return model, AdapterStore(decoder, maps, settings.max_lora_rank, named)
+    return model, AdapterStore(decoder, maps, settings.max_lora_rank, model.namespace)
 
 
 def _load_adapters(
@@ -335,13 +331,13 @@ def _engine(
     groups = tuple(arena.group for arena in arenas)
     hasher = BlockHasher(settings.secret or os.urandom(SECRET_BYTES), settings.block_tokens)
     pool = BlockPool(numbers.blocks, debug=settings.debug)
-    namespace = model.namespace(groups)
-    tier = _tier(settings, memory, hasher, namespace, _block_bytes(groups))
+    namespace = model.namespace()
+    space = hasher.space(namespace, groups)
+    tier = _tier(settings, memory, space, _block_bytes(groups))
     mover = None if tier is None else BlockMover(arenas, tier.memory, model.decoder.kernels.copy_pieces)
     disk, reach = None, None if mover is None else mover.reach
     if tier is not None and control is not None:
-        size = tier.memory.block_bytes
-        disk = disk_tier(control, size, settings, hasher, namespace, reads=reach is not None)
+        disk = disk_tier(control, tier.memory, settings, hasher, namespace, reads=reach is not None)
     tiers = Tiers(tier, () if disk is None else (disk,), reach)
     matchers = llguidance.Matchers()
     capacity = Capacity(
@@ -365,7 +361,7 @@ def _engine(
     runner, _ = _rehearsed(bare, settings, numbers.max_context, liveness, kernels=gpu)
     if gpu:
         _capture(bare, settings, numbers, liveness)
-    path = costs_file(settings, hasher, namespace) if disk is not None else None
+    path = costs_file(settings, space) if disk is not None else None
     cuda = model.decoder.device.type == "cuda"
     processor = (
         torch.cuda.get_device_name(model.decoder.device) if cuda else f"{torch.get_num_threads()} threads"
@@ -399,16 +395,14 @@ def _grammar_compiler(model: LoadedModel) -> llguidance.Compiler | None:
     return llguidance.Compiler(model.folder, model.config.vocab_size, model.config.eos_ids)
 
 
-def _tier(
-    settings: EngineSettings, memory: int | None, hasher: BlockHasher, namespace: bytes, block_bytes: int
-) -> HostTier | None:
+def _tier(settings: EngineSettings, memory: int | None, space: bytes, block_bytes: int) -> HostTier | None:
     if memory is not None:
-        return host_tier(memory, hasher, namespace, block_bytes, debug=settings.debug)
+        return host_tier(memory, space, block_bytes, debug=settings.debug)
     own = host_memory(settings)
     if own is None:
         return None
     try:
-        return host_tier(own, hasher, namespace, block_bytes, debug=settings.debug)
+        return host_tier(own, space, block_bytes, debug=settings.debug)
     finally:
         os.close(own)
 

@@ -162,8 +162,7 @@ def parts_of(
     )
     pool, hasher, matchers = BlockPool(blocks), BlockHasher(b"0" * 32, BLOCK), Matchers()
     compiler = Compiler(model.folder, model.config.vocab_size, model.config.eos_ids)
-    space = model.namespace(groups)
-    scheduler = Scheduler(settings, pool, hasher, space, compiler=compiler, matchers=matchers)
+    scheduler = Scheduler(settings, pool, hasher, model.namespace(), compiler=compiler, matchers=matchers)
     most = StepSize(step_tokens, settings.max_sequences)
     capacity = Capacity(settings.depth * most.rows, -(-context // BLOCK), *most)
     arenas = arenas or [DeviceArena(group, blocks, device) for group in groups]

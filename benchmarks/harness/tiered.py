@@ -118,7 +118,7 @@ class Tiered(Ours):
         apply(self._engine, Settle(0, self._conversation))
         rest(self._engine)
         pool = self._engine.scheduler.pool
-        pool.distrust(pool.index.blocks())
+        pool.distrust([*pool.index.here.values()])
         if request["host"]:
             self._flush()
             for key in list(self._tier.in_order()):

@@ -1,6 +1,6 @@
 """The operator's commands for records on disk while no server holds them: stat, verify, gc, clear.
 
-A store's ``kv`` folder has one folder per namespace (model, KV type, block size, layout), named by its digest.
+A store's ``kv`` folder has one folder per record space (model, KV type, block size, layout), named by it.
 A damaged file can kill the process that maps it, so each is opened in a process of its own: ``python -m
 holdfast.kvstore.disk.admin ACT FOLDER FLOOR`` does one act and prints an `Account`, or an error.
 """
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What one namespace's folder holds. ``name``: of the folder. ``records`` and their ``bytes``;
+    """What one record space's folder holds. ``name``: of the folder. ``records`` and their ``bytes``;
     ``file_bytes``: bytes of the disk that its file takes.
 
     ``damaged``: records that failed their check; ``ignored``: records of another model or layout; both were
@@ -64,12 +64,12 @@ def write_about(folder: Path, block_bytes: int) -> None:
 
 
 def spaces(kv: Path) -> list[Path]:
-    """The folders of records directly below ``kv``, one per namespace (model and settings), sorted."""
+    """The folders of records directly below ``kv``, one per record space, sorted."""
     return sorted(path.parent for path in kv.glob(f"*/{ABOUT}"))
 
 
 def others(folder: Path) -> int:
-    """How many other namespaces (models and settings) have folders of records beside ``folder``."""
+    """How many other record spaces have folders of records beside ``folder``."""
     return sum(beside != folder for beside in spaces(folder.parent))
 
 
@@ -94,21 +94,21 @@ def file_bytes(kv: Path) -> int:
 
 
 def stat(kv: Path) -> Iterator[Account]:
-    """Yield an account of each namespace below ``kv``; changes nothing but records that are not of its
+    """Yield an account of each record space below ``kv``; changes nothing but records that are not of its
     layout, which are dropped. Raises `StoreLocked`: a process holds a folder; `StoreFailed`: one cannot be
     read; `StoreTorn`: one is damaged."""
     return _each(kv, "stat")
 
 
 def verify(kv: Path) -> Iterator[Account]:
-    """Read and check every byte of each namespace below ``kv``, drop damaged records, and yield its account.
+    """Read and check every byte of each record space below ``kv``, drop damaged records, and yield its account.
     Raises `StoreLocked`: a process holds a folder; `StoreFailed`: one cannot be read; `StoreTorn`: a file is
     damaged and was thrown away, raised only after all others were read."""
     return _each(kv, "verify")
 
 
 def gc(kv: Path) -> Iterator[Account]:
-    """Read and check every byte of each namespace below ``kv``, drop damaged records, and remove the folders
+    """Read and check every byte of each record space below ``kv``, drop damaged records, and remove the folders
     in which no record is left. Yields the account of each. Raises `StoreLocked`: a process holds a folder;
     `StoreFailed`: one cannot be read; `StoreTorn`: a file is damaged and was thrown away, raised only after
     all others were read."""

@@ -30,7 +30,7 @@ class RecordAt(NamedTuple):
 
 class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
     """The first packet to a disk process: what to serve. ``folder``, ``space``: the store's folder and
-    namespace. ``block_bytes``: the length of a record's payload. ``budget``: the most bytes of all records;
+    record space. ``block_bytes``: the length of a record's payload. ``budget``: the most bytes of all records;
     ``caps``: the most bytes of one tenant's records, by its number. ``floor``: bytes of the disk that stay
     free; ``reserve``: a file of which the bytes count as free, "" for none."""
 

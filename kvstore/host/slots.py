@@ -2,7 +2,7 @@
 
 ::
 
-    header       magic, layout version, size of an entry, namespace, block bytes, slots
+    header       magic, layout version, size of an entry, record space, block bytes, slots
     directory    per slot: key, tokens, state, owner, readers, xxh3 of the payload, stamp of the last use,
                  tenant
     slots        each the bytes of one block, at ``stride`` bytes from each other
@@ -106,8 +106,8 @@ def make_memory(size: int) -> int:
 
 
 class SlotMemory:
-    """The memfd ``fd``, mapped: a directory, and slots for blocks of ``block_bytes`` bytes of the namespace
-    ``space`` (16 bytes).
+    """The memfd ``fd``, mapped: a directory, and slots for blocks of ``block_bytes`` bytes of the record
+    space ``space`` (`BlockHasher.space`).
 
     ``slots``: how many; 0 where the memory is too small for one. ``stride``: bytes from slot to slot.
     ``adopted``: whether the memory had this layout already; otherwise it is formatted, and all slots are
@@ -119,6 +119,7 @@ class SlotMemory:
 
     def __init__(self, fd: int, space: bytes, block_bytes: int, *, made: bool = False) -> None:
         size = os.fstat(fd).st_size
+        self.space = space
         self.block_bytes = block_bytes
         # Whole pages where a block is one: so that a range of slots can be registered with the device.
         unit = PAGE if block_bytes >= PAGE else 64

@@ -68,15 +68,13 @@ def host_memory(settings: EngineSettings) -> int | None:
         raise SettingsInvalid(explained(error, f"the host tier's memory of {size} bytes")) from error
 
 
-def host_tier(
-    fd: int, hasher: BlockHasher, namespace: bytes, block_bytes: int, *, debug: bool = False
-) -> HostTier | None:
-    """The host tier in the memory ``fd``, with the records that an earlier engine left there under the same
-    names (``hasher``, ``namespace``).
+def host_tier(fd: int, space: bytes, block_bytes: int, *, debug: bool = False) -> HostTier | None:
+    """The host tier in the memory ``fd``, with the records that an earlier engine left there in the same record
+    ``space`` (`BlockHasher.space`).
 
     None where the memory has no room for a block. ``debug``: every byte is checked each time it is read.
     """
-    memory = SlotMemory(fd, hasher.space(namespace), block_bytes)
+    memory = SlotMemory(fd, space, block_bytes)
     return HostTier(memory, owner=os.getpid(), recheck=debug) if memory.slots else None
 
 
@@ -180,15 +178,15 @@ def asked_disk(control: int) -> socket.socket:
 
 def disk_tier(
     control: socket.socket,
-    block_bytes: int,
+    memory: SlotMemory,
     settings: EngineSettings,
     hasher: BlockHasher,
     namespace: bytes,
     *,
     reads: bool = False,
 ) -> DiskTier | None:
-    """The disk tier; None without a store. A `DiskProcess` that was asked for a disk process
-    (`asked_disk`) is at the other end of the socket ``control``, which is taken over or closed.
+    """The disk tier below the host's ``memory``; None without a store. A `DiskProcess` that was asked for a
+    disk process (`asked_disk`) is at the other end of the socket ``control``, which is taken over or closed.
 
     ``reads``: records are read from the page cache into device blocks, too.
     """
@@ -196,7 +194,7 @@ def disk_tier(
     if folder is None:
         control.close()
         return None
-    space = hasher.space(namespace)
+    space = memory.space
     budget = disk_bytes(settings, folder)
     caps = {
         tenant_of(hasher.root(namespace, one.salt)): one.disk_bytes
@@ -205,16 +203,16 @@ def disk_tier(
     }
     floor = disk_floor(settings, folder)
     begin = Begin(
-        *(str(folder / space.hex()), space, block_bytes, budget, caps, floor),
+        *(str(folder / space.hex()), space, memory.block_bytes, budget, caps, floor),
         str(held_beside(folder)[1] or ""),
     )
     return DiskTier(control, begin, reads=reads, asked=True)
 
 
-def costs_file(settings: EngineSettings, hasher: BlockHasher, namespace: bytes) -> Path | None:
-    """The path of the file with the measured costs of this model and layout; None without a store."""
+def costs_file(settings: EngineSettings, space: bytes) -> Path | None:
+    """The path of the file with the measured costs of a record space; None without a store."""
     folder = kv_folder(settings)
-    return None if folder is None else folder / hasher.space(namespace).hex() / "costs.json"
+    return None if folder is None else folder / space.hex() / "costs.json"
 
 
 def _kept_secret(folder: Path) -> bytes:

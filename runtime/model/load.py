@@ -28,7 +28,7 @@ from ...kernels.quantised import (
     said_in_panels,
     scheme_at_load,
 )
-from ...kvstore.groups import KVGroup
+from ...kvstore.groups import HeadLayout, KVGroup
 from ...kvstore.keys import namespace_digest
 from ..errors import SettingsInvalid
 from .checkpoint import Checkpoint
@@ -84,26 +84,24 @@ class LoadedModel:
 
     def kv_groups(self, block_tokens: int) -> tuple[KVGroup, ...]:
         """The model's KV groups, one for each kind of layer, in the order of `ModelConfig.kinds`."""
-        kind_of = self.config.kind_of
+        config, kind_of = self.config, self.config.kind_of
+        layout = HeadLayout(config.kv_heads, config.head_dim, self.kv.key_scale, self.kv.value_scale)
         return tuple(
             KVGroup(
                 id=number,
                 layers=tuple(layer for layer, its in enumerate(kind_of) if its == number),
-                kv_heads=self.config.kv_heads,
-                head_dim=self.config.head_dim,
+                layout=layout,
                 dtype=self.kv.stored_as(str(self.decoder.dtype).removeprefix("torch.")),
                 block_tokens=block_tokens,
                 window=kind.window,
-                key_scale=self.kv.key_scale,
-                value_scale=self.kv.value_scale,
             )
-            for number, kind in enumerate(self.config.kinds)
+            for number, kind in enumerate(config.kinds)
         )
 
-    def namespace(self, groups: Sequence[KVGroup], adapter: bytes = b"") -> bytes:
-        """The namespace of this model's block keys, 16 bytes: it differs for other weights, settings or KV
-        groups, and for another arithmetic. A key names one block in each group's arena. ``adapter``: the
-        digest of the one that computes with it; empty: none."""
+    def namespace(self, adapter: bytes = b"") -> bytes:
+        """The namespace of this model's block keys, 16 bytes: it differs for other weights or settings, and for
+        another arithmetic. A key names one block in each group's arena. ``adapter``: the digest of the one that
+        computes with it; empty: none."""
         numerics = {
             "kernels": self.decoder.kernels.numerics,
             "dtype": str(self.decoder.dtype),
@@ -112,9 +110,8 @@ class LoadedModel:
         return namespace_digest(
             weights=self.weights_digest,
             config=self.config.shaping_kv(),
-            groups=groups,
-            numerics=numerics,
             adapter=adapter,
+            numerics=numerics,
         )
 
 

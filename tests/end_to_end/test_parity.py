@@ -120,7 +120,7 @@ def build(model: LoadedModel, *, blocks: int = 1024, **numbers: int) -> Engine:
     for arena in arenas:
         arena.poison(range(blocks))
     hasher = BlockHasher(b"0" * 32, BLOCK)
-    scheduler = Scheduler(settings, BlockPool(blocks, debug=True), hasher, model.namespace(groups))
+    scheduler = Scheduler(settings, BlockPool(blocks, debug=True), hasher, model.namespace())
     return Engine(scheduler, TorchRunner(model.decoder, *arenas), debug=True)
 
 

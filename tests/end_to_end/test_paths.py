@@ -94,7 +94,7 @@ class Stage:
             settings,
             BlockPool(BLOCKS, debug=True),
             BlockHasher(bytes(32), BLOCK),
-            self.model.namespace((self.arena.group,)),
+            self.model.namespace(),
             Tiers(self.tier, (InlineDisk(self.memory, self.store),)),
         )
         runner = TorchRunner(self.model.decoder, self.arena, mover=BlockMover([self.arena], self.memory))
@@ -172,7 +172,7 @@ class Stage:
             placement.tick(0.0)
         sequence = self.engine.scheduler._queues[seq]
         names = sequence.names()
-        self.engine.scheduler.pool.distrust(self.engine.scheduler.pool.index.blocks())
+        self.engine.scheduler.pool.distrust([*self.engine.scheduler.pool.index.here.values()])
         self.arena.poison(range(BLOCKS))
         lost = {"host": [], "disk": names, "recomputed": names, "split": names[len(names) // 2 :]}[path]
         for key in lost:

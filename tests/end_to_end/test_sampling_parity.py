@@ -109,7 +109,7 @@ def build(model: LoadedModel, depth: int, blocks: int = 256) -> Engine:
     for arena in arenas:
         arena.poison(range(blocks))
     pool = BlockPool(blocks, debug=True)
-    scheduler = Scheduler(settings, pool, BlockHasher(b"0" * 32, BLOCK), model.namespace(groups))
+    scheduler = Scheduler(settings, pool, BlockHasher(b"0" * 32, BLOCK), model.namespace())
     return Engine(scheduler, TorchRunner(model.decoder, *arenas), debug=True)
 
 

@@ -1,4 +1,4 @@
-"""The arena: the decided layout, contiguous blocks, offsets past 2^31, poison and zero."""
+"""The arena: the group's layout, contiguous blocks, offsets past 2^31, poison."""
 
 from __future__ import annotations
 
@@ -7,37 +7,42 @@ import torch
 
 from holdfast.kvstore.arena import DeviceArena
 from holdfast.kvstore.errors import GroupInvalid
-from holdfast.kvstore.groups import KVGroup
+from holdfast.kvstore.groups import HeadLayout, KVGroup, LatentLayout
 
-GROUP = KVGroup(id=0, layers=(0, 1, 2), kv_heads=2, head_dim=8, dtype="float32", block_tokens=4)
-BIG = KVGroup(id=0, layers=tuple(range(36)), kv_heads=8, head_dim=128, dtype="bfloat16")
+GROUP = KVGroup(id=0, layers=(0, 1, 2), layout=HeadLayout(2, 8), dtype="float32", block_tokens=4)
+LATENT = KVGroup(id=0, layers=(0, 1, 2), layout=LatentLayout(12, 4), dtype="float32", block_tokens=4)
+BIG = KVGroup(id=0, layers=tuple(range(36)), layout=HeadLayout(8, 128), dtype="bfloat16")
+each_layout = pytest.mark.parametrize("group", [GROUP, LATENT], ids=["heads", "latent"])
 
 
 def test_the_layout() -> None:
     arena = DeviceArena(GROUP, 5)
     assert arena.kv.shape == (5, 3, 2, 2, 4, 8)
     assert arena.kv.stride() == (384, 128, 64, 32, 8, 1)
-    assert (arena.blocks, arena.dtype, arena.device.type) == (5, torch.float32, "cpu")
+    assert (arena.blocks, arena.kv.dtype, arena.device.type) == (5, torch.float32, "cpu")
     assert arena.kv.nbytes == 5 * GROUP.block_bytes
     assert not arena.kv.any()
+    assert DeviceArena(LATENT, 5).kv.shape == (5, 3, 4, 16)
 
 
-def test_one_block_is_one_run_of_bytes() -> None:
-    arena = DeviceArena(GROUP, 3)
+@each_layout
+def test_one_block_is_one_run_of_bytes(group: KVGroup) -> None:
+    arena = DeviceArena(group, 3)
     arena.kv.copy_(torch.arange(arena.kv.numel(), dtype=torch.float32).view_as(arena.kv))
     whole = arena.kv.view(torch.uint8).view(-1)
     for block in range(3):
         run = arena.bytes_of(block)
         assert run.dtype == torch.uint8
-        assert run.shape == (GROUP.block_bytes,)
+        assert run.shape == (group.block_bytes,)
         assert run.is_contiguous()
-        assert run.data_ptr() == whole.data_ptr() + block * GROUP.block_bytes
-        assert torch.equal(run, whole[block * GROUP.block_bytes : (block + 1) * GROUP.block_bytes])
+        assert run.data_ptr() == whole.data_ptr() + block * group.block_bytes
+        assert torch.equal(run, whole[block * group.block_bytes : (block + 1) * group.block_bytes])
 
 
-def test_writing_the_bytes_writes_the_block() -> None:
-    source, target = DeviceArena(GROUP, 2), DeviceArena(GROUP, 4)
-    source.kv[1] = torch.randn(GROUP.block_shape)
+@each_layout
+def test_writing_the_bytes_writes_the_block(group: KVGroup) -> None:
+    source, target = DeviceArena(group, 2), DeviceArena(group, 4)
+    source.kv[1] = torch.randn(group.block_shape)
     target.bytes_of(3).copy_(source.bytes_of(1))
     assert torch.equal(target.kv[3], source.kv[1])
     assert not target.kv[:3].any()
@@ -69,23 +74,14 @@ def test_blocks_behind_two_gigabytes_are_written_where_they_are() -> None:
     assert not any(arena.bytes_of(block).any() for block in others)
 
 
-def test_poison_touches_only_its_blocks() -> None:
-    arena = DeviceArena(GROUP, 4)
+@each_layout
+def test_poison_touches_only_its_blocks(group: KVGroup) -> None:
+    arena = DeviceArena(group, 4)
     arena.kv.fill_(1.0)
     arena.poison([0, 2])
     assert arena.kv[[0, 2]].isnan().all()
     assert arena.kv[[1, 3]].eq(1.0).all()
     arena.poison([])
-
-
-def test_a_partial_block_is_zeroed_behind_its_tokens() -> None:
-    arena = DeviceArena(GROUP, 2)
-    arena.poison([0, 1])
-    arena.kv[1, :, :, :, :3] = 2.0
-    arena.zero_behind(1, 3)
-    assert arena.kv[1, :, :, :, :3].eq(2.0).all()
-    assert arena.kv[1, :, :, :, 3:].eq(0.0).all()
-    assert arena.kv[0].isnan().all()
 
 
 def test_impossible_arenas_are_refused() -> None:

@@ -12,7 +12,7 @@ from holdfast.kernels.device import device_of
 from holdfast.kernels.reference import backend
 from holdfast.kvstore.arena import DeviceArena
 from holdfast.kvstore.block_mover import BlockMover, Moving
-from holdfast.kvstore.groups import KVGroup
+from holdfast.kvstore.groups import HeadLayout, KVGroup, LatentLayout
 from holdfast.kvstore.host.slots import SlotMemory, make_memory
 
 try:
@@ -31,10 +31,11 @@ DEVICES = [
 ]
 
 
-@pytest.fixture(params=["small", "pages"])
+@pytest.fixture(
+    params=[HeadLayout(2, 8), HeadLayout(40, 8), LatentLayout(12, 4), LatentLayout(512, 64)], ids=str
+)
 def group(request: pytest.FixtureRequest) -> KVGroup:
-    heads = 2 if request.param == "small" else 40
-    return KVGroup(id=0, layers=(0, 1), kv_heads=heads, head_dim=8, dtype="bfloat16", block_tokens=4)
+    return KVGroup(id=0, layers=(0, 1), layout=request.param, dtype="bfloat16", block_tokens=4)
 
 
 def parts(group: KVGroup, device: str, blocks: int = 6) -> tuple[DeviceArena, SlotMemory, BlockMover]:
@@ -51,8 +52,8 @@ def parts(group: KVGroup, device: str, blocks: int = 6) -> tuple[DeviceArena, Sl
 def fill(arena: DeviceArena, block: int, tokens: int) -> bytes:
     """Random KV for the first tokens of a block; its bytes with zeros behind them."""
     cells = torch.randn(arena.group.block_shape).to(torch.bfloat16)
-    arena.kv[block, :, :, :, :tokens] = cells[:, :, :, :tokens].to(arena.device)
-    cells[:, :, :, tokens:] = 0
+    arena.kv[block, ..., :tokens, :] = cells[..., :tokens, :].to(arena.device)
+    cells[..., tokens:, :] = 0
     return bytes(cells.view(torch.uint8).view(-1).numpy())
 
 
@@ -88,8 +89,9 @@ def test_a_block_is_saved_before_it_is_loaded_over(group: KVGroup, device: str) 
 
 def test_a_slot_holds_a_block_of_every_group_one_after_the_other() -> None:
     groups = [
-        KVGroup(id=0, layers=(0, 2), kv_heads=2, head_dim=8, dtype="bfloat16", block_tokens=4),
-        KVGroup(id=1, layers=(1,), kv_heads=3, head_dim=4, dtype="float32", block_tokens=4),
+        KVGroup(id=0, layers=(0, 2), layout=HeadLayout(2, 8), dtype="bfloat16", block_tokens=4),
+        KVGroup(id=1, layers=(1,), layout=HeadLayout(3, 4), dtype="float32", block_tokens=4),
+        KVGroup(id=2, layers=(3, 4), layout=LatentLayout(6, 2), dtype="bfloat16", block_tokens=4),
     ]
     arenas = [DeviceArena(group, 3) for group in groups]
     for arena in arenas:
@@ -102,15 +104,15 @@ def test_a_slot_holds_a_block_of_every_group_one_after_the_other() -> None:
     mover.move([(1, 4, 3)], [])
     mover.move([], [(4, 2)])
     for arena, cells in zip(arenas, expected, strict=True):
-        assert (
-            torch.equal(arena.kv[2, :, :, :, :3], cells[:, :, :, :3]) and not arena.kv[2, :, :, :, 3:].any()
-        )
+        assert torch.equal(arena.kv[2, ..., :3, :], cells[..., :3, :]) and not arena.kv[2, ..., 3:, :].any()
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_saves_run_beside_the_device_s_work_but_before_what_overwrites_them() -> None:
-    group = KVGroup(id=0, layers=tuple(range(8)), kv_heads=8, head_dim=128, dtype="bfloat16", block_tokens=16)
+    group = KVGroup(
+        id=0, layers=tuple(range(8)), layout=HeadLayout(8, 128), dtype="bfloat16", block_tokens=16
+    )
     arena = DeviceArena(group, 64, "cuda")
     fd = make_memory(64 << 20)
     memory = SlotMemory(fd, bytes(16), group.block_bytes)

@@ -12,7 +12,7 @@ def test_oldest_first_when_none_was_found_again() -> None:
     order = EvictionOrder(8)
     order.add([5, 3, 4])
     assert order.pop(2) == [5, 3]
-    assert order.blocks() == [4]
+    assert [*order] == [4]
 
 
 def test_more_hits_go_later() -> None:
@@ -46,7 +46,7 @@ def test_old_fame_fades_when_newer_fame_needs_the_room() -> None:
         order.hit([block] * 9)
     order.add([6])
     order.add(range(6))
-    assert order.blocks() == [6, 0, 1, 2, 3, 4, 5]
+    assert [*order] == [6, 0, 1, 2, 3, 4, 5]
     assert order.pop(2) == [6, 0]
     order.add([7])
     assert order.pop(2) == [1, 7], "0 and 1 had fallen among the one-offs, before 7 came"
@@ -85,7 +85,7 @@ def test_everything_comes_out_once(blocks: list[tuple[int, int]]) -> None:
     for block, hits in blocks:
         order.hit([block] * hits)
         order.add([block])
-    expected = order.blocks()
+    expected = [*order]
     assert len(order) == len(expected) == len(blocks)
     assert order.pop(len(blocks)) == expected
     assert sorted(expected) == sorted(block for block, _ in blocks)
@@ -99,12 +99,12 @@ def test_what_a_lease_covers_goes_last_the_latest_return_first() -> None:
     order.lease(3, 9.0)  # not in the order yet
     order.lease(4, 7.0)
     order.add([3, 4, 9])
-    assert order.blocks() == [2, 9, 3, 4, 1]
+    assert [*order] == [2, 9, 3, 4, 1]
     assert len(order) == 5 and 3 in order
     order.lease(3, None)
     order.lease(4, 4.0)
     assert order.pop(3) == [2, 3, 9]
-    assert order.pop(1) == [1] and order.blocks() == [4]
+    assert order.pop(1) == [1] and [*order] == [4]
     order.forget([4])
     assert order.remove(4) and not len(order)
 
@@ -141,8 +141,8 @@ def test_what_is_foreseen_is_what_a_walk_over_all_finds(acts: list[tuple[int, st
             withdrawn.clear()
             assert foreseen.isdisjoint(came)
             foreseen |= set(came)
-            wanted = [one for one in order.blocks() if one not in elsewhere][:number]
+            wanted = [one for one in order if one not in elsewhere][:number]
             assert foreseen == set(wanted) or (
                 act == "foresee few" and len(came) == 2 >= len(foreseen) - number
             )
-        assert order.alone == len(set(order.blocks()) - elsewhere)
+        assert order.alone == len(set(order) - elsewhere)

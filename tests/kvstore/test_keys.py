@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from holdfast.kvstore.errors import GroupInvalid
-from holdfast.kvstore.groups import KVGroup
+from holdfast.kvstore.groups import HeadLayout, KVGroup
 from holdfast.kvstore.keys import KEY_BYTES, BlockHasher, namespace_digest
 
 SECRET = bytes(range(32))
 TOKENS = arrays.arrays(np.int64, st.integers(0, 40), elements=st.integers(0, 3))
-GROUP = KVGroup(0, (0, 1), kv_heads=2, head_dim=8, dtype="float32")
+GROUP = KVGroup(0, (0, 1), layout=HeadLayout(2, 8), dtype="float32")
 
 
 def test_the_vector_holds_over_restarts() -> None:
@@ -107,21 +107,30 @@ def test_a_block_holds_tokens() -> None:
 
 def test_every_part_of_the_namespace_matters() -> None:
     def digest(**changed: object) -> bytes:
-        parts = {"weights": b"w", "config": {"rope_theta": 1e6, "layers": 2}, "groups": [GROUP], **changed}
-        return namespace_digest(**parts)  # type: ignore[arg-type]
+        parts = {"weights": b"w", "config": {"rope_theta": 1e6, "layers": 2}, "adapter": b"", "numerics": {}}
+        return namespace_digest(**{**parts, **changed})  # type: ignore[arg-type]
 
-    other = KVGroup(0, (0, 1), kv_heads=2, head_dim=8, dtype="float16")
     digests = [
         digest(),
         digest(weights=b"x"),
         digest(config={"rope_theta": 1e4, "layers": 2}),
-        digest(groups=[other]),
-        digest(groups=[GROUP, other]),
-        digest(rank=1, ranks=2),
-        digest(ranks=2),
         digest(adapter=b"a"),
         digest(numerics={"kernels": "cpu/1"}),
         digest(numerics={"kernels": "cpu/2"}),
     ]
     assert len(set(digests)) == len(digests)
     assert digest(config={"layers": 2, "rope_theta": 1e6}) == digests[0], "order does not matter"
+
+
+def test_records_have_a_space_for_each_namespace_secret_and_layout_of_kv() -> None:
+    hasher = BlockHasher(SECRET, 16)
+    other = KVGroup(0, (0, 1), layout=HeadLayout(2, 8), dtype="float16")
+    spaces = [
+        hasher.space(b"name", [GROUP]),
+        hasher.space(b"other", [GROUP]),
+        hasher.space(b"name", [other]),
+        hasher.space(b"name", [GROUP, other]),
+        hasher.space(b"name", [other, GROUP]),
+        BlockHasher(SECRET[::-1], 16).space(b"name", [GROUP]),
+    ]
+    assert len(set(spaces)) == len(spaces)

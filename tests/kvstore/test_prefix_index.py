@@ -39,7 +39,7 @@ def test_a_dropped_key_can_name_another_block() -> None:
     assert index.key_of(100) is None
     assert index.add(KEYS[0], 7)
     assert index.match(KEYS) == [7, 101]
-    assert index.blocks() == {7, 101}
+    assert {*index.here.values()} == {7, 101}
     assert len(index) == 2
 
 
@@ -55,4 +55,4 @@ def test_both_ways_agree_with_a_dict(moves: list[tuple[bool, int, int]]) -> None
             shadow = {name: held for name, held in shadow.items() if held != block}
         assert {name: index.block_of(name) for name in KEYS} == {name: shadow.get(name) for name in KEYS}
         assert {name: index.key_of(held) for name, held in shadow.items()} == {name: name for name in shadow}
-        assert index.blocks() == set(shadow.values())
+        assert {*index.here.values()} == set(shadow.values())

@@ -38,7 +38,7 @@ from holdfast.kernels.device import Ints, Packing, Ring, Wholes
 from holdfast.kernels.reference import backend, seeded_sampling
 from holdfast.kvstore.arena import DeviceArena
 from holdfast.kvstore.block_mover import BlockMover
-from holdfast.kvstore.groups import KVGroup
+from holdfast.kvstore.groups import HeadLayout, KVGroup
 from holdfast.kvstore.host.slots import SlotMemory
 from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.keys import BlockHasher
@@ -731,7 +731,7 @@ def place_of(memory: SlotMemory) -> tuple[int, int]:
 
 def digest_arena(blocks: int, block_tokens: int) -> DeviceArena:
     """Of 16 bytes a token, as `fakes.slot_bytes` has it; all of it garbage."""
-    group = KVGroup(0, (0,), kv_heads=1, head_dim=2, dtype="float32", block_tokens=block_tokens)
+    group = KVGroup(0, (0,), layout=HeadLayout(1, 2), dtype="float32", block_tokens=block_tokens)
     arena = DeviceArena(group, blocks)
     arena.kv.view(torch.uint8).fill_(GARBAGE)
     return arena

@@ -195,9 +195,8 @@ def test_without_an_adapter_keys_are_those_of_an_engine_without_any(
     base: Path, folders: dict[str, Path]
 ) -> None:
     model = load_model(base, "cpu")
-    groups = model.kv_groups(16)
     digest = read_adapter(folders["a"], AdapterMaps(model.config, model.decoder.dtype)).digest
-    assert model.namespace(groups) == model.namespace(groups, b"") != model.namespace(groups, digest)
+    assert model.namespace() == model.namespace(b"") != model.namespace(digest)
 
 
 def test_a_fork_has_its_parents_adapter_and_kv(base: Path, folders: dict[str, Path]) -> None:

@@ -1,20 +1,25 @@
-"""A block leaves an arena for the host tier and comes back, byte for byte; a tier without room refuses."""
+"""A block leaves an arena for host and disk and comes back, byte for byte; a tier without room refuses."""
 
 from __future__ import annotations
 
 import os
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from holdfast.kvstore.arena import DeviceArena
+from holdfast.kvstore.block_mover import BlockMover
+from holdfast.kvstore.disk.store import NewRecord, RecordStore
 from holdfast.kvstore.errors import RecordMissing
-from holdfast.kvstore.groups import KVGroup
+from holdfast.kvstore.groups import HeadLayout, KVGroup, LatentLayout, Layout
 from holdfast.kvstore.host.slots import SlotMemory, make_memory
 from holdfast.kvstore.host.tier import HostTier
 from holdfast.tests.kvstore.host.records import get, put
 
-GROUP = KVGroup(id=0, layers=(0, 1), kv_heads=2, head_dim=8, dtype="bfloat16", block_tokens=4)
+GROUP = KVGroup(id=0, layers=(0, 1), layout=HeadLayout(2, 8), dtype="bfloat16", block_tokens=4)
 KEY = b"k" * 16
 
 
@@ -26,20 +31,36 @@ def two_slots() -> HostTier:
     return HostTier(memory)
 
 
-def test_a_block_goes_down_and_comes_back_the_same_bytes() -> None:
+@pytest.mark.parametrize("layout", [GROUP.layout, LatentLayout(28, 4)], ids=["heads", "latent"])
+def test_a_block_goes_to_the_disk_and_comes_back_the_same_bytes(layout: Layout, tmp_path: Path) -> None:
+    tier, after = two_slots(), two_slots()
+    arena, later = (DeviceArena(replace(GROUP, layout=layout), blocks) for blocks in (3, 2))
+    arena.poison([1])
+    arena.kv[1, ..., :3, :] = cells = torch.randn(*arena.kv.shape[1:-2], 3, arena.kv.shape[-1]).bfloat16()
+    slot = tier.reserve(KEY, 3)
+    assert slot is not None
+    BlockMover([arena], tier.memory).move([(1, slot, 3)], [])
+    tier.filled(slot)
+    arena.poison([1])
+    tokens, payload = get(tier, KEY)
+    with closing(RecordStore(tmp_path, bytes(16), GROUP.block_bytes, 1 << 20)) as store:
+        store.put([NewRecord(KEY, tokens, tier.memory.entry(slot).digest, payload, 0)])
+    with closing(RecordStore(tmp_path, bytes(16), GROUP.block_bytes, 1 << 20)) as store:
+        assert store.get(KEY, into := memoryview(bytearray(GROUP.block_bytes))).tokens == 3
+    assert put(after, KEY, 3, into)
+    back = after.slot_of(KEY)
+    assert back is not None
+    later.poison([0, 1])
+    BlockMover([later], after.memory).move([], [(back, 0)])
+    assert torch.equal(later.kv[0, ..., :3, :], cells)
+    assert later.kv[0, ..., 3:, :].eq(0.0).all() and later.kv[1].isnan().all()
+
+
+def test_of_two_records_with_one_key_the_first_wins() -> None:
     tier = two_slots()
-    arena, later = DeviceArena(GROUP, 3), DeviceArena(GROUP, 2)
-    arena.poison([1])
-    arena.kv[1, :, :, :, :3] = torch.randn((2, 2, 2, 3, 8)).to(torch.bfloat16)
-    arena.zero_behind(1, 3)
-    assert put(tier, KEY, 3, memoryview(arena.bytes_of(1).numpy().tobytes()))
-    arena.poison([1])
-    record = get(tier, KEY)
-    assert record[0] == 3
-    later.bytes_of(0).copy_(torch.frombuffer(bytearray(record[1]), dtype=torch.uint8))
-    assert not later.kv.isnan().any()
-    assert put(tier, KEY, 4, memoryview(bytes(GROUP.block_bytes))), "the first wins"
-    assert bytes(get(tier, KEY)[1]) == later.bytes_of(0).numpy().tobytes()
+    assert put(tier, KEY, 3, bytes(range(256)) * (GROUP.block_bytes // 256))
+    assert put(tier, KEY, 4, bytes(GROUP.block_bytes))
+    assert get(tier, KEY) == (3, bytes(range(256)) * (GROUP.block_bytes // 256))
 
 
 def test_a_tier_with_all_slots_being_read_refuses_and_a_missing_key_says_which() -> None:

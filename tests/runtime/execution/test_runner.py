@@ -18,7 +18,7 @@ from holdfast.benchmarks.toys import make_toy
 from holdfast.kernels.device import device_of
 from holdfast.kvstore.arena import DeviceArena
 from holdfast.kvstore.block_mover import BlockMover
-from holdfast.kvstore.groups import KVGroup
+from holdfast.kvstore.groups import HeadLayout, KVGroup
 from holdfast.kvstore.host.slots import SlotMemory, make_memory
 from holdfast.runtime.execution import sampler
 from holdfast.runtime.execution.runner import TorchRunner
@@ -316,7 +316,7 @@ def test_every_type_runs_on_every_device(device: str, dtype: str, folder: Path) 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_launch_that_fails_behind_its_saves_has_no_copy_under_way(device: str) -> None:
-    group = KVGroup(0, tuple(range(8)), kv_heads=8, head_dim=128, dtype="bfloat16", block_tokens=16)
+    group = KVGroup(0, tuple(range(8)), layout=HeadLayout(8, 128), dtype="bfloat16", block_tokens=16)
     arena = DeviceArena(group, 64, device)
     fd = make_memory(64 << 20)
     memory = SlotMemory(fd, bytes(16), group.block_bytes)

@@ -86,7 +86,7 @@ def test_kv_of_8_bits_comes_back_from_the_host_tier_and_from_disk(tmp_path: Path
             pool = engine.scheduler.pool
             while engine.step() is not None:
                 continue
-            pool.distrust(pool.index.blocks())
+            pool.distrust([*pool.index.here.values()])
             engine.apply(Extend(0, 1, [9]))
             _, work = turn(engine, 1)
             assert work.host >= 96 and not work.recomputed

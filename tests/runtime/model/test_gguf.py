@@ -188,7 +188,7 @@ def test_packed_weights_have_keys_of_their_own(wide: Path, tmp_path: Path) -> No
     """What they compute is not what dequantised ones do."""
     file = packed_draft(wide, "Q8_0").write(tmp_path / "toy.gguf")
     models = [load_model(file, "cpu", "float32", keeping=one) for one in ("packed", "dequantised")]
-    assert len({model.namespace(model.kv_groups(16)) for model in models}) == 2
+    assert len({model.namespace() for model in models}) == 2
 
 
 def test_an_engine_keeps_weights_packed_where_its_kernels_multiply_them_fast(
@@ -335,7 +335,7 @@ def test_the_namespace_of_kv_is_that_of_the_files_content(tmp_path: Path) -> Non
     numbers, kind = made.tensors["output_norm.weight"]
     made.tensors["output_norm.weight"] = (numbers * 1.5, kind)
     other = load_model(made.write(tmp_path / "one.gguf"), "cpu", "float32")
-    names = [model.namespace(model.kv_groups(16)) for model in (one, copied, other)]
+    names = [model.namespace() for model in (one, copied, other)]
     assert names[0] == names[1] != names[2]
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from holdfast.benchmarks.toys import make_toy
+from holdfast.kvstore.keys import BlockHasher
 from holdfast.runtime.build import load_engine
 from holdfast.runtime.errors import SettingsInvalid
 from holdfast.runtime.link.heartbeat import Liveness
@@ -67,11 +68,13 @@ def test_an_engine_runs_with_8_bit_kv(tmp_path: Path, caplog: pytest.LogCaptureF
     assert len(said) == 6
 
 
-def test_each_format_has_a_namespace_of_its_own(tmp_path: Path) -> None:
+def test_each_format_has_a_record_space_of_its_own_under_the_same_keys(tmp_path: Path) -> None:
     folder = make_toy("tiny", tmp_path)
     formats = [KVFormat(), KVFormat(E4M3), KVFormat(E4M3, 0.5), KVFormat(E4M3, 1.0, 0.5)]
     models = [load_model(folder, "cpu", kv=kv) for kv in formats]
-    assert len({model.namespace(model.kv_groups(16)) for model in models}) == len(formats)
+    assert len({model.namespace() for model in models}) == 1
+    hasher = BlockHasher(bytes(16), 16)
+    assert len({hasher.space(b"name", model.kv_groups(16)) for model in models}) == len(formats)
 
 
 @pytest.mark.parametrize(

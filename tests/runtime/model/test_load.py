@@ -162,19 +162,18 @@ def test_a_setting_that_does_not_fit_the_weights_is_named(change: dict, words: s
     assert "\n" not in caught.value.message
 
 
-def test_namespaces_differ_by_weights_rotation_type_and_block_size(folder: Path, tiny: Path) -> None:
-    def namespace(where: Path, dtype: str = "auto", block_tokens: int = 16) -> bytes:
-        model = load_model(where, "cpu", dtype)
-        return model.namespace(model.kv_groups(block_tokens))
+def test_namespaces_differ_by_weights_rotation_and_type(folder: Path, tiny: Path) -> None:
+    def namespace(where: Path, dtype: str = "auto") -> bytes:
+        return load_model(where, "cpu", dtype).namespace()
 
     plain = namespace(tiny)
     assert namespace(folder) == plain
-    others = {namespace(tiny, "bfloat16"), namespace(tiny, block_tokens=32)}
+    others = {namespace(tiny, "bfloat16")}
     edit(folder, rope_parameters={"rope_type": "default", "rope_theta": 5e5})
     others.add(namespace(folder))
     save_file({**load_file(tiny / SINGLE), "model.norm.weight": torch.zeros(64)}, folder / SINGLE)
     others.add(namespace(folder))
-    assert len({plain, *others}) == 5
+    assert len({plain, *others}) == 4
 
 
 def test_the_kv_group_is_the_models(tiny: Path) -> None:

@@ -235,10 +235,10 @@ def test_each_arithmetic_has_keys_of_its_own(odd: Path, written: Callable[[str],
     models += [load_model(odd, "cpu", "float32", quantization=one) for one in (None, *AT_LOAD)]
     kernels = choose("cpu", torch.device("cpu"), Needs(torch.float32)).kernels
     models += [replace(models[1], decoder=models[1].decoder.computing_by(kernels))]
-    spaces = [model.namespace(model.kv_groups(16)) for model in models]
+    spaces = [model.namespace() for model in models]
     assert len({*spaces}) == len(spaces)
     again = load_model(folder, "cpu", "bfloat16")
-    assert again.namespace(again.kv_groups(16)) == spaces[3]
+    assert again.namespace() == spaces[3]
 
 
 def test_linears_that_are_not_quantised_are_read_as_they_are(odd: Path, tmp_path: Path) -> None:
