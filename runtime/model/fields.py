@@ -11,7 +11,7 @@ from os import strerror
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigInvalid
+from ..errors import ConfigInvalid, UnsupportedArchitecture
 from .files import FolderFiles, ModelFiles
 
 LARGEST = 2**31 - 1
@@ -137,6 +137,10 @@ class Fields:
     def wrong(self, name: str, cause: str) -> ConfigInvalid:
         """Make the error that says what is wrong with the field ``name``: ``cause``. The caller raises it."""
         return ConfigInvalid(f"{self.path}: {self.inside}{name}: {cause}")
+
+    def unserved(self, name: str, cause: str) -> UnsupportedArchitecture:
+        """Make the error that says why the field ``name`` is not served: ``cause``. The caller raises it."""
+        return UnsupportedArchitecture(f"{self.path}: {self.inside}{name}: {cause}")
 
     def _given(self, name: str) -> bool:
         return self.values.get(name, self.defaults.get(name)) is not None
