@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import torch
@@ -21,10 +19,10 @@ from torch import Tensor
 
 from ...kernels.packed import Packed, packed
 from ...kernels.packed_types import GGML
-from ..errors import ModelUnreadable, TensorInvalid
-from .checkpoint import file_digest
+from ..errors import TensorInvalid
+from .checkpoint import StoredTensor, StoredWeights
 from .gguf_config import ROPE_FACTORS, architecture_of
-from .gguf_file import GGUFFile, PackedTensor
+from .gguf_file import SERVED, GGUFFile, PackedTensor
 from .weights import Piece
 
 _AS_STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -34,49 +32,33 @@ ROWS = 1024
 _ROTATED = {"q_proj": "attention.head_count", "k_proj": "attention.head_count_kv"}
 
 
-class GGUFWeights:
-    """The tensors of an open GGUF file; a context manager. Opening it reads only the header.
+class GGUFWeights(StoredWeights):
+    """The tensors of an open GGUF file.
 
     Raises:
         ModelUnreadable: the header is broken, or the architecture is not served.
     """
+
+    asks = "the metadata ask"
+    types = SERVED
 
     def __init__(self, path: Path) -> None:
         self._file = GGUFFile(path)
         self._name, self._architecture = architecture_of(self._file)
         kinds = {name: kind for kind, name in MODEL_ARCH_NAMES.items()}
         self._names = get_tensor_name_map(kinds[self._name], 1)  # of one layer: all are alike
-        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="weights-digest")
-        self._digest: Future[bytes] | None = None
-
-    def __enter__(self) -> GGUFWeights:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._hashing.shutdown(cancel_futures=True)
+        super().__init__((path,), {})
 
     def check(self, pieces: Iterable[Piece], ignorable: Callable[[str], bool]) -> None:
-        """Check that each of ``pieces`` (the tensors that the decoder is made of) is stored with its shape,
-        and that the file holds no other tensor but `ROPE_FACTORS`.
-
-        ``ignorable``: not used; it is there because `Checkpoint.check` has it. Raises ``TensorInvalid``.
-        """
-        unread = {name for name in self._file.tensors if name != ROPE_FACTORS}
-        for piece in pieces:
-            name = self._stored_name(piece.name)
-            stored = self._file.tensors.get(name)
-            if stored is None:
-                raise TensorInvalid(f"{self._file.path}: {name}: missing, the metadata ask for it")
-            if stored.shape != piece.shape:
-                raise TensorInvalid(
-                    f"{self._file.path}: {name}: shape {list(stored.shape)}, the metadata ask for"
-                    f" {list(piece.shape)}"
-                )
-            unread.discard(name)
-        for name in unread:
-            raise TensorInvalid(f"{self._file.path}: {name}: the metadata ask for no such tensor")
+        """As `StoredWeights.check`; the file may have `ROPE_FACTORS`."""
+        pieces = tuple(pieces)
+        names = {self._stored_name(piece.name): piece.name for piece in pieces}
+        self.tensors = {
+            names.get(name, name): StoredTensor(self._file.path, name, stored.shape, stored.kind)
+            for name, stored in self._file.tensors.items()
+            if name != ROPE_FACTORS
+        }
+        super().check(pieces, ignorable)
 
     def read(self, name: str) -> Tensor:
         """Read one tensor to the CPU by its name in a checkpoint: in its stored type, or float32 if it is
@@ -90,13 +72,10 @@ class GGUFWeights:
         return value.float() - offset if offset and name.endswith("norm.weight") else value
 
     def packed_type(self, name: str) -> str | None:
-        """The type of a tensor that can stay packed, by its name in a checkpoint; None: it cannot."""
-        stored = self._file.tensors[self._stored_name(name)]
-        return stored.kind if stored.kind in GGML and len(stored.shape) == 2 else None
+        stored = self.tensors[name]
+        return stored.dtype if stored.dtype in GGML and len(stored.shape) == 2 else None
 
     def packed(self, names: Sequence[str], told: Callable[[int], None] = lambda count: None) -> Packed:
-        """Tensors of one type and width, packed as one, by their names in a checkpoint. ``told``: called
-        with the bytes of each packed part, by a thread of its own. Raises ``TensorInvalid``."""
         some = [self._file.tensors[self._stored_name(name)] for name in names]
         orders = []
         for name, stored in zip(names, some, strict=True):
@@ -115,18 +94,6 @@ class GGUFWeights:
         except ValueError as error:
             names_of = ", ".join(stored.name for stored in some)
             raise TensorInvalid(f"{self._file.path}: {names_of}: {error}") from None
-
-    def start_digest(self) -> None:
-        """Start to hash the file in another thread."""
-        self._digest = self._hashing.submit(file_digest, self._file.path)
-
-    def digest(self) -> bytes:
-        """A digest of the file's content, 32 bytes. Waits for the hashing, which `start_digest` began."""
-        assert self._digest is not None, "the hashing was started"
-        try:
-            return self._digest.result()
-        except OSError as error:
-            raise ModelUnreadable(f"{self._file.path}: {error.strerror or error}") from error
 
     def _stored_name(self, name: str) -> str:
         """The name in the GGUF file of the checkpoint's tensor ``name``; ``name`` itself if the architecture

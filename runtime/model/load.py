@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from ...kernels.quantised import (
 from ...kvstore.groups import KVGroup
 from ...kvstore.keys import namespace_digest
 from ..errors import SettingsInvalid
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, StoredWeights
 from .config import DTYPES, ModelConfig, read_config
 from .decoder import Decoder
 from .folder import find_model
@@ -58,9 +58,6 @@ COMPARED = 4096
 """How many rows are compared at a time, to see whether the output head equals the embedding."""
 
 log = logging.getLogger(__name__)
-
-if TYPE_CHECKING:
-    from .gguf_weights import GGUFWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +184,7 @@ def load_model(
 
 
 def _matrix(
-    weights: Checkpoint | GGUFWeights,
+    weights: StoredWeights,
     names: tuple[str, ...],
     forms: WeightForms,
     device: torch.device,
@@ -196,7 +193,6 @@ def _matrix(
     """Read the tensors ``names``, which are kept as one matrix on ``device``."""
     form = forms.of[names[0]]
     if form.scheme is None:
-        assert not isinstance(weights, Checkpoint), "ggml's types have no scheme"
         return weights.packed(names, told.done)
     parts = [_quantised(weights, name, form.scheme, device) for name in names]
     whole, order = joined([part for part, _ in parts]), parts[0][1]
@@ -205,7 +201,7 @@ def _matrix(
     return matrix if order is None else Permuted(matrix, order.to(device))
 
 
-def _fill(rows: Tensor, piece: Piece, weights: Checkpoint | GGUFWeights, forms: WeightForms) -> None:
+def _fill(rows: Tensor, piece: Piece, weights: StoredWeights, forms: WeightForms) -> None:
     """Read the tensor of a piece into ``rows``, its rows of a tensor of the decoder."""
     form = forms.of.get(piece.name)
     if form is not None and form.scheme is not None:
@@ -218,7 +214,7 @@ def _fill(rows: Tensor, piece: Piece, weights: Checkpoint | GGUFWeights, forms: 
 
 
 def _quantised(
-    weights: Checkpoint | GGUFWeights, name: str, scheme: Scheme, device: torch.device
+    weights: StoredWeights, name: str, scheme: Scheme, device: torch.device
 ) -> tuple[Quantised, Tensor | None]:
     """Read a linear that is quantised, to the CPU, or quantise it on ``device``; and the order of its columns,
     see `QuantisedCheckpoint.quantised`."""
@@ -264,7 +260,7 @@ class WeightForms:
 
 def forms_of(
     pieces: Sequence[Piece],
-    weights: Checkpoint | GGUFWeights,
+    weights: StoredWeights,
     dtype: torch.dtype,
     device: torch.device,
     kv: KVFormat = AS_COMPUTED,
@@ -281,7 +277,11 @@ def forms_of(
     if (kv.key_scale, kv.value_scale) != (1.0, 1.0) or (keeping == "packed" and device.type != "cpu"):
         keeping = "dequantised"
     of = {piece.name: _form(piece, weights, keeping, quantization) for piece in pieces}
-    _refuse_twice(weights, of, quantization)
+    for name, form in of.items() if quantization is not None else ():
+        if form is not None and (form.scheme is None or name in weights.linears):
+            raise SettingsInvalid(
+                f"--quantization {quantization}: the model is quantised already: {form.scheme or form.words}"
+            )
     into: dict[str, list[Piece]] = {}
     for piece in pieces:
         into.setdefault(piece.into, []).append(piece)
@@ -316,14 +316,14 @@ def _joint(form: WeightForm | None, piece: Piece) -> tuple[WeightForm, str]:
 
 
 def _form(
-    piece: Piece, weights: Checkpoint | GGUFWeights, keeping: Keeping, quantization: str | None
+    piece: Piece, weights: StoredWeights, keeping: Keeping, quantization: str | None
 ) -> WeightForm | None:
     """The form of a tensor that is quantised, or is to be; None: it is neither."""
     if len(piece.shape) != 2:
         return None
-    if not isinstance(weights, Checkpoint) and (kind := weights.packed_type(piece.name)) is not None:
+    if (kind := weights.packed_type(piece.name)) is not None:
         return WeightForm(kind, kind, kept=keeping == "packed")
-    if isinstance(weights, QuantisedCheckpoint) and (linear := weights.linears.get(piece.name)) is not None:
+    if (linear := weights.linears.get(piece.name)) is not None:
         return _kept(linear.scheme, piece, keeping, linear.scale_bytes, linear.alone)
     if quantization is None or piece.into in ("embedding", "head"):
         return None
@@ -347,20 +347,7 @@ def _dequantised(form: WeightForm) -> WeightForm:
     return replace(form, words=words, packed=None, kept=False)
 
 
-def _refuse_twice(
-    weights: Checkpoint | GGUFWeights, of: dict[str, WeightForm | None], quantization: str | None
-) -> None:
-    if quantization is None:
-        return
-    linears = weights.linears if isinstance(weights, QuantisedCheckpoint) else {}
-    for name, form in of.items():
-        if form is not None and (form.scheme is None or name in linears):
-            raise SettingsInvalid(
-                f"--quantization {quantization}: the model is quantised already: {form.scheme or form.words}"
-            )
-
-
-def open_weights(path: Path, config: ModelConfig) -> Checkpoint | GGUFWeights:
+def open_weights(path: Path, config: ModelConfig) -> StoredWeights:
     """The weights of the model in a folder or a GGUF file, opened. Raises ``ModelUnreadable``."""
     if not path.is_file():
         if config.quantisation is not None:
@@ -372,7 +359,7 @@ def open_weights(path: Path, config: ModelConfig) -> Checkpoint | GGUFWeights:
 
 
 def as_stored(
-    config: ModelConfig, weights: Checkpoint | GGUFWeights, dtype: torch.dtype
+    config: ModelConfig, weights: StoredWeights, dtype: torch.dtype
 ) -> tuple[ModelConfig, tuple[Piece, ...]]:
     """Check the weights against ``config``. Returns the configuration as it is served, and its pieces (the
     tensors to read).
@@ -383,7 +370,7 @@ def as_stored(
     """
     pieces = pieces_of(config)
     weights.check(pieces, lambda tensor: may_be_ignored(tensor, config))
-    if not isinstance(weights, Checkpoint) or not config.tied_head or HEAD not in weights.tensors:
+    if not config.tied_head or HEAD not in weights.tensors:
         return config, pieces
     head, embedding = weights.read(HEAD), weights.read(EMBEDDING)
     if head.shape == embedding.shape:

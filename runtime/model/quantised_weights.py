@@ -187,11 +187,9 @@ def _linear(
     (rows, width), layout = piece.shape, LAYOUTS[rule.layout]
     group, many = rule.group, 32 // rule.bits
     if rule.rows == 1 and group and width % group:
-        raise TensorInvalid(
-            f"{codes.shard}: {codes.name}: groups of {group} do not fit its {width} columns ({piece.fields})"
-        )
+        raise codes.wrong(f"groups of {group} do not fit its {width} columns ({piece.fields})")
     if (rule.layout == "gptq" and (rows % many or width % many)) or (rule.layout == "awq" and rows % many):
-        raise TensorInvalid(f"{codes.shard}: {codes.name}: {rows} by {width} codes do not fill int32s")
+        raise codes.wrong(f"{rows} by {width} codes do not fill int32s")
     if group == width:
         group = 0
     found: dict[str, StoredTensor] = {}
@@ -202,15 +200,11 @@ def _linear(
                 raise TensorInvalid(f"{codes.shard}: {module}.{suffix}: missing, {codes.name} needs it")
             continue
         if stored.dtype not in part.types:
-            raise TensorInvalid(
-                f"{stored.shard}: {stored.name}: type {stored.dtype}, expected {' or '.join(part.types)}"
-            )
+            raise stored.wrong(f"type {stored.dtype}, expected {' or '.join(part.types)}")
         if stored.shape not in part.shapes:
             wanted = " or ".join(str(list(shape)) for shape in part.shapes)
-            raise TensorInvalid(
-                f"{stored.shard}: {stored.name}: shape {list(stored.shape)}, expected {wanted} for {rows} by"
-                f" {width} ({piece.fields})"
-            )
+            shape = f"shape {list(stored.shape)}, expected {wanted} for {rows} by {width}"
+            raise stored.wrong(f"{shape} ({piece.fields})")
         found[suffix] = stored
     scales = [found[name].name for name in SCALES if name in found]
     if not scales:
@@ -235,8 +229,7 @@ def beside_of(linear: StoredLinear, read: Read) -> BesideCodes:
             raise PartWrong("input_scale", f"{float(beside.fixed):g} is not above 0")
     except PartWrong as error:
         suffix, cause = error.args
-        stored = linear.parts[suffix]
-        raise TensorInvalid(f"{stored.shard}: {stored.name}: {cause}") from None
+        raise linear.parts[suffix].wrong(cause) from None
     return beside
 
 
