@@ -6,6 +6,7 @@ An error is one line with the file, the tensor and the cause.
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -51,7 +52,7 @@ class StoredTensor:
             raise self.wrong(f"type {self.dtype} is not served ({', '.join(served)})")
 
 
-class StoredWeights:
+class StoredWeights(ABC):
     """The weights of a model in files of one format; a context manager. Opening it reads only headers.
 
     ``shards``: the files. ``tensors``: by the names that `check` and `read` use. ``linears``: those that are
@@ -96,10 +97,10 @@ class StoredWeights:
             if name not in wanted and not ignorable(name):
                 raise stored.wrong(f"{self.asks} for no such tensor")
 
+    @abstractmethod
     def read(self, name: str) -> Tensor:
         """Read the tensor ``name`` to the CPU, in its stored type. Raises ``TensorInvalid`` if it cannot be
         read."""
-        raise NotImplementedError
 
     def packed_type(self, name: str) -> str | None:
         """The type in which the tensor ``name`` can stay packed as it is stored; None: it cannot."""
@@ -109,7 +110,7 @@ class StoredWeights:
         """The tensors ``names``, of one type that `packed_type` names and of one width, packed as one.
         ``told``: called with the bytes of each packed part, by a thread of its own. Raises
         ``TensorInvalid``."""
-        raise NotImplementedError
+        raise AssertionError("no tensor of this format stays packed")
 
     def start_digest(self) -> None:
         """Start to hash the files in other threads."""

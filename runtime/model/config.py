@@ -16,10 +16,10 @@ from ..verbs import LEAST_PENALTY, MOST_PENALTY, SamplingDefaults
 from .families import FAMILIES, MULTIMODAL, NEUTRAL, Family, Multimodal
 from .fields import Fields, read_object
 from .files import ADAPTER, ModelFiles, files_of
+from .kv_format import DTYPES
 from .quantisation import Quantisation, read_quantisation
 from .rope import LAYER_TYPES, UNROTATED, RopeConfig, Ropes, read_ropes
 
-DTYPES = ("float32", "bfloat16", "float16")
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 MOST_LAYERS = 4096
 UNSERVED = (
@@ -373,12 +373,12 @@ def _sliding(
 
 # --- default sampling ----------------------------------------------------------------------------------------
 
-_BOUNDS = {  # name: (least, most, whether the least itself is allowed)
-    "temperature": (0.0, 2.0, True),
-    "top_p": (0.0, 1.0, False),
-    "min_p": (0.0, 1.0, True),
-    "typical_p": (0.0, 1.0, False),
-    "repetition_penalty": (LEAST_PENALTY, MOST_PENALTY, True),
+_BOUNDS = {
+    "temperature": {"least": 0.0, "most": 2.0},
+    "top_p": {"above": 0.0, "most": 1.0},
+    "min_p": {"least": 0.0, "most": 1.0},
+    "typical_p": {"above": 0.0, "most": 1.0},
+    "repetition_penalty": {"least": LEAST_PENALTY, "most": MOST_PENALTY},
 }
 
 
@@ -395,19 +395,10 @@ def read_defaults(folder: Path) -> SamplingDefaults:
     if values.get("top_k") == -1:  # some files say so that all tokens count
         values = {**values, "top_k": 0}
     fields = Fields(path, values, {"do_sample": False, "temperature": 1.0, "top_k": 0})
-    reals = {name: _real(fields, name) for name in _BOUNDS if fields.get(name) is not None}
+    reals = {
+        name: fields.number(name, **its) for name, its in _BOUNDS.items() if fields.get(name) is not None
+    }
     top_k = fields.integer("top_k", least=0)
     if fields.flag("do_sample"):
         return SamplingDefaults(top_k=top_k, **reals)
     return SamplingDefaults(repetition_penalty=reals.get("repetition_penalty", 1.0))
-
-
-def _real(fields: Fields, name: str) -> float:
-    least, most, reached = _BOUNDS[name]
-    value = fields.get(name)
-    number = type(value) in (int, float)
-    if not number or not least <= value <= most or (value == least and not reached):
-        shown = repr(value)[:60]
-        above = "from" if reached else "above"
-        raise fields.wrong(name, f"a number {above} {least:g} to {most:g} is expected, not {shown}")
-    return float(value)

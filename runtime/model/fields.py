@@ -82,12 +82,16 @@ class Fields:
             raise self.wrong(name, f"a whole number from {least} to {most} is expected, not {_shown(value)}")
         return value
 
-    def number(self, name: str, *, above: float = 0.0, most: float = LARGEST_FLOAT) -> float:
-        """The field ``name``, which must be a finite number greater than ``above``, at most ``most``."""
-        value = self._needed(name)
-        if not _is_number(value, above, most):
-            bound = f" and at most {most:g}" if most < LARGEST_FLOAT else ""
-            raise self.wrong(name, f"a finite number above {above:g}{bound} is expected, not {_shown(value)}")
+    def number(
+        self, name: str, *, above: float = 0.0, least: float | None = None, most: float = LARGEST_FLOAT
+    ) -> float:
+        """The field ``name``, which must be a finite number greater than ``above`` (or ``least`` or more), at
+        most ``most``."""
+        value, low = self._needed(name), above if least is None else least
+        if not _is_number(value, low, most) and not (value == least and type(value) is not bool):
+            bound = f"above {above:g}" if least is None else f"from {least:g}"
+            bound += f" and at most {most:g}" if most < LARGEST_FLOAT else ""
+            raise self.wrong(name, f"a finite number {bound} is expected, not {_shown(value)}")
         return float(value)
 
     def optional_integer(self, name: str, *, least: int = 1) -> int | None:

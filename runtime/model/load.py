@@ -32,10 +32,10 @@ from ...kvstore.groups import KVGroup
 from ...kvstore.keys import namespace_digest
 from ..errors import SettingsInvalid
 from .checkpoint import Checkpoint, StoredWeights
-from .config import DTYPES, ModelConfig, read_config
+from .config import ModelConfig, read_config
 from .decoder import Decoder
 from .folder import find_model
-from .kv_format import AS_COMPUTED, KVFormat
+from .kv_format import AS_COMPUTED, DTYPES, KVFormat
 from .progress import WeightsProgress
 from .quantised_weights import QuantisedCheckpoint
 from .weights import (

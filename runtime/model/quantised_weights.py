@@ -263,8 +263,8 @@ def _signed(codes: Tensor, bits: int) -> Tensor:
     return codes if bits == 4 else (codes ^ 128).view(torch.int8)
 
 
-def _exponents(scales: Tensor) -> Tensor:
-    return scales.view(torch.uint8)
+def _exponents(linear: StoredLinear, read: Read) -> BesideCodes:
+    return BesideCodes(read(linear.scales).view(torch.uint8))
 
 
 def _order(linear: StoredLinear, suffix: str, read: Read) -> Tensor | None:
@@ -282,10 +282,6 @@ def _order(linear: StoredLinear, suffix: str, read: Read) -> Tensor | None:
     if not torch.equal(given.sort().values, usual):
         raise PartWrong(suffix, f"not {group} columns of each group from 0 to {int(usual[-1])}")
     return given.argsort(stable=True)
-
-
-def _is_float(shape: tuple[int, ...], *others: tuple[int, ...], needed: bool = True) -> LinearPart:
-    return LinearPart((shape, *others), FLOAT_TYPES, needed)
 
 
 # packed: compressed-tensors, pack-quantized
@@ -353,7 +349,7 @@ def _whole_parts(rule: LinearRule, rows: int, width: int) -> dict[str, LinearPar
     if rule.zeros:
         found["weight_zero_point"] = LinearPart(shapes, ("I8",))
     if rule.activations == FP8_FIXED:
-        found["input_scale"] = _is_float((), (1,), (1, 1))
+        found["input_scale"] = LinearPart(((), (1,), (1, 1)), FLOAT_TYPES)
     return found
 
 
@@ -387,42 +383,32 @@ def _block_parts(rule: LinearRule, rows: int, width: int) -> dict[str, LinearPar
 
 
 def _gptq_parts(rule: LinearRule, rows: int, width: int) -> dict[str, LinearPart]:
-    many, groups = 32 // rule.bits, width // rule.group if rule.group else 1
-    return {
-        "qweight": LinearPart(((width // many, rows),), ("I32",)),
+    many, awq = 32 // rule.bits, rule.layout == "awq"
+    groups = width // rule.group if rule.group else 1
+    found = {
+        "qweight": LinearPart(((width, rows // many) if awq else (width // many, rows),), ("I32",)),
         "qzeros": LinearPart(((groups, rows // many),), ("I32",)),
-        "scales": _is_float((groups, rows)),
-        "g_idx": LinearPart(((width,),), ("I32", "I64"), needed=False),
+        "scales": LinearPart(((groups, rows),), FLOAT_TYPES),
     }
+    if not awq:
+        found["g_idx"] = LinearPart(((width,),), ("I32", "I64"), needed=False)
+    return found
 
 
 def _gptq_beside(linear: StoredLinear, read: Read) -> BesideCodes:
     bits, shift = linear.rule.bits, linear.rule.shift
-    zeros: Tensor | None = _codes_in(read("qzeros"), bits).T.int() + shift
-    assert zeros is not None
-    half = 1 << bits - 1
-    if not linear.rule.zeros:
-        if (zeros != half).any():
-            raise PartWrong("qzeros", f"not {half - shift} everywhere, but the configuration says sym")
-        zeros = None
-    elif int(zeros.max()) > (1 << bits) - (bits == 8):
-        raise PartWrong("qzeros", f"a zero of {int(zeros.max())}")
-    else:
-        zeros = (zeros.to(torch.uint8) if bits == 4 else (zeros - half).to(torch.int8)).contiguous()
-    return BesideCodes(read("scales").T.contiguous(), zeros, _order(linear, "g_idx", read))
+    found, half = _codes_in(read("qzeros"), bits).T.int() + shift, 1 << bits - 1
+    if not linear.rule.zeros and (found != half).any():
+        raise PartWrong("qzeros", f"not {half - shift} everywhere, but the configuration says sym")
+    if linear.rule.zeros and int(found.max()) > (1 << bits) - (bits == 8):
+        raise PartWrong("qzeros", f"a zero of {int(found.max())}")
+    zeros = (found.to(torch.uint8) if bits == 4 else (found - half).to(torch.int8)).contiguous()
+    scales = read("scales").T.contiguous()
+    return BesideCodes(scales, zeros if linear.rule.zeros else None, _order(linear, "g_idx", read))
 
 
 def _gptq_codes(linear: StoredLinear, words: Tensor) -> Tensor:
     return _signed(_codes_in(words.T, linear.rule.bits), linear.rule.bits)
-
-
-def _awq_parts(rule: LinearRule, rows: int, width: int) -> dict[str, LinearPart]:
-    groups = width // rule.group if rule.group else 1
-    return {
-        "qweight": LinearPart(((width, rows // 8),), ("I32",)),
-        "qzeros": LinearPart(((groups, rows // 8),), ("I32",)),
-        "scales": _is_float((groups, rows)),
-    }
 
 
 def _awq_beside(linear: StoredLinear, read: Read) -> BesideCodes:
@@ -445,17 +431,17 @@ LAYOUTS = {
         "weight_packed",
         ("U8",),
         _mxfp4_parts,
-        lambda linear, read: BesideCodes(_exponents(read("weight_scale"))),
+        _exponents,
         lambda linear, codes: _nibbles(codes),
     ),
     "mxfp4 blocks": LinearLayout(
         "weight_blocks",
         ("U8",),
         _block_parts,
-        lambda linear, read: BesideCodes(_exponents(read("weight_scales"))),
+        _exponents,
         lambda linear, codes: _nibbles(codes).flatten(1),
     ),
     "gptq": LinearLayout("qweight", ("I32",), _gptq_parts, _gptq_beside, _gptq_codes),
-    "awq": LinearLayout("qweight", ("I32",), _awq_parts, _awq_beside, _awq_codes),
+    "awq": LinearLayout("qweight", ("I32",), _gptq_parts, _awq_beside, _awq_codes),
 }
 """The layouts that rules name (`quantisation`)."""
