@@ -15,6 +15,7 @@ import torch
 from gguf import GGMLQuantizationType, get_tensor_name_map
 from gguf.constants import MODEL_ARCH_NAMES
 from gguf.quants import dequantize
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...kernels.packed import Packed, packed
@@ -64,10 +65,8 @@ class GGUFWeights(StoredWeights):
         """Read one tensor to the CPU by its name in a checkpoint: in its stored type, or float32 if it is
         quantised or ggml has added an offset to it."""
         value = self._unpacked(self._file.tensors[self._stored_name(name)])
-        heads = self._heads(name)
-        if heads:  # (0, 1), (2, 3), ... become 0, 2, ..., 1, 3, ...
-            pairs = value.view(heads, value.shape[0] // heads // 2, 2, *value.shape[1:])
-            value = pairs.transpose(1, 2).reshape(value.shape)
+        if self._heads(name):
+            value = value[torch.from_numpy(self._order(name, len(value)))]
         offset = self._architecture.norm_offset
         return value.float() - offset if offset and name.endswith("norm.weight") else value
 
@@ -77,12 +76,7 @@ class GGUFWeights(StoredWeights):
 
     def packed(self, names: Sequence[str], told: Callable[[int], None] = lambda count: None) -> Packed:
         some = [self._file.tensors[self._stored_name(name)] for name in names]
-        orders = []
-        for name, stored in zip(names, some, strict=True):
-            order, heads = np.arange(stored.shape[0]), self._heads(name)
-            if heads:
-                order = order.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
-            orders.append(order)
+        orders = [self._order(name, stored.shape[0]) for name, stored in zip(names, some, strict=True)]
         raws = [self._file.array(stored) for stored in some]
 
         def part(count: int) -> None:
@@ -104,6 +98,12 @@ class GGUFWeights(StoredWeights):
         if found is None:
             return name
         return found if layer is None else found.replace("blk.0.", f"blk.{layer[1]}.", 1)
+
+    def _order(self, name: str, rows: int) -> NDArray[np.int64]:
+        """Which row of the file each row of the tensor is: 0, 2, ..., 1, 3, ... in a head whose rows are
+        sorted."""
+        order, heads = np.arange(rows), self._heads(name)
+        return order.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1) if heads else order
 
     def _heads(self, name: str) -> int:
         """The number of heads of a q or k tensor that has the rows which rotate together side by side
