@@ -276,9 +276,10 @@ def forms_of(
     """
     if (kv.key_scale, kv.value_scale) != (1.0, 1.0) or (keeping == "packed" and device.type != "cpu"):
         keeping = "dequantised"
-    of = {piece.name: _form(piece, weights, keeping, quantization) for piece in pieces}
+    made = {piece.name: _form(piece, weights, keeping, quantization) for piece in pieces}
+    of = {name: form for name, form in made.items() if form is not None}
     for name, form in of.items() if quantization is not None else ():
-        if form is not None and (form.scheme is None or name in weights.linears):
+        if form.scheme is None or name in weights.linears:
             raise SettingsInvalid(
                 f"--quantization {quantization}: the model is quantised already: {form.scheme or form.words}"
             )
@@ -289,16 +290,13 @@ def forms_of(
     together: dict[str, tuple[str, ...]] = {}
     size = 0
     for some in into.values():
-        theirs = [of[piece.name] for piece in some]
-        if not all(form is not None and form.kept for form in theirs):
+        theirs = {piece.name: of[piece.name] for piece in some if piece.name in of}
+        if len(theirs) < len(some) or not all(form.kept for form in theirs.values()):
             size += sum(prod(piece.shape) for piece in some) * dtype.itemsize
-            forms |= {
-                piece.name: _dequantised(form)
-                for piece, form in zip(some, theirs, strict=True)
-                if form is not None and form.scheme is not None
-            }
+            forms |= {name: _dequantised(form, form.scheme) for name, form in theirs.items() if form.scheme}
             continue
-        for (form, _), alike in groupby(some, lambda one: _joint(of[one.name], one)):
+        # What is kept as one matrix has one form, and is not alone.
+        for (form, _), alike in groupby(some, lambda one: (of[one.name], of[one.name].alone and one.name)):
             joint = list(alike)
             first, *others = (piece.name for piece in joint)
             together |= {first: (first, *others), **dict.fromkeys(others, ())}
@@ -307,12 +305,6 @@ def forms_of(
     packed = sorted({form.packed for form in forms.values() if form.packed is not None})
     words = sorted({form.words for form in forms.values()})
     return WeightForms(forms, together, tuple(packed), tuple(words), size)
-
-
-def _joint(form: WeightForm | None, piece: Piece) -> tuple[WeightForm, str]:
-    """A key that neighbours have in common if they are kept as one matrix."""
-    assert form is not None, "all tensors of the map stay quantised"
-    return form, piece.name if form.alone else ""
 
 
 def _form(
@@ -340,10 +332,9 @@ def _kept(
     return WeightForm(words, packed, scheme, scale_bytes, alone, kept)
 
 
-def _dequantised(form: WeightForm) -> WeightForm:
+def _dequantised(form: WeightForm, scheme: Scheme) -> WeightForm:
     """The form of a tensor that is quantised, of which the numbers are kept. Activations are not rounded."""
-    assert form.scheme is not None
-    words = f"{replace(form.scheme, activations=AS_THEY_ARE)}, dequantised"
+    words = f"{replace(scheme, activations=AS_THEY_ARE)}, dequantised"
     return replace(form, words=words, packed=None, kept=False)
 
 

@@ -93,19 +93,14 @@ class StoredLinear:
 
 @dataclass(frozen=True, slots=True)
 class LinearLayout:
-    """How linears are stored. ``codes``: the suffix of the tensor of codes, and its types. ``parts``: all
+    """How linears are stored. ``codes``: the suffix of the tensor of codes. ``parts``: all
     tensors of a linear of ``rows`` and ``width``. ``beside``, ``unpack``: read all but the codes, and the
     codes."""
 
     codes: str
-    types: tuple[str, ...]
     parts: Callable[[LinearRule, int, int], dict[str, LinearPart]]
     beside: Callable[[StoredLinear, Read], BesideCodes]
     unpack: Callable[[StoredLinear, Tensor], Tensor]
-
-
-class PartWrong(Exception):
-    """What is wrong with a tensor of a linear: its suffix, and the cause."""
 
 
 class QuantisedCheckpoint(Checkpoint):
@@ -169,7 +164,7 @@ def linears_of(
             continue
         layout = LAYOUTS[rule.layout]
         stored = tensors.get(f"{module}.{layout.codes}")
-        if stored is None or (layout.codes == "weight" and stored.dtype not in layout.types):
+        if stored is None or (layout.codes == "weight" and stored.dtype in FLOAT_TYPES):
             continue
         yield _linear(module, rule, stored, tensors, piece)
 
@@ -217,19 +212,15 @@ def _linear(
 
 def beside_of(linear: StoredLinear, read: Read) -> BesideCodes:
     """Read and check all of a linear but its codes. Raises ``TensorInvalid``."""
-    try:
-        beside = LAYOUTS[linear.rule.layout].beside(linear, read)
-        for suffix, numbers in ((linear.scales, beside.scales), ("input_scale", beside.fixed)):
-            sound = numbers is None or (
-                (numbers != 255).all() if numbers.dtype == torch.uint8 else numbers.isfinite().all()
-            )
-            if not sound:
-                raise PartWrong(suffix, "a scale is not finite")
-        if beside.fixed is not None and not float(beside.fixed) > 0:
-            raise PartWrong("input_scale", f"{float(beside.fixed):g} is not above 0")
-    except PartWrong as error:
-        suffix, cause = error.args
-        raise linear.parts[suffix].wrong(cause) from None
+    beside = LAYOUTS[linear.rule.layout].beside(linear, read)
+    for suffix, numbers in ((linear.scales, beside.scales), ("input_scale", beside.fixed)):
+        if numbers is None:
+            continue
+        sound = numbers != 255 if numbers.dtype == torch.uint8 else numbers.isfinite()
+        if not sound.all():
+            raise linear.parts[suffix].wrong("a scale is not finite")
+    if beside.fixed is not None and not float(beside.fixed) > 0:
+        raise linear.parts["input_scale"].wrong(f"{float(beside.fixed):g} is not above 0")
     return beside
 
 
@@ -268,7 +259,7 @@ def _exponents(linear: StoredLinear, read: Read) -> BesideCodes:
 
 
 def _order(linear: StoredLinear, suffix: str, read: Read) -> Tensor | None:
-    """The columns sorted by their groups; None: they are. Raises `PartWrong` if the groups are not full."""
+    """The columns sorted by their groups; None: they are. Raises ``TensorInvalid``: groups are not full."""
     if suffix not in linear.parts:
         if linear.rule.ordered and linear.scheme.group:
             raise TensorInvalid(f"{linear.module}.{suffix}: missing, the configuration says it is there")
@@ -278,9 +269,9 @@ def _order(linear: StoredLinear, suffix: str, read: Read) -> Tensor | None:
     if torch.equal(given, usual):
         return None
     if not linear.rule.ordered:
-        raise PartWrong(suffix, "columns are out of order, and the configuration does not say so")
+        raise linear.parts[suffix].wrong("columns are out of order, and the configuration does not say so")
     if not torch.equal(given.sort().values, usual):
-        raise PartWrong(suffix, f"not {group} columns of each group from 0 to {int(usual[-1])}")
+        raise linear.parts[suffix].wrong(f"not {group} columns of each group from 0 to {int(usual[-1])}")
     return given.argsort(stable=True)
 
 
@@ -313,7 +304,9 @@ def _packed_parts(rule: LinearRule, rows: int, width: int) -> dict[str, LinearPa
 def _packed_beside(linear: StoredLinear, read: Read) -> BesideCodes:
     said = read("weight_shape").tolist()
     if said != [linear.rows, linear.width]:
-        raise PartWrong("weight_shape", f"says {said}, config.json asks for {[linear.rows, linear.width]}")
+        raise linear.parts["weight_shape"].wrong(
+            f"says {said}, config.json asks for {[linear.rows, linear.width]}"
+        )
     zeros, bits = None, linear.rule.bits
     if linear.rule.zeros:
         lines = _codes_in(read("weight_zero_point").T, bits)
@@ -399,9 +392,9 @@ def _gptq_beside(linear: StoredLinear, read: Read) -> BesideCodes:
     bits, shift = linear.rule.bits, linear.rule.shift
     found, half = _codes_in(read("qzeros"), bits).T.int() + shift, 1 << bits - 1
     if not linear.rule.zeros and (found != half).any():
-        raise PartWrong("qzeros", f"not {half - shift} everywhere, but the configuration says sym")
+        raise linear.parts["qzeros"].wrong(f"not {half - shift} everywhere, but the configuration says sym")
     if linear.rule.zeros and int(found.max()) > (1 << bits) - (bits == 8):
-        raise PartWrong("qzeros", f"a zero of {int(found.max())}")
+        raise linear.parts["qzeros"].wrong(f"a zero of {int(found.max())}")
     zeros = (found.to(torch.uint8) if bits == 4 else (found - half).to(torch.int8)).contiguous()
     scales = read("scales").T.contiguous()
     return BesideCodes(scales, zeros if linear.rule.zeros else None, _order(linear, "g_idx", read))
@@ -423,25 +416,13 @@ def _awq_codes(linear: StoredLinear, words: Tensor) -> Tensor:
 SCALES = ("weight_scale", "weight_scale_inv", "scales", "weight_scales")
 """The suffixes of scales."""
 LAYOUTS = {
-    "packed": LinearLayout("weight_packed", ("I32",), _packed_parts, _packed_beside, _packed_codes),
-    "whole": LinearLayout(
-        "weight", ("I8", "F8_E4M3"), _whole_parts, _whole_beside, lambda linear, codes: codes
-    ),
-    "mxfp4": LinearLayout(
-        "weight_packed",
-        ("U8",),
-        _mxfp4_parts,
-        _exponents,
-        lambda linear, codes: _nibbles(codes),
-    ),
+    "packed": LinearLayout("weight_packed", _packed_parts, _packed_beside, _packed_codes),
+    "whole": LinearLayout("weight", _whole_parts, _whole_beside, lambda linear, codes: codes),
+    "mxfp4": LinearLayout("weight_packed", _mxfp4_parts, _exponents, lambda linear, codes: _nibbles(codes)),
     "mxfp4 blocks": LinearLayout(
-        "weight_blocks",
-        ("U8",),
-        _block_parts,
-        _exponents,
-        lambda linear, codes: _nibbles(codes).flatten(1),
+        "weight_blocks", _block_parts, _exponents, lambda linear, codes: _nibbles(codes).flatten(1)
     ),
-    "gptq": LinearLayout("qweight", ("I32",), _gptq_parts, _gptq_beside, _gptq_codes),
-    "awq": LinearLayout("qweight", ("I32",), _gptq_parts, _awq_beside, _awq_codes),
+    "gptq": LinearLayout("qweight", _gptq_parts, _gptq_beside, _gptq_codes),
+    "awq": LinearLayout("qweight", _gptq_parts, _awq_beside, _awq_codes),
 }
 """The layouts that rules name (`quantisation`)."""
