@@ -39,9 +39,11 @@ def read_object(
     path = files.where(name)
     try:
         content = files.content(name)
-        if content is None and absent is not None:
-            return path, absent
-        value = json.loads(_present(content))
+        if content is None:
+            if absent is not None:
+                return path, absent
+            raise FileNotFoundError(ENOENT, strerror(ENOENT))
+        value = json.loads(content)
     except OSError as error:
         raise ConfigInvalid(f"{path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
@@ -49,12 +51,6 @@ def read_object(
     if not isinstance(value, dict):
         raise ConfigInvalid(f"{path}: an object is expected, not {_shown(value)}")
     return path, value
-
-
-def _present(content: bytes | None) -> bytes:
-    if content is None:
-        raise FileNotFoundError(ENOENT, strerror(ENOENT))
-    return content
 
 
 @dataclass(frozen=True, slots=True)
