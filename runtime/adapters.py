@@ -93,9 +93,7 @@ class AdapterTable:
         self._held: OrderedDict[int, Adapter] = OrderedDict()  # by slot; the longest without a row first
         self._leaving: set[Adapter] = set()  # unloaded, and still there
         self._served: dict[Adapter, None] = {}  # those of running turns that have slots
-        self._lent: dict[
-            Adapter, None
-        ] = {}  # those of idle sequences that have slots in the step being planned
+        self._lent: dict[Adapter, None] = {}  # of idle sequences, with slots in the step that is planned
         self._fills: dict[int, Adapter] = {}
         self._numbers = 0
         self._swaps = 0

@@ -67,12 +67,8 @@ class Columns:
     ) -> None:
         """Take a sequence in."""
         self.seqs[slot], self.tenants[slot] = seq, tenant
-        self.computed[slot], self.planned[slot], self.pending_samples[slot] = (
-            computed,
-            planned,
-            pending_samples,
-        )
-        self.told[slot] = told
+        self.computed[slot], self.planned[slot] = computed, planned
+        self.pending_samples[slot], self.told[slot] = pending_samples, told
         self.take_back(slot)
         self.fresh_count[slot] = 0
         self.not_plain(slot)

@@ -19,16 +19,7 @@ from .kv_placement.placement import POLL_SECONDS
 from .plan import Handle, Outcomes, Plan, RowFault, Runner
 from .scheduler.scheduler import Scheduler
 from .stats import StepLog, Timing
-from .verbs import (
-    AnyVerb,
-    LoadAdapter,
-    Refusal,
-    Row,
-    Statistics,
-    Step,
-    UnloadAdapter,
-    VerbReply,
-)
+from .verbs import AnyVerb, LoadAdapter, Refusal, Row, Statistics, Step, UnloadAdapter, VerbReply
 
 MOST_LOST_STEPS = 16
 """How many steps in a row may fail, with no sequence that can be computed alone, before the device counts as

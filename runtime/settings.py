@@ -17,13 +17,10 @@ from ..kernels.names import AT_LOAD, BACKENDS
 from ..kvstore.log_lines import LogSettings
 from ..kvstore.options import Option, invalid
 from .errors import PoolTooSmall, SettingsInvalid
-from .model.kv_format import KV_DTYPES, KVFormat
+from .model.kv_format import DTYPES, KV_DTYPES, KVFormat
 
 SECRET_BYTES = 32
 """The length of a secret that the engine makes itself."""
-
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Types that weights and KV may have, and the bytes of one number."""
 
 DEPTHS = (1, 2)
 """How many steps may be in flight: 1, in lock step; or 2, one planned while the one before it runs."""
@@ -101,7 +98,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     device: Annotated[str, Option()] = "auto"
     """cpu, cuda, cuda:1, or auto."""
     dtype: Annotated[
-        str, Option(choices=("auto", *DTYPE_BYTES), words={"float": "float32", "half": "float16"})
+        str, Option(choices=("auto", *DTYPES), words={"float": "float32", "half": "float16"})
     ] = "auto"
     """Of weights and computing. auto: as stored."""
     quantization: Annotated[str | None, Option(choices=AT_LOAD)] = None

@@ -49,29 +49,35 @@ LEAST_PENALTY, MOST_PENALTY = 0.01, 100.0
 be."""
 
 
-class Sampling(msgspec.Struct, frozen=True, array_like=True):
-    """The sampling parameters of one generation. ``temperature`` 0 is greedy.
+class SamplingDefaults(msgspec.Struct, frozen=True, array_like=True):
+    """What a model may have defaults of its own for, with the values that change nothing. ``temperature`` 0 is
+    greedy; ``top_k`` 0, ``top_p`` 1, ``min_p`` 0 and ``typical_p`` 1 keep all tokens. ``repetition_penalty``
+    (1: none) counts all tokens of the sequence."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+
+
+class Sampling(SamplingDefaults, frozen=True, array_like=True):
+    """The sampling parameters of one generation.
 
     A sampled token depends on ``seed`` and its position only, so sampling repeats after a crash or a
-    preemption. ``top_k`` 0, ``top_p`` 1, ``min_p`` 0 and ``typical_p`` 1 keep all tokens.
+    preemption.
 
-    ``repetition_penalty`` (1: none) counts all tokens of the sequence. ``presence_penalty`` and
-    ``frequency_penalty`` (0: none) count what this generation has sampled, with the ``generated_from``
-    tokens. ``logit_bias``: pairs (token id, addend). ``bad_words``: token sequences that are never
-    completed. ``logprobs``: how many alternatives are reported beside each token's log probability; None
+    ``presence_penalty`` and ``frequency_penalty`` (0: none) count what this generation has sampled, with the
+    ``generated_from`` tokens. ``logit_bias``: pairs (token id, addend). ``bad_words``: token sequences that are
+    never completed. ``logprobs``: how many alternatives are reported beside each token's log probability; None
     reports nothing. Log probabilities are those of the model, before any of the other fields apply.
     ``grammar``: only tokens that it allows are sampled; the generation ends where only an end token may
     follow. ``prompt_logprobs``: as ``logprobs``, for the tokens of the prompt behind the first one; the whole
     prompt is computed for them. For a sequence that begins with the generation and is no fork.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
     seed: int = 0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
@@ -89,17 +95,6 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     def reads_past(self) -> bool:
         """Whether sampling needs the earlier tokens."""
         return self.penalizes or any(len(word) > 1 for word in self.bad_words)
-
-
-class SamplingDefaults(msgspec.Struct, frozen=True, array_like=True):
-    """The model's own default sampling parameters; fields mean the same as in ``Sampling``."""
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0
 
 
 class TokenLimits(msgspec.Struct, frozen=True, array_like=True):

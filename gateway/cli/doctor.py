@@ -32,7 +32,7 @@ from ...runtime.kv_placement.sizing import (
 )
 from ...runtime.kv_placement.tier_setup import host_bytes
 from ...runtime.model.kv_format import KV_BYTES
-from ...runtime.settings import DTYPE_BYTES, EngineSettings
+from ...runtime.settings import EngineSettings
 from ...runtime.verbs import SamplingDefaults
 from ...sessions.errors import SessionError
 from ..access.tenants import NOTHING_SET, Tenants, check, check_bound, leasable, runnable, told
@@ -118,7 +118,7 @@ def model(settings: EngineSettings, tenants: Tenants | None = None) -> Iterator[
         multiplied = [piece for piece in pieces if config.tied_head or piece.name != EMBEDDING]
         read = forms_of(multiplied, weights, *asked).bytes
     dtype = str(kind).removeprefix("torch.")
-    width = DTYPE_BYTES[dtype]
+    width = KV_BYTES[dtype]
     parameters = sum(prod(piece.shape) for piece in pieces)
     yield "file" if folder.is_file() else "folder", str(folder)
     yield "architecture", f"{config.architecture}, {config.layers} layers, hidden {config.hidden_size}"

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..columns import NO_ADAPTER
-from ..plan import NOTHING_MORE, Ints, Plan, PlanRow, Slot
+from ..plan import Ints, Plan, Slot
 from ..verbs import Sampling
 from .tally import Tally
 
@@ -35,12 +34,11 @@ SOME_CAPACITY = Capacity()
 class Batch:
     """Slots and what they hold; arrays grow as higher slots and columns come.
 
-    ``tables``: block ids, int32 ``[slots, blocks]``. ``seqs``, ``epochs``: of each slot's sequence, int64
-    ``[slots]``. ``samplings``: of each slot's turn; None: it has none. ``output_from``: the position from
-    which on its tokens were generated. The columns of sampling parameters are ``[slots]``, fp64 or int64.
-    ``edits``: the slot's sampling has a bias or bad words; ``penalizes``: it has penalties, for the tokens in
-    ``tally``; ``special``: it has one of these, reports log probabilities, or samples typically. ``scores``:
-    how many alternatives it reports, -1 for none."""
+    ``tables``: block ids, int32 ``[slots, blocks]``. ``samplings``: of each slot's turn; None: it has none.
+    ``output_from``: the position from which on its tokens were generated, int64 ``[slots]``. The columns of
+    sampling parameters are ``[slots]``, fp64 or int64. ``edits``: the slot's sampling has a bias or bad words;
+    ``penalizes``: it has penalties, for the tokens in ``tally``; ``special``: it has one of these, reports log
+    probabilities, or samples typically. ``scores``: how many alternatives it reports, -1 for none."""
 
     def __init__(self, capacity: Capacity = SOME_CAPACITY) -> None:
         slots, blocks = capacity.slots, capacity.blocks
@@ -48,10 +46,11 @@ class Batch:
         """Another number whenever a slot is sent whole."""
         self._next = 0  # the number of the next changes, unless they begin anew
         self.tables: NDArray[np.int32] = np.zeros((slots, blocks), dtype=np.int32)
-        self.seqs, self.epochs, self.output_from = (np.zeros(slots, dtype=np.int64) for _ in range(3))
         self.samplings: list[Sampling | None] = [None] * slots
         self.temperature, self.top_p, self.min_p, self.typical_p = (np.zeros(slots) for _ in range(4))
-        self.top_k, self.seed, self.scores = (np.zeros(slots, dtype=np.int64) for _ in range(3))
+        self.top_k, self.seed, self.scores, self.output_from = (
+            np.zeros(slots, dtype=np.int64) for _ in range(4)
+        )
         self.repetition, self.frequency, self.presence = (np.zeros(slots) for _ in range(3))
         self.edits: NDArray[np.bool_] = np.zeros(slots, dtype=bool)
         self.special: NDArray[np.bool_] = np.zeros(slots, dtype=bool)
@@ -63,7 +62,7 @@ class Batch:
 
     def __len__(self) -> int:
         """How many slots there is room for."""
-        return len(self.seqs)
+        return len(self.samplings)
 
     def apply(self, plan: Plan) -> None:
         """Take over what a plan says that changed. Raises ``ValueError`` if these are not the next changes, or
@@ -88,34 +87,6 @@ class Batch:
             self._hear(changes.past[:, 0].astype(np.int64), changes.past[:, 1])
         if plan.slots.max() >= len(self) or not self._known[plan.slots].all():
             raise ValueError(f"slots {plan.slots.tolist()} have rows, and some of them were never sent")
-
-    def rows(self, plan: Plan) -> list[PlanRow]:
-        """The rows of ``plan``, whose changes were applied last, each with all that is known of it."""
-        return [self.row(plan, at, block_tokens=None) for at in range(len(plan))]
-
-    def row(self, plan: Plan, at: int, block_tokens: int | None = None) -> PlanRow:
-        """One row of ``plan``. ``block_tokens``: cuts the table to the row's context; None: all columns."""
-        slot, first, count = (int(array[at]) for array in (plan.slots, plan.firsts, plan.counts))
-        starts = np.cumsum(np.where(plan.fed, 0, plan.counts))
-        tokens = plan.tokens[starts[at] - (0 if plan.fed[at] else count) : starts[at]]
-        sampling = self.samplings[slot] if plan.draws[at] else None
-        width = self.tables.shape[1] if block_tokens is None else -(-(first + count) // block_tokens)
-        reads = sampling is not None and sampling.reads_past
-        return PlanRow(
-            int(self.seqs[slot]),
-            int(self.epochs[slot]),
-            first,
-            count,
-            tokens,
-            self.tables[slot, :width].copy(),
-            sampling,
-            bool(plan.fed[at]),
-            self.past(slot, first + count - 1) if reads else None,
-            int(self.output_from[slot]),
-            plan.asks.get(at, NOTHING_MORE),
-            plan.drafts.get(at, 0),
-            NO_ADAPTER if plan.adapters is None else int(plan.adapters[at]),
-        )
 
     def past(self, slot: int, end: int) -> NDArray[np.int32]:
         """The ids of the slot's tokens before position ``end``, int32; a view."""
@@ -159,7 +130,7 @@ class Batch:
         self._lengthen(at + 1)
         self._widen(len(slot.table))
         self.tables[at, : len(slot.table)] = slot.table
-        self.seqs[at], self.epochs[at], self.output_from[at] = slot.seq, slot.epoch, slot.output_from
+        self.output_from[at] = slot.output_from
         self.samplings[at] = one
         self._known[at] = True
         self.tally.leave(at)

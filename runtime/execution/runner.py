@@ -9,7 +9,7 @@ Holds no policy and no sequence, and asks the scheduler nothing but the masks of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -231,6 +231,7 @@ def _draws(plan: Plan) -> tuple[Ints, Ints]:
     return each, np.repeat(np.cumsum(draws), draws) - 1 - np.arange(len(each))
 
 
+@dataclass(eq=False)
 class TorchHandle:
     """A step in flight. ``drawing``: enqueues what it draws; None for a step without rows. ``wanted``: of
     each row, as for `sampler.outcomes`. ``moving``: its saves and loads, if they run beside it.
@@ -241,24 +242,18 @@ class TorchHandle:
     is over.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        grammars: Matchers,
-        plan: Plan,
-        wanted: Ints,
-        drawing: Drawing | None,
-        moving: Moving | None = None,
-    ) -> None:
-        self._device = device
-        self._grammars = grammars
-        self._plan = plan
-        self._wanted = wanted
-        self._drawing = drawing
-        self._moving = moving
-        self._outcomes: Tensor | None = None
-        self._scored: Tensor | None = None
-        self._error: Exception | None = None
+    _device: Device
+    _grammars: Matchers
+    _plan: Plan
+    _wanted: Ints
+    _drawing: Drawing | None
+    _moving: Moving | None
+    _outcomes: Tensor | None = None
+    _scored: Tensor | None = None
+    _error: Exception | None = None
+
+    def __post_init__(self) -> None:
+        plan = self._plan
         if not any(ask.grammar is not None and plan.fed[row] for row, ask in plan.asks.items()):
             self._draw()
 

@@ -93,18 +93,11 @@ def _uploaded(slots: Ints, batch: Batch, device: Device) -> DrawnRows:
     warm = batch.temperature[slots] > 0
     scored = np.flatnonzero(batch.scores[slots] >= 0)
     hot = slots[warm]
-    top_k, top_p, min_p, typical_p = (
-        batch.top_k[hot],
-        batch.top_p[hot],
-        batch.min_p[hot],
-        batch.typical_p[hot],
-    )
-    typical = np.flatnonzero(typical_p < 1)
+    typical = np.flatnonzero(batch.typical_p[hot] < 1)
+    whole = [slots, np.flatnonzero(warm), scored, batch.top_k[hot], batch.seed[hot], typical]
     # One array for each argument, none a row of a larger one: so that each is aligned (see `upload`).
-    reals = (batch.temperature[hot], top_p, min_p, typical_p[typical])
-    of, at, with_scores, k, seeds, rows, *bits = device.upload(
-        [slots, np.flatnonzero(warm), scored, top_k, batch.seed[hot], typical, *map(_bits, reals)]
-    )
+    reals = (batch.temperature[hot], batch.top_p[hot], batch.min_p[hot], batch.typical_p[hot[typical]])
+    of, at, with_scores, k, seeds, rows, *bits = device.upload([*whole, *map(_bits, reals)])
     temperature, mass_p, least_p, mass = (one.view(torch.float64) for one in bits)
     return DrawnRows(
         slots,
@@ -202,16 +195,13 @@ def outcomes(plan: Plan, each: Ints, wanted: Ints, lines: Ints, grammars: Matche
     others: dict[int, Scored | RowFault] = {}
     special = (lines[:, 1] != _SOUND) | (wanted[each] >= 0)
     for number in np.flatnonzero(special).tolist() if special.any() else ():
-        at, (token, verdict, *scores) = int(each[number]), lines[number].tolist()
+        at, (token, verdict) = int(each[number]), lines[number, :2].tolist()
         if verdict != _SOUND:
             ask = plan.asks.get(at)
             grammar = None if ask is None else ask.grammar
             others[at] = _fault(int(plan.seqs[at]), grammar, verdict, grammars)
             continue
-        most = len(scores) // 2
-        values = np.array(scores, dtype=np.int64).view(np.float64)[[0, *range(most + 1, 2 * most + 1)]]
-        top = list(zip(scores[1 : most + 1], values[1:].tolist(), strict=True))[: wanted[at]]
-        others[at] = Scored([token], [TokenLogprob(float(values[0]), top)])
+        others[at] = Scored([token], [_logprob(lines[number, 2:], wanted[at])])
     return Outcomes(ids, others)
 
 
@@ -253,12 +243,8 @@ def with_prompt_scores(plan: Plan, found: Outcomes, lines: Ints) -> Outcomes:
     for number, ask in sorted(plan.asks.items()):
         if ask.scored is None:
             continue
-        scores, end = list[TokenLogprob](), at + len(ask.scored)
-        for line in lines[at:end]:
-            most = len(line) // 2
-            values = line.view(np.float64)
-            top = zip(line[1 : most + 1].tolist(), values[most + 1 :].tolist(), strict=True)
-            scores.append(TokenLogprob(float(values[0]), list(top)[: ask.scored_top]))
+        end = at + len(ask.scored)
+        scores = [_logprob(line, ask.scored_top) for line in lines[at:end]]
         one = found[number]
         if isinstance(one, Scored):
             others[number] = Scored(one.tokens, one.logprobs, scores)
@@ -266,6 +252,13 @@ def with_prompt_scores(plan: Plan, found: Outcomes, lines: Ints) -> Outcomes:
             others[number] = Scored(one, [], scores)
         at = end
     return Outcomes(found.ids, others)
+
+
+def _logprob(line: Ints, wanted: int) -> TokenLogprob:
+    """What a line of `_scores` says, with so many of its likeliest tokens."""
+    most, values = len(line) // 2, line.view(np.float64)
+    top = zip(line[1 : most + 1].tolist(), values[most + 1 :].tolist(), strict=True)
+    return TokenLogprob(float(values[0]), list(top)[:wanted])
 
 
 def _fault(seq: int, grammar: int | None, verdict: int, grammars: Matchers) -> RowFault:

@@ -172,21 +172,15 @@ _TAKES: dict[str, Callable[[Any], bool]] = {
     "patternProperties": lambda value: isinstance(value, dict) and all(map(_is_regular, value)),
     "additionalProperties": _is_schema,
     "items": lambda value: _is_schema(value) or _are_schemas(value),
-    "prefixItems": _are_schemas,
-    "allOf": _are_schemas,
-    "anyOf": lambda value: _are_schemas(value) and value != [],
-    "oneOf": lambda value: _are_schemas(value) and value != [],
-    "minimum": _is_number,
-    "maximum": _is_number,
-    "exclusiveMinimum": lambda value: isinstance(value, int | float),  # it was true or false before draft 6
-    "exclusiveMaximum": lambda value: isinstance(value, int | float),
+    **dict.fromkeys(("prefixItems", "allOf"), _are_schemas),
+    **dict.fromkeys(("anyOf", "oneOf"), lambda value: _are_schemas(value) and value != []),
+    **dict.fromkeys(("minimum", "maximum"), _is_number),
+    **dict.fromkeys(  # true or false before draft 6
+        ("exclusiveMinimum", "exclusiveMaximum"), lambda value: isinstance(value, int | float)
+    ),
     "multipleOf": lambda value: _is_number(value) and value > 0,
-    "minLength": _is_count,
-    "maxLength": _is_count,
-    "minItems": _is_count,
-    "maxItems": _is_count,
-    "minProperties": _is_count,
-    "maxProperties": _is_count,
+    **dict.fromkeys(("minLength", "minItems", "minProperties"), _is_count),
+    **dict.fromkeys(("maxLength", "maxItems", "maxProperties"), _is_count),
 }
 """Whether the library takes a keyword's value."""
 

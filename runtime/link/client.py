@@ -121,7 +121,7 @@ class EngineLink:
         end = self._end_for()
         seq = self._new_id()
         verb = verbs.Open(end.next_request(), seq, salt, list(tokens), isolated, adapter)
-        return _state(await end.call(verb))
+        return _told((await end.call(verb)).state, "state")
 
     def extend(
         self, seq: int, tokens: Sequence[int], turn_expected: bool = False, expect_length: int | None = None
@@ -140,7 +140,8 @@ class EngineLink:
         """End a running generation and keep the sequence's first ``length`` tokens; refused if its epoch is
         not ``expect_epoch``. Returns the new state."""
         end = self._end_for(seq)
-        return _state(await end.call(verbs.Truncate(end.next_request(), seq, length, expect_epoch)))
+        reply = await end.call(verbs.Truncate(end.next_request(), seq, length, expect_epoch))
+        return _told(reply.state, "state")
 
     async def generate(
         self,
@@ -158,15 +159,8 @@ class EngineLink:
         refused if the sequence has not so many tokens before; None: any number.
         """
         end = self._end_for(seq)
-        verb = verbs.Generate(
-            end.next_request(),
-            seq,
-            sampling,
-            limits,
-            generated_from,
-            list(tokens),
-            expect_length=expect_length,
-        )
+        asked = (sampling, limits, generated_from, list(tokens))
+        verb = verbs.Generate(end.next_request(), seq, *asked, expect_length=expect_length)
         return await self._generated(end, verb)
 
     async def begin(
@@ -200,7 +194,7 @@ class EngineLink:
         ``keep``: also cut the sequence to this many tokens, if it has more; None: keep all.
         """
         end = self._end_for(seq)
-        return _state(await end.call(verbs.Stop(end.next_request(), seq, keep)))
+        return _told((await end.call(verbs.Stop(end.next_request(), seq, keep))).state, "state")
 
     async def fork(self, seq: int, children: int, at: int | None = None) -> list[int]:
         """Make ``children`` new sequences that share the first ``at`` tokens of sequence ``seq`` (None: all
@@ -225,21 +219,19 @@ class EngineLink:
         """
         end = self._end_for(seq)
         reply = await end.call(verbs.Lease(end.next_request(), seq, priority, ttl, returns_in))
-        if reply.receipt is None:
-            raise FrameInvalid("the reply to a lease has no receipt")
-        return reply.receipt
+        return _told(reply.receipt, "receipt")
 
     async def stage(self, seq: int) -> verbs.Moved:
         """Restore an idle sequence's KV to the device and wait until that is done; returns where it came
         from."""
         end = self._end_for(seq)
-        return _moved(await end.call(verbs.Stage(end.next_request(), seq, wait=True)))
+        return _told((await end.call(verbs.Stage(end.next_request(), seq, wait=True))).moved, "move")
 
     async def settle(self, seq: int, disk: bool = False) -> verbs.Moved:
         """Offload an idle sequence's KV from the device to the host tier, or to ``disk``, and wait until that
         is done; returns where it is now."""
         end = self._end_for(seq)
-        return _moved(await end.call(verbs.Settle(end.next_request(), seq, disk, wait=True)))
+        return _told((await end.call(verbs.Settle(end.next_request(), seq, disk, wait=True))).moved, "move")
 
     async def locate(
         self, seq: int | None, tokens: Sequence[int] = (), salt: bytes = b"", adapter: bytes = b""
@@ -248,9 +240,7 @@ class EngineLink:
         ``salt``, computed by ``adapter``. Moves nothing."""
         end = self._end_for(seq)
         reply = await end.call(verbs.Locate(end.next_request(), seq, salt, list(tokens), adapter))
-        if reply.blocks is None:
-            raise FrameInvalid("the reply to a locate has no blocks")
-        return reply.blocks
+        return _told(reply.blocks, "blocks")
 
     async def close(self, seq: int, keep_kv: bool = True) -> None:
         """Remove a sequence; with ``keep_kv`` its sealed blocks stay cached until they are evicted."""
@@ -271,11 +261,10 @@ class EngineLink:
 
     async def _load_adapter(self, end: GatewayEnd, name: str, path: str) -> verbs.LoadedAdapter:
         reply = await end.call(verbs.LoadAdapter(end.next_request(), name, path))
-        if reply.adapter is None:
-            raise FrameInvalid("the reply to a load has no adapter")
+        adapter = _told(reply.adapter, "adapter")
         if end is self._end:
-            self._adapters[name] = reply.adapter
-        return reply.adapter
+            self._adapters[name] = adapter
+        return adapter
 
     async def unload_adapter(self, name: str) -> None:
         """Unload an adapter: turns that run with it go on, and no other one begins."""
@@ -360,13 +349,8 @@ async def _to_the_end(work: Coroutine[None, None, _T]) -> _T:
     return await asyncio.shield(asyncio.ensure_future(work))
 
 
-def _state(reply: verbs.VerbReply) -> verbs.SequenceState:
-    if reply.state is None:
-        raise FrameInvalid("the reply to a verb has no state")
-    return reply.state
-
-
-def _moved(reply: verbs.VerbReply) -> verbs.Moved:
-    if reply.moved is None:
-        raise FrameInvalid("the reply to a verb does not say where KV went")
-    return reply.moved
+def _told(found: _T | None, what: str) -> _T:
+    """What a reply has to tell, or else ``FrameInvalid``."""
+    if found is None:
+        raise FrameInvalid(f"the reply to a verb has no {what}")
+    return found

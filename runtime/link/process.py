@@ -337,7 +337,7 @@ class ChildEngine:
                 return None
 
     def _stop_disk(self) -> None:
-        """Stop the disk tier's process of a child that could not be started."""
+        """Stop the disk tier's process, if there is one: it is gone when this returns."""
         disk, self._disk = self._disk, None
         if disk is not None:
             disk.stop()
@@ -346,12 +346,10 @@ class ChildEngine:
         """Wait for the child to end, after its socket has ended, and log its death; stop its disk process.
         Returns the death; None if there is no child."""
         child, self._child = self._child, None
-        disk, self._disk = self._disk, None
         if child is None:
             return None
         death = await child.reap(self.link.engine_number)
-        if disk is not None:  # it must be gone before the next engine takes over its host slots
-            await asyncio.to_thread(disk.stop)
+        await asyncio.to_thread(self._stop_disk)  # it must be gone before the next engine has its host slots
         if not self._leaving:
             log.warning("engine %d died: %s", death.engine_number, death.cause)
         if death.stacks:

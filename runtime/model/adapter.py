@@ -11,19 +11,18 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ...kernels.linear import Linear
+from ...kernels.layer import LayerWeights
 from ...kernels.low_rank import LowRank, Pair
-from ..errors import AdapterInvalid, ConfigInvalid
-from .checkpoint import DIGEST_BYTES, FLOAT_TYPES, file_digest
+from ..errors import AdapterInvalid, ConfigInvalid, TensorInvalid
+from .checkpoint import DIGEST_BYTES, StoredTensor, file_digest, opened_file, tensor_of, tensors_in
 from .config import ModelConfig
 from .decoder import Decoder
 from .fields import Fields, read_json
@@ -119,19 +118,13 @@ class AdapterMaps:
         sizes = [(self._inputs[into], widths) for into, widths in self.widths.items()]
         pairs = dict(zip(self.widths, LowRank.several(slots, rank, sizes, decoder.weights.norm), strict=True))
 
-        def roomy(linear: Linear, into: str) -> Linear:
-            return replace(linear, pairs=pairs[into])
-
-        layers = tuple(
-            replace(
-                layer,
-                qkv=roomy(layer.qkv, f"{number}.qkv"),
-                output=roomy(layer.output, f"{number}.output"),
-                gate_up=roomy(layer.gate_up, f"{number}.gate_up"),
-                down=roomy(layer.down, f"{number}.down"),
+        def roomy(layer: LayerWeights, number: int) -> LayerWeights:
+            maps: dict[str, Any] = {name: getattr(layer, name) for name in MAPS}
+            return replace(
+                layer, **{name: replace(one, pairs=pairs[f"{number}.{name}"]) for name, one in maps.items()}
             )
-            for number, layer in enumerate(decoder.weights.layers)
-        )
+
+        layers = tuple(roomy(layer, number) for number, layer in enumerate(decoder.weights.layers))
         return decoder.with_weights(replace(decoder.weights, layers=layers))
 
 
@@ -209,7 +202,7 @@ def read_adapter(folder: Path, maps: AdapterMaps, most_rank: int = HIGHEST_RANK)
             digest = _digest(folder, copy)
         if _identity(folder) != before:
             raise AdapterInvalid(f"{folder}: it changed while it was read")
-    except ConfigInvalid as error:
+    except (ConfigInvalid, TensorInvalid) as error:
         raise AdapterInvalid(error.message) from None
     except OSError as error:
         raise AdapterInvalid(f"{error.filename or folder}: {error.strerror or error}") from error
@@ -254,10 +247,7 @@ class _Copy:
             self._at = 0
             self._send(8 + min(int.from_bytes(os.pread(self._from, 8, 0), "little"), LONGEST_HEADER))
             self.here = Path(f"/proc/self/fd/{self._memory}")
-            try:
-                self.file: Any = files.enter_context(safe_open(self.here, framework="pt"))
-            except SafetensorError as error:
-                raise AdapterInvalid(f"{path}: {' '.join(str(error).split())}") from error
+            self.file = files.enter_context(opened_file(path, self.here))
             self._files = files.pop_all()
 
     def fill(self) -> None:
@@ -290,94 +280,83 @@ def _read_config(path: Path, most_rank: int) -> _Numbers:
     for target in targets if isinstance(targets, list) else ():
         if isinstance(target, str) and target.rpartition(".")[2] in _EMBEDDINGS:
             raise fields.wrong("target_modules", f"{target[:80]}: adapters of embeddings are not served")
-    ranks = {name: _rank(fields, f"rank_pattern.{name}", value, most_rank)
-             for name, value in _patterns(fields, "rank_pattern")}  # fmt: skip
-    inside = fields.object("alpha_pattern")
-    alphas = {
-        name: inside.number(name) for name, _ in _patterns(fields, "alpha_pattern") if inside is not None
-    }
-    rank = _rank(fields, "r", fields.get("r"), most_rank)
+    own_ranks, own_alphas = _patterns(fields, "rank_pattern"), _patterns(fields, "alpha_pattern")
+    ranks = {name: _rank(own_ranks, name, most_rank) for name in own_ranks.values}
+    alphas = {name: own_alphas.number(name) for name in own_alphas.values}
+    rank = _rank(fields, "r", most_rank)
     return _Numbers(rank, fields.number("lora_alpha"), ranks, alphas, fields.flag("use_rslora"))
 
 
-def _rank(fields: Fields, name: str, value: Any, most: int) -> int:
-    if type(value) is not int or not 1 <= value <= HIGHEST_RANK:
-        raise fields.wrong(name, f"a whole number from 1 to {HIGHEST_RANK} is expected, not {value!r:.40}")
-    if value > most:
-        raise fields.wrong(name, f"rank {value} is above --max-lora-rank {most}")
-    return value
+def _rank(fields: Fields, name: str, most: int) -> int:
+    rank = fields.integer(name, most=HIGHEST_RANK)
+    if rank > most:
+        raise fields.wrong(name, f"rank {rank} is above --max-lora-rank {most}")
+    return rank
 
 
-def _patterns(fields: Fields, name: str) -> Iterable[tuple[str, Any]]:
-    found = fields.object(name)
-    for key, value in () if found is None else found.values.items():
+def _patterns(fields: Fields, name: str) -> Fields:
+    """The object of values by the end of a module's name; without fields if it is absent."""
+    found = fields.object(name) or Fields(fields.path, {}, {})
+    for key in found.values:
         if not _PLAIN.fullmatch(key):
-            raise fields.wrong(
-                name, f"{key[:80]!r}: the end of a module's name is expected, no other pattern"
-            )
-        yield key, value
+            told = f"{key[:80]!r}: the end of a module's name is expected, no other pattern"
+            raise fields.wrong(name, told)
+    return found
 
 
-def _check(copy: _Copy, maps: AdapterMaps, numbers: _Numbers) -> dict[str, _Place]:
-    """Check the header of the weights. Returns the place of each module that has a pair."""
-    path, file = copy.path, copy.file
-    found: dict[str, dict[str, Any]] = {}
-    for name in file.keys():  # noqa: SIM118 (not a mapping)
+def _check(copy: _Copy, maps: AdapterMaps, numbers: _Numbers) -> dict[str, tuple[_Place, list[StoredTensor]]]:
+    """Check the header of the weights. Returns, of each module that has a pair, its place and the two
+    halves."""
+    found: dict[str, dict[str, StoredTensor]] = {}
+    for stored in tensors_in(copy.path, copy.file):
+        name = stored.name
         side = next((end for end in (_A, _B) if name.endswith(end)), "")
         module = name.removeprefix(_INSIDE).removesuffix(side)
         if any(part in _EMBEDDINGS or part.startswith("lora_embedding_") for part in name.split(".")):
-            raise AdapterInvalid(f"{path}: {name}: adapters of embeddings are not served")
+            raise stored.wrong("adapters of embeddings are not served")
         if not side or not name.startswith(_INSIDE):
-            raise AdapterInvalid(
-                f"{path}: {name}: not the name of a tensor of LoRA ({_INSIDE}….lora_A.weight)"
-            )
+            raise stored.wrong(f"not the name of a tensor of LoRA ({_INSIDE}….lora_A.weight)")
         if maps.place(module) is None:
-            raise AdapterInvalid(f"{path}: {name}: the model has no linear layer {module}")
-        view = file.get_slice(name)
-        if view.get_dtype() not in FLOAT_TYPES:
-            raise AdapterInvalid(
-                f"{path}: {name}: type {view.get_dtype()} is not served ({', '.join(FLOAT_TYPES)})"
-            )
-        found.setdefault(module, {})[side] = view.get_shape()
-    places: dict[str, _Place] = {}
+            raise stored.wrong(f"the model has no linear layer {module}")
+        stored.check_type()
+        found.setdefault(module, {})[side] = stored
+    placed: dict[str, tuple[_Place, list[StoredTensor]]] = {}
     for module, sides in found.items():
         place, (rank, _) = maps.place(module), numbers.of(module)
         assert place is not None, "it was looked up above"
-        for side, shape in ((_A, [rank, place.width]), (_B, [place.rows, rank])):
+        for side, shape in ((_A, (rank, place.width)), (_B, (place.rows, rank))):
             if side not in sides:
-                raise AdapterInvalid(f"{path}: {_INSIDE}{module}{side}: missing, its other half is there")
-            if list(sides[side]) != shape:
                 raise AdapterInvalid(
-                    f"{path}: {_INSIDE}{module}{side}: shape {list(sides[side])}, rank and model ask for"
-                    f" {shape}"
+                    f"{copy.path}: {_INSIDE}{module}{side}: missing, its other half is there"
                 )
-        places[module] = place
-    if not places:
-        raise AdapterInvalid(f"{path}: it holds no tensors")
-    return places
+            if sides[side].shape != shape:
+                told = f"shape {list(sides[side].shape)}, rank and model ask for {list(shape)}"
+                raise sides[side].wrong(told)
+        placed[module] = place, [sides[_A], sides[_B]]
+    if not placed:
+        raise AdapterInvalid(f"{copy.path}: it holds no tensors")
+    return placed
 
 
 def _pairs(
-    copy: _Copy, maps: AdapterMaps, numbers: _Numbers, places: Mapping[str, _Place]
+    copy: _Copy,
+    maps: AdapterMaps,
+    numbers: _Numbers,
+    placed: Mapping[str, tuple[_Place, list[StoredTensor]]],
 ) -> dict[str, tuple[Pair | None, ...]]:
     pairs: dict[str, list[Pair | None]] = {}
-    for module, place in places.items():
-        a, b = (_tensor(copy, f"{_INSIDE}{module}{side}").float() for side in (_A, _B))
+    for module, (place, halves) in placed.items():
+        read = [tensor_of(copy.file, half) for half in halves]
+        _check_finite(halves, read, "not all its numbers are finite")
+        a, b = (half.float() for half in read)
         pair = maps.scaled(place, Pair(a.T, b.T * numbers.of(module)[1]))
         own = Pair(pair.a.to(maps.dtype).contiguous(), pair.b.to(maps.dtype).contiguous())
-        for side, tensor in ((_A, own.a), (_B, own.b)):
-            if not tensor.isfinite().all():
-                kind = str(maps.dtype).removeprefix("torch.")
-                raise AdapterInvalid(f"{copy.path}: {_INSIDE}{module}{side}: too large for {kind}")
+        _check_finite(halves, [own.a, own.b], f"too large for {str(maps.dtype).removeprefix('torch.')}")
         pairs.setdefault(place.into, [None] * len(maps.widths[place.into]))[place.part] = own
     return {into: tuple(parts) for into, parts in pairs.items()}
 
 
-def _tensor(copy: _Copy, name: str) -> Tensor:
-    try:
-        tensor: Tensor = copy.file.get_tensor(name)
-    except SafetensorError as error:
-        raise AdapterInvalid(f"{copy.path}: {name}: {' '.join(str(error).split())}") from error
-    if not tensor.isfinite().all():
-        raise AdapterInvalid(f"{copy.path}: {name}: not all its numbers are finite")
-    return tensor
+def _check_finite(halves: list[StoredTensor], tensors: list[Tensor], cause: str) -> None:
+    for half, tensor in zip(halves, tensors, strict=True):
+        if not tensor.isfinite().all():
+            raise half.wrong(cause)

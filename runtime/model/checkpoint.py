@@ -6,20 +6,24 @@ An error is one line with the file, the tensor and the cause.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ...kernels.packed import Packed
 from ..errors import ModelUnreadable, ShardMissing, TensorInvalid
 from .fields import read_json
 from .weights import Piece
+
+if TYPE_CHECKING:
+    from .quantised_weights import StoredLinear
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -30,21 +34,112 @@ HASHING_THREADS = 4
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor as a shard's header describes it. ``shard``: the file. ``name``: its name there. ``dtype``: as
-    safetensors names types."""
+    """A tensor as a file's header describes it. ``shard``: the file. ``name``: its name there. ``dtype``: as
+    the format names types."""
 
     shard: Path
     name: str
     shape: tuple[int, ...]
     dtype: str
 
+    def wrong(self, cause: str) -> TensorInvalid:
+        """Make the error that says what is wrong with this tensor: ``cause``. The caller raises it."""
+        return TensorInvalid(f"{self.shard}: {self.name}: {cause}")
 
-class Checkpoint:
-    """The open safetensors files (shards) of a model folder; a context manager. Opening it reads only
-    headers.
+    def check_type(self, served: Sequence[str] = FLOAT_TYPES) -> None:
+        """Raise ``TensorInvalid`` if its type is none of ``served``."""
+        if self.dtype not in served:
+            raise self.wrong(f"type {self.dtype} is not served ({', '.join(served)})")
+
+
+class StoredWeights(ABC):
+    """The weights of a model in files of one format; a context manager. Opening it reads only headers.
+
+    ``shards``: the files. ``tensors``: by the names that `check` and `read` use. ``linears``: those that are
+    quantised, by the names that their weights would have. ``asks``: what says which tensors there are.
+    """
+
+    asks = "config.json asks"
+    types: Sequence[str] = FLOAT_TYPES
+    linears: Mapping[str, StoredLinear] = {}
+
+    def __init__(self, shards: Sequence[Path], tensors: dict[str, StoredTensor]) -> None:
+        self.shards = shards
+        self.tensors = tensors
+        self._hashing = ThreadPoolExecutor(HASHING_THREADS, thread_name_prefix="weights-digest")
+        self._digests: list[Future[bytes]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hashing.shutdown(cancel_futures=True)
+
+    def check(self, pieces: Iterable[Piece], ignorable: Callable[[str], bool]) -> None:
+        """Check that each of ``pieces`` (the tensors that the decoder is made of) is stored with its shape
+        and a served type, and that there is no other tensor. ``ignorable``: tells of a tensor's name whether
+        it may be there although no piece asks for it.
+
+        Raises:
+            TensorInvalid: a tensor is missing, not expected, or has another shape or type.
+        """
+        wanted = {piece.name: piece for piece in pieces}
+        for name, piece in wanted.items():
+            stored, by = self.tensors.get(name), f" ({piece.fields})" if piece.fields else ""
+            if stored is None:
+                raise TensorInvalid(
+                    f"{self._place}: {self._stored_name(name)}: missing, {self.asks} for it{by}"
+                )
+            if stored.shape != piece.shape:
+                raise stored.wrong(f"shape {list(stored.shape)}, {self.asks} for {list(piece.shape)}{by}")
+            stored.check_type(self.types)
+        for name, stored in self.tensors.items():
+            if name not in wanted and not ignorable(name):
+                raise stored.wrong(f"{self.asks} for no such tensor")
+
+    @abstractmethod
+    def read(self, name: str) -> Tensor:
+        """Read the tensor ``name`` to the CPU, in its stored type. Raises ``TensorInvalid`` if it cannot be
+        read."""
+
+    def packed_type(self, name: str) -> str | None:
+        """The type in which the tensor ``name`` can stay packed as it is stored; None: it cannot."""
+        return None
+
+    def packed(self, names: Sequence[str], told: Callable[[int], None] = lambda count: None) -> Packed:
+        """The tensors ``names``, of one type that `packed_type` names and of one width, packed as one.
+        ``told``: called with the bytes of each packed part, by a thread of its own. Raises
+        ``TensorInvalid``."""
+        raise AssertionError("no tensor of this format stays packed")
+
+    def start_digest(self) -> None:
+        """Start to hash the files in other threads."""
+        self._digests = [self._hashing.submit(file_digest, shard) for shard in self.shards]
+
+    def digest(self) -> bytes:
+        """A digest of the content of all files, 32 bytes. Waits for the hashing, which `start_digest`
+        began."""
+        total = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        for shard, digest in zip(self.shards, self._digests, strict=True):
+            try:
+                total.update(digest.result())
+            except OSError as error:
+                raise ModelUnreadable(f"{shard}: {one_line(error)}") from error
+        return total.digest()
+
+    @property
+    def _place(self) -> Path:
+        """The file to name in an error about a tensor that is in none."""
+        return self.shards[0] if len(self.shards) == 1 else self.shards[0].parent / INDEX
+
+    def _stored_name(self, name: str) -> str:
+        return name
+
+
+class Checkpoint(StoredWeights):
+    """The open safetensors files (shards) of a model folder.
 
     ``renamed``: maps a tensor's name in the shards to the name that `check` and `read` use for it.
-    ``shards``: the paths; ``tensors``: the tensors by their new names.
 
     Raises:
         ShardMissing: no weights, or a file that the index names is missing.
@@ -53,85 +148,21 @@ class Checkpoint:
     """
 
     def __init__(self, folder: Path, renamed: Callable[[str], str] = lambda name: name) -> None:
-        self._open = ExitStack()
-        self.shards, placed = _shards(folder)
-        try:
-            self._files: dict[Path, Any] = {
-                shard: self._open.enter_context(_opened(shard)) for shard in self.shards
-            }
+        shards, placed = _shards(folder)
+        with ExitStack() as opened:
+            self._files = {shard: opened.enter_context(opened_file(shard)) for shard in shards}
             stored = _catalogue(self._files)
             _check_index(folder / INDEX, placed, stored)
-            self.tensors: dict[str, StoredTensor] = _by_new_name(stored, renamed)
-        except BaseException:
-            self._open.close()
-            raise
-        self._hashing = ThreadPoolExecutor(HASHING_THREADS, thread_name_prefix="weights-digest")
-        self._digests: list[Future[bytes]] = []
+            super().__init__(shards, _by_new_name(stored, renamed))
+            self._open = opened.pop_all()
 
-    def __enter__(self) -> Checkpoint:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._hashing.shutdown(cancel_futures=True)
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
         self._open.close()
 
-    def check(self, pieces: Iterable[Piece], ignorable: Callable[[str], bool]) -> None:
-        """Check that each of ``pieces`` (the tensors that the decoder is made of) is stored with its shape
-        and a float type, and that the shards hold no other tensor. ``ignorable``: tells of a tensor's name
-        whether it may be there although no piece asks for it.
-
-        Raises:
-            TensorInvalid: a tensor is missing, not expected, or has another shape or type.
-        """
-        wanted = {piece.name: piece for piece in pieces}
-        for name, piece in wanted.items():
-            stored = self.tensors.get(name)
-            if stored is None:
-                raise TensorInvalid(f"{self._place}: {name}: missing, config.json asks for it{_by(piece)}")
-            if stored.shape != piece.shape:
-                raise TensorInvalid(
-                    f"{stored.shard}: {stored.name}: shape {list(stored.shape)}, config.json asks for"
-                    f" {list(piece.shape)}{_by(piece)}"
-                )
-            if stored.dtype not in FLOAT_TYPES:
-                raise TensorInvalid(
-                    f"{stored.shard}: {stored.name}: type {stored.dtype} is not served"
-                    f" ({', '.join(FLOAT_TYPES)})"
-                )
-        for name, stored in self.tensors.items():
-            if name not in wanted and not ignorable(name):
-                raise TensorInvalid(f"{stored.shard}: {stored.name}: config.json asks for no such tensor")
-
     def read(self, name: str) -> Tensor:
-        """Read the tensor ``name`` to the CPU, in its stored type. Raises ``TensorInvalid`` if it cannot be
-        read."""
         stored = self.tensors[name]
-        try:
-            tensor: Tensor = self._files[stored.shard].get_tensor(stored.name)
-        except (SafetensorError, OSError) as error:
-            raise TensorInvalid(f"{stored.shard}: {stored.name}: {_one_line(error)}") from error
-        return tensor
-
-    def start_digest(self) -> None:
-        """Start to hash the shards in other threads."""
-        self._digests = [self._hashing.submit(file_digest, shard) for shard in self.shards]
-
-    def digest(self) -> bytes:
-        """A digest of the content of all shards, 32 bytes. Waits for the hashing, which `start_digest`
-        began."""
-        total = hashlib.blake2b(digest_size=DIGEST_BYTES)
-        for shard, digest in zip(self.shards, self._digests, strict=True):
-            try:
-                total.update(digest.result())
-            except OSError as error:
-                raise ModelUnreadable(f"{shard}: {_one_line(error)}") from error
-        return total.digest()
-
-    @property
-    def _place(self) -> Path:
-        return self.shards[0] if len(self.shards) == 1 else self.shards[0].parent / INDEX
+        return tensor_of(self._files[stored.shard], stored)
 
 
 def _shards(folder: Path) -> tuple[tuple[Path, ...], Mapping[str, str]]:
@@ -165,21 +196,38 @@ def _there(path: Path) -> bool:
     return path.exists()
 
 
-def _opened(shard: Path) -> Any:
+def opened_file(shard: Path, path: Path | None = None) -> Any:
+    """The safetensors file ``shard``, opened; ``path``: where its bytes are, if not there. Raises
+    ``TensorInvalid``."""
     try:
-        return safe_open(shard, framework="pt")
+        return safe_open(path or shard, framework="pt")
     except (SafetensorError, OSError) as error:
-        raise TensorInvalid(f"{shard}: {_one_line(error)}") from error
+        raise TensorInvalid(f"{shard}: {one_line(error)}") from error
+
+
+def tensors_in(shard: Path, file: Any) -> Iterator[StoredTensor]:
+    """The tensors that the header of an opened file describes."""
+    for name in file.keys():  # noqa: SIM118 (not a mapping)
+        view = file.get_slice(name)
+        yield StoredTensor(shard, name, tuple(view.get_shape()), view.get_dtype())
+
+
+def tensor_of(file: Any, stored: StoredTensor) -> Tensor:
+    """A tensor of an opened file, on the CPU, in its stored type. Raises ``TensorInvalid``."""
+    try:
+        tensor: Tensor = file.get_tensor(stored.name)
+    except (SafetensorError, OSError) as error:
+        raise stored.wrong(one_line(error)) from error
+    return tensor
 
 
 def _catalogue(files: Mapping[Path, Any]) -> dict[str, StoredTensor]:
     tensors: dict[str, StoredTensor] = {}
     for shard, file in files.items():
-        for name in file.keys():  # noqa: SIM118 (not a mapping)
-            if name in tensors:
-                raise TensorInvalid(f"{shard}: {name}: also in {tensors[name].shard.name}")
-            view = file.get_slice(name)
-            tensors[name] = StoredTensor(shard, name, tuple(view.get_shape()), view.get_dtype())
+        for stored in tensors_in(shard, file):
+            other = tensors.setdefault(stored.name, stored)
+            if other is not stored:
+                raise stored.wrong(f"also in {other.shard.name}")
     return tensors
 
 
@@ -190,7 +238,7 @@ def _by_new_name(
     for name, stored in tensors.items():
         other = named.setdefault(renamed(name), stored)
         if other is not stored:
-            raise TensorInvalid(f"{stored.shard}: {name}: the same tensor as {other.name}")
+            raise stored.wrong(f"the same tensor as {other.name}")
     return named
 
 
@@ -208,10 +256,6 @@ def file_digest(path: Path) -> bytes:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=DIGEST_BYTES)).digest()
 
 
-def _by(piece: Piece) -> str:
-    """The configuration fields that decide a tensor's shape, as text for an error."""
-    return f" ({piece.fields})" if piece.fields else ""
-
-
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """What an error says, in one line."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -16,10 +16,10 @@ from ..verbs import LEAST_PENALTY, MOST_PENALTY, SamplingDefaults
 from .families import FAMILIES, MULTIMODAL, NEUTRAL, Family, Multimodal
 from .fields import Fields, read_object
 from .files import ADAPTER, ModelFiles, files_of
+from .kv_format import DTYPES
 from .quantisation import Quantisation, read_quantisation
 from .rope import LAYER_TYPES, UNROTATED, RopeConfig, Ropes, read_ropes
 
-DTYPES = ("float32", "bfloat16", "float16")
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 MOST_LAYERS = 4096
 UNSERVED = (
@@ -191,12 +191,10 @@ def _decoder(stated: Fields) -> tuple[Multimodal | None, Family, Fields]:
                 if family.model_type == text_type and text_type in inside.text_types:
                     return inside, family, fields
             served = ", ".join(inside.text_types)
-            raise UnsupportedArchitecture(
-                f"{path}: text_config.model_type: {text_type} is not served with {inside.architecture}"
-                f" (served: {served})"
-            )
-    all_named = [*(each.architecture for each in FAMILIES), *(each.architecture for each in MULTIMODAL)]
-    served = ", ".join(all_named)
+            told = f"{text_type} is not served with {inside.architecture} (served: {served})"
+            raise fields.unserved("model_type", told)
+    every: tuple[Family | Multimodal, ...] = (*FAMILIES, *MULTIMODAL)
+    served = ", ".join(each.architecture for each in every)
     shown = ", ".join(str(name) for name in names or [kind])
     if names and kind is not None:
         shown += f" with model_type {kind}"
@@ -246,11 +244,9 @@ def _read_by(family: Family, fields: Fields, inside: Multimodal | None) -> Field
     `UnsupportedArchitecture` for a setting that the decoder does not compute."""
     for name in (*UNSERVED, *family.unserved, *(inside.unserved if inside else ())):
         if fields.get(name):
-            raise UnsupportedArchitecture(
-                f"{fields.path}: {fields.inside}{name}: not served with {(inside or family).architecture}"
-            )
+            raise fields.unserved(name, f"not served with {(inside or family).architecture}")
     if fields.get("is_causal") is False:
-        raise UnsupportedArchitecture(f"{fields.path}: {fields.inside}is_causal: false is not served")
+        raise fields.unserved("is_causal", "false is not served")
     ignored = NEUTRAL.keys() - family.defaults.keys()
     read = {name: value for name, value in fields.values.items() if name not in ignored}
     for other, name in family.field_names.items():
@@ -282,9 +278,7 @@ def _activation(fields: Fields, family: Family) -> str:
     said = fields.text(family.activation)
     name = family.activation_names.get(said, said)
     if name not in ACTIVATIONS:
-        raise UnsupportedArchitecture(
-            f"{fields.path}: {fields.inside}{family.activation}: {name} is not served"
-        )
+        raise fields.unserved(family.activation, f"{name} is not served")
     return ACTIVATIONS[name]
 
 
@@ -327,7 +321,8 @@ def _stored_dtype(fields: Fields) -> str | None:
 def _layers(fields: Fields, family: Family, ropes: Ropes, context: int) -> list[LayerKind]:
     """The kind of each layer, in order. A window of ``context`` tokens or more counts as no window."""
     layers = fields.integer("num_hidden_layers", most=MOST_LAYERS)
-    window = _window(fields) if fields.flag("use_sliding_window") else None
+    # A window of 1 is refused: transformers' cache and its attention disagree about it.
+    window = fields.optional_integer("sliding_window", least=2) if fields.flag("use_sliding_window") else None
     rotated = _rotated(fields, layers)
     slides = _sliding(fields, layers, window, rotated if family.unrotated_slide else None)
     seen = None if window is None or window >= context else window
@@ -335,12 +330,6 @@ def _layers(fields: Fields, family: Family, ropes: Ropes, context: int) -> list[
     kinds = [sliding if slide else full for slide in slides]
     bare = {kind: LayerKind(kind.window, UNROTATED) for kind in (full, sliding)}
     return [kind if turns else bare[kind] for kind, turns in zip(kinds, rotated, strict=True)]
-
-
-def _window(fields: Fields) -> int | None:
-    """The sliding window in tokens; None: there is none. A window of 1 is refused: transformers' cache and its
-    attention disagree about it."""
-    return fields.optional_integer("sliding_window", least=2)
 
 
 def _rotated(fields: Fields, layers: int) -> Sequence[bool]:
@@ -376,7 +365,7 @@ def _sliding(
         raise fields.wrong("layer_types", f"a list of num_hidden_layers = {layers} names is expected")
     for kind in types:
         if kind not in LAYER_TYPES:
-            raise UnsupportedArchitecture(f"{fields.path}: {fields.inside}layer_types: {kind} is not served")
+            raise fields.unserved("layer_types", f"{kind} is not served")
     if window is None and LAYER_TYPES[1] in types:
         raise fields.wrong("layer_types", "has sliding_attention, but sliding_window is not set")
     return [kind == LAYER_TYPES[1] for kind in types]
@@ -384,12 +373,12 @@ def _sliding(
 
 # --- default sampling ----------------------------------------------------------------------------------------
 
-_BOUNDS = {  # name: (least, most, whether the least itself is allowed)
-    "temperature": (0.0, 2.0, True),
-    "top_p": (0.0, 1.0, False),
-    "min_p": (0.0, 1.0, True),
-    "typical_p": (0.0, 1.0, False),
-    "repetition_penalty": (LEAST_PENALTY, MOST_PENALTY, True),
+_BOUNDS = {
+    "temperature": {"least": 0.0, "most": 2.0},
+    "top_p": {"above": 0.0, "most": 1.0},
+    "min_p": {"least": 0.0, "most": 1.0},
+    "typical_p": {"above": 0.0, "most": 1.0},
+    "repetition_penalty": {"least": LEAST_PENALTY, "most": MOST_PENALTY},
 }
 
 
@@ -406,19 +395,10 @@ def read_defaults(folder: Path) -> SamplingDefaults:
     if values.get("top_k") == -1:  # some files say so that all tokens count
         values = {**values, "top_k": 0}
     fields = Fields(path, values, {"do_sample": False, "temperature": 1.0, "top_k": 0})
-    reals = {name: _real(fields, name) for name in _BOUNDS if fields.get(name) is not None}
+    reals = {
+        name: fields.number(name, **its) for name, its in _BOUNDS.items() if fields.get(name) is not None
+    }
     top_k = fields.integer("top_k", least=0)
     if fields.flag("do_sample"):
         return SamplingDefaults(top_k=top_k, **reals)
     return SamplingDefaults(repetition_penalty=reals.get("repetition_penalty", 1.0))
-
-
-def _real(fields: Fields, name: str) -> float:
-    least, most, reached = _BOUNDS[name]
-    value = fields.get(name)
-    number = type(value) in (int, float)
-    if not number or not least <= value <= most or (value == least and not reached):
-        shown = repr(value)[:60]
-        above = "from" if reached else "above"
-        raise fields.wrong(name, f"a number {above} {least:g} to {most:g} is expected, not {shown}")
-    return float(value)

@@ -111,30 +111,31 @@ NEUTRAL: Mapping[str, Any] = {
 }
 """Fields that only some families read, with the values that all other families compute with."""
 
-_COMMON = {
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "rope_theta": 10000.0,
-}
-_QWEN = _COMMON | {
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 32768,
-    "use_sliding_window": False,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
-    "layer_types": None,
-}
-_GEMMA = _COMMON | {
-    "hidden_activation": "gelu_pytorch_tanh",
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "tie_word_embeddings": True,
-    "attention_bias": False,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-    "layer_types": None,
-}
+
+def _reading(*names: str, **own: Any) -> dict[str, Any]:
+    """The defaults of a family that reads the fields ``names`` of `NEUTRAL`: those of all families, the values
+    there, and its own."""
+    common = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "rope_theta": 10000.0}
+    return {**common, **{name: NEUTRAL[name] for name in names}, **own}
+
+
+_QWEN = _reading(
+    "layer_types",
+    num_key_value_heads=32,
+    max_position_embeddings=32768,
+    use_sliding_window=False,
+    sliding_window=4096,
+    max_window_layers=28,
+)
+_GEMMA = _reading(
+    *("attention_bias", "layer_types"),
+    hidden_activation="gelu_pytorch_tanh",
+    num_key_value_heads=4,
+    head_dim=256,
+    tie_word_embeddings=True,
+    query_pre_attn_scalar=256,
+    sliding_window=4096,
+)
 _SANDWICH = Norms(
     after_attention="post_attention_layernorm",
     before_mlp="pre_feedforward_layernorm",
@@ -146,28 +147,22 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         architecture="LlamaForCausalLM",
         model_type="llama",
-        defaults=_COMMON
-        | {
-            "max_position_embeddings": 2048,
-            "attention_bias": False,
-            "mlp_bias": False,
-            "partial_rotary_factor": 1.0,
-        },
+        defaults=_reading(
+            "attention_bias", "mlp_bias", max_position_embeddings=2048, partial_rotary_factor=1.0
+        ),
         partial_note="transformers' LlamaForCausalLM does not read it and rotates whole heads; as it does:"
         " remove the field",
     ),
     Family(
         architecture="InternLM3ForCausalLM",
         model_type="internlm3",
-        defaults=_COMMON
-        | {
-            "num_key_value_heads": 2,
-            "head_dim": 128,
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 32768,
-            "attention_bias": False,
-            "mlp_bias": False,
-        },
+        defaults=_reading(
+            *("attention_bias", "mlp_bias"),
+            num_key_value_heads=2,
+            head_dim=128,
+            rms_norm_eps=1e-5,
+            max_position_embeddings=32768,
+        ),
         biases=("attention_bias", "mlp_bias", "mlp_bias"),
         field_names={"qkv_bias": "attention_bias", "bias": "mlp_bias"},
         also_named=("LlamaForCausalLM",),
@@ -175,34 +170,27 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         architecture="SmolLM3ForCausalLM",
         model_type="smollm3",
-        defaults=_COMMON
-        | {
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 32768,
-            "rope_theta": 2e6,
-            "tie_word_embeddings": True,
-            "attention_bias": False,
-            "mlp_bias": False,
-            "use_sliding_window": False,
-            "sliding_window": None,
-            "layer_types": None,
-            "no_rope_layers": None,
-            "no_rope_layer_interval": 4,
-        },
+        defaults=_reading(
+            *("attention_bias", "mlp_bias", "sliding_window", "layer_types", "no_rope_layers"),
+            num_key_value_heads=4,
+            max_position_embeddings=32768,
+            rope_theta=2e6,
+            tie_word_embeddings=True,
+            use_sliding_window=False,
+            no_rope_layer_interval=4,
+        ),
         unrotated_slide=True,
     ),
     Family(
         architecture="SeedOssForCausalLM",
         model_type="seed_oss",
-        defaults=_COMMON
-        | {
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "max_position_embeddings": 524288,
-            "attention_bias": True,
-            "attention_out_bias": False,
-            "mlp_bias": False,
-        },
+        defaults=_reading(
+            *("attention_out_bias", "mlp_bias"),
+            num_key_value_heads=8,
+            head_dim=128,
+            max_position_embeddings=524288,
+            attention_bias=True,
+        ),
         biases=("attention_bias", "attention_out_bias", "mlp_bias"),
     ),
     Family(
@@ -221,32 +209,26 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         architecture="MistralForCausalLM",
         model_type="mistral",
-        defaults=_COMMON
-        | {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
+        defaults=_reading(num_key_value_heads=8, max_position_embeddings=131072, sliding_window=4096),
         unserved=("layer_types",),
     ),
     Family(
         architecture="MinistralForCausalLM",
         model_type="ministral",
-        defaults=_COMMON
-        | {
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-            "sliding_window": 4096,
-            "layer_types": None,
-        },
+        defaults=_reading(
+            "layer_types", num_key_value_heads=8, max_position_embeddings=131072, sliding_window=4096
+        ),
     ),
     Family(
         architecture="Ministral3ForCausalLM",
         model_type="ministral3",
-        defaults=_COMMON
-        | {
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 262144,
-            "sliding_window": None,
-            "rope_parameters": {
+        defaults=_reading(
+            "sliding_window",
+            num_key_value_heads=8,
+            head_dim=128,
+            rms_norm_eps=1e-5,
+            max_position_embeddings=262144,
+            rope_parameters={
                 "rope_type": "yarn",
                 "rope_theta": 1e6,
                 "factor": 16.0,
@@ -255,21 +237,20 @@ FAMILIES: tuple[Family, ...] = (
                 "mscale_all_dim": 1.0,
                 "llama_4_scaling_beta": 0.1,
             },
-        },
+        ),
         unserved=("layer_types",),
         scaled_queries=True,
     ),
     Family(
         architecture="Phi3ForCausalLM",
         model_type="phi3",
-        defaults=_COMMON
-        | {
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 4096,
-            "original_max_position_embeddings": 4096,
-            "sliding_window": None,
-            "partial_rotary_factor": 1.0,
-        },
+        defaults=_reading(
+            "sliding_window",
+            rms_norm_eps=1e-5,
+            max_position_embeddings=4096,
+            original_max_position_embeddings=4096,
+            partial_rotary_factor=1.0,
+        ),
         unserved=("layer_types",),
         fused=True,
         rope_names={"su": "longrope", "yarn": "longrope"},
@@ -277,15 +258,14 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         architecture="GemmaForCausalLM",
         model_type="gemma",
-        defaults=_COMMON
-        | {
-            "hidden_act": "gelu_pytorch_tanh",
-            "num_key_value_heads": 16,
-            "head_dim": 256,
-            "max_position_embeddings": 8192,
-            "tie_word_embeddings": True,
-            "attention_bias": False,
-        },
+        defaults=_reading(
+            "attention_bias",
+            hidden_act="gelu_pytorch_tanh",
+            num_key_value_heads=16,
+            head_dim=256,
+            max_position_embeddings=8192,
+            tie_word_embeddings=True,
+        ),
         norm_offset=1.0,
         scaled_embedding=True,
         activation_names={"gelu": "gelu_pytorch_tanh"},
@@ -294,11 +274,7 @@ FAMILIES: tuple[Family, ...] = (
         architecture="Gemma2ForCausalLM",
         model_type="gemma2",
         defaults=_GEMMA
-        | {
-            "max_position_embeddings": 8192,
-            "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
-        },
+        | {"max_position_embeddings": 8192, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
         fixed={"sliding_window_pattern": 2},
         norms=_SANDWICH,
         norm_offset=1.0,
@@ -332,22 +308,20 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         architecture="Olmo2ForCausalLM",
         model_type="olmo2",
-        defaults=_COMMON | {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048, "attention_bias": False},
+        defaults=_reading("attention_bias", rms_norm_eps=1e-5, max_position_embeddings=2048),
         norms=_AFTER,
         qk_norm="whole",
     ),
     Family(
         architecture="Olmo3ForCausalLM",
         model_type="olmo3",
-        defaults=_COMMON
-        | {
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 2048,
-            "attention_bias": False,
-            "rope_theta": 500000.0,
-            "sliding_window": 4096,
-            "layer_types": None,
-        },
+        defaults=_reading(
+            *("attention_bias", "layer_types"),
+            rms_norm_eps=1e-5,
+            max_position_embeddings=2048,
+            rope_theta=500000.0,
+            sliding_window=4096,
+        ),
         fixed={"sliding_window_pattern": 4, "rope_local_base_freq": 500000.0},
         norms=_AFTER,
         qk_norm="whole",
@@ -356,16 +330,11 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         architecture="GraniteForCausalLM",
         model_type="granite",
-        defaults=_COMMON
-        | {
-            "max_position_embeddings": 2048,
-            "attention_bias": False,
-            "mlp_bias": False,
-            "attention_multiplier": 1.0,
-            "embedding_multiplier": 1.0,
-            "residual_multiplier": 1.0,
-            "logits_scaling": 1.0,
-        },
+        defaults=_reading(
+            *("attention_bias", "mlp_bias", "embedding_multiplier", "residual_multiplier", "logits_scaling"),
+            max_position_embeddings=2048,
+            attention_multiplier=1.0,
+        ),
     ),
 )
 

@@ -11,7 +11,7 @@ from os import strerror
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigInvalid
+from ..errors import ConfigInvalid, UnsupportedArchitecture
 from .files import FolderFiles, ModelFiles
 
 LARGEST = 2**31 - 1
@@ -39,9 +39,11 @@ def read_object(
     path = files.where(name)
     try:
         content = files.content(name)
-        if content is None and absent is not None:
-            return path, absent
-        value = json.loads(_present(content))
+        if content is None:
+            if absent is not None:
+                return path, absent
+            raise FileNotFoundError(ENOENT, strerror(ENOENT))
+        value = json.loads(content)
     except OSError as error:
         raise ConfigInvalid(f"{path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
@@ -49,12 +51,6 @@ def read_object(
     if not isinstance(value, dict):
         raise ConfigInvalid(f"{path}: an object is expected, not {_shown(value)}")
     return path, value
-
-
-def _present(content: bytes | None) -> bytes:
-    if content is None:
-        raise FileNotFoundError(ENOENT, strerror(ENOENT))
-    return content
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +78,16 @@ class Fields:
             raise self.wrong(name, f"a whole number from {least} to {most} is expected, not {_shown(value)}")
         return value
 
-    def number(self, name: str, *, above: float = 0.0, most: float = LARGEST_FLOAT) -> float:
-        """The field ``name``, which must be a finite number greater than ``above``, at most ``most``."""
-        value = self._needed(name)
-        if not _is_number(value, above, most):
-            bound = f" and at most {most:g}" if most < LARGEST_FLOAT else ""
-            raise self.wrong(name, f"a finite number above {above:g}{bound} is expected, not {_shown(value)}")
+    def number(
+        self, name: str, *, above: float = 0.0, least: float | None = None, most: float = LARGEST_FLOAT
+    ) -> float:
+        """The field ``name``, which must be a finite number greater than ``above`` (or ``least`` or more), at
+        most ``most``."""
+        value, low = self._needed(name), above if least is None else least
+        if not _is_number(value, low, most) and not (value == least and type(value) is not bool):
+            bound = f"above {above:g}" if least is None else f"from {least:g}"
+            bound += f" and at most {most:g}" if most < LARGEST_FLOAT else ""
+            raise self.wrong(name, f"a finite number {bound} is expected, not {_shown(value)}")
         return float(value)
 
     def optional_integer(self, name: str, *, least: int = 1) -> int | None:
@@ -137,6 +137,10 @@ class Fields:
     def wrong(self, name: str, cause: str) -> ConfigInvalid:
         """Make the error that says what is wrong with the field ``name``: ``cause``. The caller raises it."""
         return ConfigInvalid(f"{self.path}: {self.inside}{name}: {cause}")
+
+    def unserved(self, name: str, cause: str) -> UnsupportedArchitecture:
+        """Make the error that says why the field ``name`` is not served: ``cause``. The caller raises it."""
+        return UnsupportedArchitecture(f"{self.path}: {self.inside}{name}: {cause}")
 
     def _given(self, name: str) -> bool:
         return self.values.get(name, self.defaults.get(name)) is not None

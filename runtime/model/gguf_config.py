@@ -7,16 +7,17 @@ refused, unless it is one of `HARMLESS`, or 0 or false.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
-import numpy as np
-
 from ..errors import ConfigInvalid, TensorInvalid, UnsupportedArchitecture
+from .fields import Fields
 from .gguf_file import GGUFFile
 from .gguf_sampling import sampling_of
-from .gguf_tokenizer import DEFAULT, Vocabulary, pre_tokenizer_of
+from .gguf_tokenizer import DEFAULT, TOKENIZER, Vocabulary, pre_tokenizer_of
 
 ROPE_FACTORS = "rope_freqs.weight"
 """The tensor with divisors of the rotary frequencies, ``[head_dim / 2]``, as in Llama 3.1."""
@@ -96,9 +97,12 @@ _NEEDED = {
     "feed_forward_length": "intermediate_size",
     "attention.head_count": "num_attention_heads",
 }
-_ROPE = ("rope.freq_base", "rope.dimension_count", "rope.scale_linear")
-_HEADS = ("attention.head_count_kv", "attention.key_length", "attention.value_length")
-_SCALING = {"linear", "yarn"}
+EPSILON = "attention.layer_norm_rms_epsilon"
+_READ = (
+    *(EPSILON, "attention.head_count_kv", "attention.key_length", "attention.value_length"),
+    *("rope.freq_base", "rope.dimension_count", "rope.scale_linear"),
+    *(f"rope.scaling.{name}" for name in ("type", "factor", "original_context_length", "attn_factor")),
+)
 
 
 def architecture_of(file: GGUFFile) -> tuple[str, GGUFArchitecture]:
@@ -112,14 +116,10 @@ def architecture_of(file: GGUFFile) -> tuple[str, GGUFArchitecture]:
             f"{file.path}: split.count: one of {parts!r:.20} files is not served: join them with"
             " `llama-gguf-split --merge`"
         )
-    name = file.metadata.get("general.architecture")
-    if not isinstance(name, str):
-        raise ConfigInvalid(f"{file.path}: general.architecture: missing")
+    general = file.fields("general.")
+    name = general.text("architecture")
     if name not in ARCHITECTURES:
-        served = ", ".join(ARCHITECTURES)
-        raise UnsupportedArchitecture(
-            f"{file.path}: general.architecture: {name} is not served (served: {served})"
-        )
+        raise general.unserved("architecture", f"{name} is not served (served: {', '.join(ARCHITECTURES)})")
     return name, ARCHITECTURES[name]
 
 
@@ -129,7 +129,9 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
     Raises ``ConfigInvalid`` or ``UnsupportedArchitecture`` naming the key, ``TensorInvalid`` if the rotary
     factors cannot be read.
     """
-    return {**_Reading(file, *architecture_of(file)).config(), NOTES: notes_of(file)}
+    name, architecture = architecture_of(file)
+    fields = file.fields(f"{name}.", {"rope.scaling.type": "none"})
+    return {**_Reading(file, architecture, fields).config(), NOTES: notes_of(file)}
 
 
 def generation_of(file: GGUFFile) -> dict[str, Any]:
@@ -145,7 +147,8 @@ def notes_of(file: GGUFFile) -> list[str]:
         f"{file.path}: it says nothing of sampling, which is greedy by default: a small model repeats itself"
     )
     notes = [f"sampling by default: {told} ({source})" if fields else none]
-    if file.metadata.get("tokenizer.ggml.model") == "gpt2" and pre_tokenizer_of(file) == DEFAULT:
+    tokenizer = file.fields(TOKENIZER)
+    if tokenizer.get("model") == "gpt2" and pre_tokenizer_of(tokenizer) == DEFAULT:
         notes.append(
             f"{file.path}: tokenizer.ggml.pre: missing: words are cut by llama.cpp's default, which may be"
             " wrong for this model: a newer file has it"
@@ -155,33 +158,32 @@ def notes_of(file: GGUFFile) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
+    """``fields``: the metadata below the architecture's name."""
+
     file: GGUFFile
-    name: str
     architecture: GGUFArchitecture
+    fields: Fields
 
     def config(self) -> dict[str, Any]:
+        fields, tensors = self.fields, self.file.tensors
         made: dict[str, Any] = {"architectures": [self.architecture.family], **self.architecture.fixed}
-        made |= {its: self.whole(key) for key, its in _NEEDED.items()}
-        made["rms_norm_eps"] = self.number("attention.layer_norm_rms_epsilon")
+        made |= {its: fields.integer(key) for key, its in _NEEDED.items()}
+        made["rms_norm_eps"] = fields.number(EPSILON)
         made["vocab_size"] = self.vocabulary()
-        heads, kv_heads = made["num_attention_heads"], self.optional("attention.head_count_kv", whole=True)
-        made["num_key_value_heads"] = heads if kv_heads is None else kv_heads
-        head_dim = self.head_dim(made["hidden_size"], heads)
-        made["head_dim"] = head_dim
-        for key, its in self.architecture.fields.items():
-            value = self.optional(key, whole=its == "sliding_window")
-            if value is not None:
+        heads, hidden = made["num_attention_heads"], made["hidden_size"]
+        made["num_key_value_heads"] = fields.optional_integer("attention.head_count_kv") or heads
+        head_dim = made["head_dim"] = self.head_dim(hidden, heads)
+        for key, its in {"rope.freq_base": "rope_theta", **self.architecture.fields}.items():
+            read = fields.optional_integer if its == "sliding_window" else fields.optional_number
+            if (value := read(key)) is not None:
                 made[its] = value
         if self.architecture.wide is not None:
             wide = made["num_hidden_layers"] == self.architecture.wide
-            made["query_pre_attn_scalar"] = made["hidden_size"] / heads if wide else head_dim
-        theta = self.optional("rope.freq_base")
-        if theta is not None:
-            made["rope_theta"] = theta
-        made |= self.scaling(head_dim, made["max_position_embeddings"])
-        tensors = self.file.tensors
+            made["query_pre_attn_scalar"] = hidden / heads if wide else head_dim
+        if scaling := self.scaling(head_dim, made["max_position_embeddings"]):
+            made["rope_scaling"] = scaling
         made["tie_word_embeddings"] = "output.weight" not in tensors
-        made["attention_bias"] = "blk.0.attn_q.bias" in tensors and self.name != "qwen2"
+        made["attention_bias"] = "blk.0.attn_q.bias" in tensors and fields.inside != "qwen2."
         made["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
         made["dtype"] = self.dtype()
         self.check_known()
@@ -190,47 +192,49 @@ class _Reading:
     def head_dim(self, hidden: int, heads: int) -> int:
         """The size of a head, from keys or as ``hidden / heads``. Keys, values and rotary positions must have
         the same; raises ``ConfigInvalid`` or ``UnsupportedArchitecture`` if not."""
-        key, value = (self.optional(f"attention.{name}_length", whole=True) for name in ("key", "value"))
+        key, value = (self.fields.optional_integer(f"attention.{name}_length") for name in ("key", "value"))
         if key is None and hidden % heads:
-            raise self.wrong("attention.key_length", f"missing, and {heads} heads do not divide {hidden}")
-        size = hidden // heads if key is None else int(key)
-        if value is not None and value != size:
-            raise self.unserved("attention.value_length", f"{value} for values and {size} for keys")
-        rotated = self.optional("rope.dimension_count", whole=True)
-        if rotated is not None and rotated != size:
-            raise self.unserved("rope.dimension_count", f"{rotated} of a head of {size}")
+            raise self.fields.wrong(
+                "attention.key_length", f"missing, and {heads} heads do not divide {hidden}"
+            )
+        size = hidden // heads if key is None else key
+        if value not in (None, size):
+            told = f"{value} for values and {size} for keys is not served"
+            raise self.fields.unserved("attention.value_length", told)
+        rotated = self.fields.optional_integer("rope.dimension_count")
+        if rotated not in (None, size):
+            raise self.fields.unserved("rope.dimension_count", f"{rotated} of a head of {size} is not served")
         return size
 
     def scaling(self, head_dim: int, context: int) -> dict[str, Any]:
-        """The field ``rope_scaling`` of ``config.json`` in an object, from the tensor `ROPE_FACTORS` or from
-        keys; an empty object without either. ``context``: the stated positions. Raises ``ConfigInvalid``,
+        """The field ``rope_scaling`` of ``config.json``, from the tensor `ROPE_FACTORS` or from keys; an empty
+        object without either. ``context``: the stated positions. Raises ``ConfigInvalid``,
         ``UnsupportedArchitecture``, ``TensorInvalid``."""
-        kind = self.file.metadata.get(f"{self.name}.rope.scaling.type", "none")
-        if not isinstance(kind, str):
-            raise self.wrong("rope.scaling.type", f"a string is expected, not {kind!r:.60}")
-        old = self.optional("rope.scale_linear")
-        factor = self.optional("rope.scaling.factor")
+        fields = self.fields
+        kind = fields.text("rope.scaling.type")
+        old = fields.optional_number("rope.scale_linear")
+        factor = fields.optional_number("rope.scaling.factor")
         if ROPE_FACTORS in self.file.tensors:
             if kind not in ("none", "longrope"):
-                raise self.unserved("rope.scaling.type", f"{kind} together with the tensor {ROPE_FACTORS}")
+                told = f"{kind} together with the tensor {ROPE_FACTORS} is not served"
+                raise fields.unserved("rope.scaling.type", told)
             divisors = self.factors(head_dim)
             both = {"long_factor": divisors, "short_factor": divisors}
-            return {"rope_scaling": {"rope_type": "longrope", "factor": 1.0, "attention_factor": 1.0, **both}}
+            return {"rope_type": "longrope", "factor": 1.0, "attention_factor": 1.0, **both}
         if kind == "none":
-            old = None if old == 1.0 else old
-            return {} if old is None else {"rope_scaling": {"rope_type": "linear", "factor": old}}
-        if kind not in _SCALING:
-            raise self.unserved("rope.scaling.type", f"{kind!r:.40}")
+            return {} if old in (None, 1.0) else {"rope_type": "linear", "factor": old}
+        if kind not in ("linear", "yarn"):
+            raise fields.unserved("rope.scaling.type", f"{kind!r:.40} is not served")
         if factor is None:
-            raise self.wrong("rope.scaling.factor", f"missing, rope.scaling.type {kind} asks for it")
+            raise fields.wrong("rope.scaling.factor", f"missing, rope.scaling.type {kind} asks for it")
         made: dict[str, Any] = {"rope_type": kind, "factor": factor}
         if kind == "yarn":
-            original = self.optional("rope.scaling.original_context_length", whole=True)
-            made["original_max_position_embeddings"] = context if original is None else original
-            gain = self.optional("rope.scaling.attn_factor")
+            original = fields.optional_integer("rope.scaling.original_context_length")
+            made["original_max_position_embeddings"] = original or context
+            gain = fields.optional_number("rope.scaling.attn_factor")
             if gain is not None:
                 made["attention_factor"] = gain * (1.0 + 0.1 * math.log(factor))
-        return {"rope_scaling": made}
+        return made
 
     def factors(self, head_dim: int) -> list[float]:
         stored = self.file.tensors[ROPE_FACTORS]
@@ -247,73 +251,30 @@ class _Reading:
         tokens = self.file.metadata.get("tokenizer.ggml.tokens")
         if not isinstance(tokens, list) or not tokens:
             raise ConfigInvalid(f"{self.file.path}: tokenizer.ggml.tokens: missing, or no array of strings")
-        stated = self.optional("vocab_size", whole=True)
-        if stated is not None and stated != len(tokens):
-            raise self.wrong("vocab_size", f"{stated}, but tokenizer.ggml.tokens has {len(tokens)}")
+        has = f"but tokenizer.ggml.tokens has {len(tokens)}"
+        stated = self.fields.optional_integer("vocab_size")
+        if stated not in (None, len(tokens)):
+            raise self.fields.wrong("vocab_size", f"{stated}, {has}")
         table = self.file.tensors.get(TABLE)
         if table is not None and table.shape[0] != len(tokens):
-            raise TensorInvalid(
-                f"{self.file.path}: {TABLE}: shape {list(table.shape)}, but tokenizer.ggml.tokens has"
-                f" {len(tokens)}"
-            )
+            raise TensorInvalid(f"{self.file.path}: {TABLE}: shape {list(table.shape)}, {has}")
         return len(tokens)
 
     def dtype(self) -> str:
         """The type to serve in: the type of most of the weights; bfloat16 if most are quantised."""
-        counts: dict[str, int] = {}
+        counts: Counter[str] = Counter()
         for tensor in self.file.tensors.values():
-            counts[tensor.kind] = counts.get(tensor.kind, 0) + int(np.prod(tensor.shape))
-        most = max(counts, key=lambda kind: counts[kind]) if counts else "F32"
+            counts[tensor.kind] += prod(tensor.shape)
+        most = max(counts, key=counts.__getitem__, default="F32")
         return {"F32": "float32", "F16": "float16"}.get(most, "bfloat16")
 
     def check_known(self) -> None:
         """Raise ``UnsupportedArchitecture`` for a key of the architecture that is not read here and could
         change the computation."""
-        own = f"{self.name}."
-        scaling = tuple(
-            f"rope.scaling.{name}" for name in ("type", "factor", "original_context_length", "attn_factor")
-        )
-        known = {
-            *_NEEDED,
-            *_ROPE,
-            *_HEADS,
-            *scaling,
-            *HARMLESS,
-            *self.architecture.fields,
-            "attention.layer_norm_rms_epsilon",
-        }
-        for key, value in self.file.metadata.items():
-            rest, off = key.removeprefix(own), type(value) in (bool, int, float) and not value
-            if rest == "attention.causal":
+        known = {*_NEEDED, *_READ, *HARMLESS, *self.architecture.fields}
+        for key, value in self.fields.values.items():
+            off = type(value) in (bool, int, float) and not value
+            if key == "attention.causal":
                 off = value is True
-            if key.startswith(own) and rest not in known and not off:
-                raise self.unserved(rest, f"{value!r:.40}")
-
-    def whole(self, key: str) -> int:
-        return int(self._needed(key, self.optional(key, whole=True)))
-
-    def number(self, key: str) -> float:
-        return float(self._needed(key, self.optional(key)))
-
-    def optional(self, key: str, *, whole: bool = False) -> Any:
-        """The value of ``key`` below the architecture's name, which must be a finite number above 0, a whole
-        one if ``whole``; None without the key. Raises ``ConfigInvalid``."""
-        value = self.file.metadata.get(f"{self.name}.{key}")
-        if value is None:
-            return None
-        kinds = (int,) if whole else (int, float)
-        if type(value) not in kinds or not 0 < value < math.inf:
-            expected = "a whole number" if whole else "a finite number"
-            raise self.wrong(key, f"{expected} above 0 is expected, not {value!r:.60}")
-        return value
-
-    def _needed(self, key: str, value: Any) -> Any:
-        if value is None:
-            raise self.wrong(key, "missing")
-        return value
-
-    def wrong(self, key: str, cause: str) -> ConfigInvalid:
-        return ConfigInvalid(f"{self.file.path}: {self.name}.{key}: {cause}")
-
-    def unserved(self, key: str, what: str) -> UnsupportedArchitecture:
-        return UnsupportedArchitecture(f"{self.file.path}: {self.name}.{key}: {what} is not served")
+            if key not in known and not off:
+                raise self.fields.unserved(key, f"{value!r:.40} is not served")

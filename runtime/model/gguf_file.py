@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from ...kernels.packed_types import GGML
 from ..errors import ConfigInvalid, TensorInvalid
+from .fields import Fields
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -79,6 +81,13 @@ class GGUFFile:
         for number in range(self._count("keys", "<Q", "the number of metadata keys")):
             self._key(number)
         self.tensors = self._table(tensors)
+
+    def fields(self, prefix: str, defaults: Mapping[str, Any] | None = None) -> Fields:
+        """The metadata whose keys begin with ``prefix``, by the rest of the key."""
+        values = {
+            key.removeprefix(prefix): value for key, value in self.metadata.items() if key.startswith(prefix)
+        }
+        return Fields(self.path, values, defaults or {}, prefix)
 
     def array(self, tensor: PackedTensor) -> NDArray[np.uint8]:
         """The bytes of a tensor, uint8 ``[bytes]``; a view of the memory-mapped file."""
@@ -141,13 +150,15 @@ class GGUFFile:
                 raise TensorInvalid(f"{self.path}: {name}: doubled")
             begin = base + offset
             end = begin + self._bytes_of(name, shape, kind)
-            if offset % alignment or end > self._size:
+            if end > self._size:
                 cause = (
                     f"it ends at byte {end}, beyond the file's {self._size}: the file is cut short or wrong"
-                    if end > self._size
-                    else f"its offset {offset} is not a multiple of {alignment}"
                 )
                 raise TensorInvalid(f"{self.path}: {name}: {cause}")
+            if offset % alignment:
+                raise TensorInvalid(
+                    f"{self.path}: {name}: its offset {offset} is not a multiple of {alignment}"
+                )
             tensors[name] = PackedTensor(name, shape, kind, begin, end)
         self._check_apart(tensors)
         return tensors
@@ -216,11 +227,7 @@ class GGUFFile:
         ``ConfigInvalid`` with ``key`` in its text."""
         begin = self._at
         if count > self._size - begin:
-            self._cut(key)
+            cause = f"it goes beyond the file's {self._size} bytes: the file is cut short or wrong"
+            raise ConfigInvalid(f"{self.path}: {key}: {cause}")
         self._at = begin + count
         return begin
-
-    def _cut(self, key: str) -> NoReturn:
-        raise ConfigInvalid(
-            f"{self.path}: {key}: it goes beyond the file's {self._size} bytes: the file is cut short or wrong"
-        )

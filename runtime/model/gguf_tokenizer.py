@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ConfigInvalid, UnsupportedArchitecture
+from .fields import Fields
 from .gguf_file import GGUFFile
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -48,6 +48,8 @@ class PreTokenizer:
     begins: bool = False
 
 
+TOKENIZER = "tokenizer.ggml."
+"""How the keys of the metadata that describe the tokenizer begin."""
 DEFAULT = "default"
 """llama.cpp's rule for a file that names no pre-tokenizer: it need not be the model's own."""
 _GPT2, _DIGITS = PreTokenizer(), PreTokenizer(digits=True)
@@ -118,9 +120,9 @@ _NAMED = {
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """The vocabulary in a GGUF file: the tokens in the order of their ids, and the kind of each, such as
-    `NORMAL` or `CONTROL`."""
+    `NORMAL` or `CONTROL`. ``fields``: all that the file says of its tokenizer."""
 
-    file: GGUFFile
+    fields: Fields
     tokens: list[str]
     kinds: list[int]
 
@@ -128,23 +130,23 @@ class Vocabulary:
     def read(cls, file: GGUFFile) -> Vocabulary:
         """Read the file's vocabulary. Raises ``ConfigInvalid``: an array is missing, or its length or type
         wrong."""
-        tokens = _array(file, "tokens", str)
-        kinds = _array(file, "token_type", int) if _key("token_type") in file.metadata else None
-        if kinds is not None and len(kinds) != len(tokens):
-            raise _wrong(file, "token_type", f"{len(kinds)} numbers for {len(tokens)} tokens")
-        kinds = kinds or [NORMAL] * len(tokens)
+        fields = file.fields(TOKENIZER)
+        tokens = _array(fields, "tokens", str)
+        kinds = [NORMAL] * len(tokens)
+        if fields.get("token_type") is not None:
+            kinds = _array(fields, "token_type", int, len(tokens))
         both = zip(tokens, kinds, strict=True)
-        return cls(file, tokens, [CONTROL if token in ENDS else kind for token, kind in both])
+        return cls(fields, tokens, [CONTROL if token in ENDS else kind for token, kind in both])
 
     def special(self, name: str) -> int | None:
         """The id of the special token ``name``, such as ``bos``: as the file has it, or else llama.cpp's
         default; None if there is none. Raises ``ConfigInvalid``."""
-        token = self.file.metadata.get(_key(f"{name}_token_id"))
+        token = self.fields.get(f"{name}_token_id")
         if token is None:
-            default = DEFAULT_IDS.get(_model(self.file), {}).get(name, len(self.kinds))
+            default = DEFAULT_IDS.get(str(self.fields.get("model")), {}).get(name, len(self.kinds))
             return default if self.kinds[default : default + 1] in ([CONTROL], [UNKNOWN]) else None
         if type(token) is not int or not 0 <= token < len(self.tokens):
-            raise _wrong(self.file, f"{name}_token_id", f"{token!r:.60} is not the number of a token")
+            raise self.fields.wrong(f"{name}_token_id", f"{token!r:.60} is not the number of a token")
         return token
 
     def ends(self) -> list[int]:
@@ -163,9 +165,8 @@ class Vocabulary:
         ids: dict[str, int] = {}
         for number, (token, kind) in enumerate(zip(self.tokens, self.kinds, strict=True)):
             if kind not in without and ids.setdefault(token, number) != number:
-                raise _wrong(
-                    self.file, "tokens", f"{token!r:.60} is doubled: tokens {ids[token]} and {number}"
-                )
+                told = f"{token!r:.60} is doubled: tokens {ids[token]} and {number}"
+                raise self.fields.wrong("tokens", told)
         return ids
 
     def added(self) -> list[dict[str, Any]]:
@@ -185,11 +186,9 @@ def tokenizer_of(file: GGUFFile) -> dict[str, Any]:
     Raises ``ConfigInvalid`` naming the key, ``UnsupportedArchitecture`` for a kind of tokenizer that is not
     served.
     """
-    kind = _model(file)
-    if kind not in _KINDS:
-        raise UnsupportedArchitecture(
-            f"{file.path}: {_key('model')}: {kind:.40} is not served (served: {', '.join(_KINDS)})"
-        )
+    fields = file.fields(TOKENIZER, {"model": "missing"})
+    if (kind := str(fields.get("model"))) not in _KINDS:
+        raise fields.unserved("model", f"{kind:.40} is not served (served: {', '.join(_KINDS)})")
     vocabulary = Vocabulary.read(file)
     return {
         "version": "1.0",
@@ -204,11 +203,10 @@ def tokenizer_of(file: GGUFFile) -> dict[str, Any]:
 def _around(vocabulary: Vocabulary) -> dict[str, Any] | None:
     """The step that puts BOS before a text and EOS behind it, as the file says, or else as llama.cpp does for
     this kind of vocabulary. None if neither is put."""
-    file = vocabulary.file
-    rule = PRE_TOKENIZERS.get(pre_tokenizer_of(file), _GPT2)
-    begins = _model(file) == "llama" or rule.begins
-    put = {"bos": file.metadata.get(_key("add_bos_token"), begins)}
-    put["eos"] = file.metadata.get(_key("add_eos_token"), False)
+    values = vocabulary.fields.values
+    rule = PRE_TOKENIZERS.get(pre_tokenizer_of(vocabulary.fields), _GPT2)
+    begins = values.get("model") == "llama" or rule.begins
+    put = {"bos": values.get("add_bos_token", begins), "eos": values.get("add_eos_token", False)}
     ids = {name: vocabulary.special(name) for name, wanted in put.items() if wanted}
     named = {name: vocabulary.tokens[token] for name, token in ids.items() if token is not None}
     if not named:
@@ -230,16 +228,14 @@ def tokenizer_config_of(file: GGUFFile) -> dict[str, Any]:
     vocabulary = Vocabulary.read(file)
     ids = {name: vocabulary.special(key) for name, key in _NAMED.items()}
     made: dict[str, Any] = {name: vocabulary.tokens[one] for name, one in ids.items() if one is not None}
-    templates = {
-        key.removeprefix("tokenizer.chat_template"): text
-        for key, text in file.metadata.items()
-        if key == "tokenizer.chat_template" or key.startswith("tokenizer.chat_template.")
-    }
-    for name, text in templates.items():
-        if not isinstance(text, str):
-            raise ConfigInvalid(f"{file.path}: tokenizer.chat_template{name}: a string is expected")
+    stated = file.fields("tokenizer.")
     named = [
-        {"name": name.removeprefix(".") or "default", "template": text} for name, text in templates.items()
+        {
+            "name": key.removeprefix("chat_template").removeprefix(".") or "default",
+            "template": stated.text(key),
+        }
+        for key in stated.values
+        if key == "chat_template" or key.startswith("chat_template.")
     ]
     return made | ({"chat_template": named} if named else {})
 
@@ -247,16 +243,15 @@ def tokenizer_config_of(file: GGUFFile) -> dict[str, Any]:
 def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
     """The parts of ``tokenizer.json`` for byte-level BPE, as in GPT-2. Raises ``UnsupportedArchitecture`` for
     a pre-tokenizer that is not served."""
-    file = vocabulary.file
-    name = pre_tokenizer_of(file)
+    fields = vocabulary.fields
+    name = pre_tokenizer_of(fields)
     if name not in PRE_TOKENIZERS:
-        raise UnsupportedArchitecture(
-            f"{file.path}: {_key('pre')}: the pre-tokenizer {name:.40} is not served"
-            f" (served: {', '.join(PRE_TOKENIZERS)})"
-        )
+        served = ", ".join(PRE_TOKENIZERS)
+        raise fields.unserved("pre", f"the pre-tokenizer {name:.40} is not served (served: {served})")
     rule = PRE_TOKENIZERS[name]
     vocab = vocabulary.ids(UNUSED)
-    merges = [_merge(file, line, number, vocab) for number, line in enumerate(_array(file, "merges", str))]
+    lines = _array(fields, "merges", str)
+    merges = [_merge(fields, line, number, vocab) for number, line in enumerate(lines)]
     steps: list[dict[str, Any]] = []
     if rule.digits:
         steps.append({"type": "Digits", "individual_digits": True})
@@ -273,36 +268,32 @@ def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
     }
 
 
-def _merge(file: GGUFFile, line: str, number: int, vocab: Mapping[str, int]) -> tuple[str, str]:
+def _merge(fields: Fields, line: str, number: int, vocab: Mapping[str, int]) -> tuple[str, str]:
     left, _, right = line.partition(" ")
     if not left or not right or not {left, right, left + right} <= vocab.keys():
-        raise _wrong(file, "merges", f"merge {number}, {line!r:.60}, is not of two tokens to a third")
+        raise fields.wrong("merges", f"merge {number}, {line!r:.60}, is not of two tokens to a third")
     return left, right
 
 
 def _sentence_piece(vocabulary: Vocabulary) -> dict[str, Any]:
     """The parts of ``tokenizer.json`` for SentencePiece BPE, as in Llama 2 and Gemma: the best score is
     merged first. Raises ``ConfigInvalid``, ``UnsupportedArchitecture``."""
-    file = vocabulary.file
-    scores = _array(file, "scores", float)
-    if len(scores) != len(vocabulary.tokens):
-        raise _wrong(file, "scores", f"{len(scores)} numbers for {len(vocabulary.tokens)} tokens")
+    fields = vocabulary.fields
+    scores = _array(fields, "scores", float, len(vocabulary.tokens))
     for name in ("precompiled_charsmap", "remove_extra_whitespaces"):
-        value = file.metadata.get(_key(name))
+        value = fields.get(name)
         if value is not None and value is not False and np.size(value):
-            raise UnsupportedArchitecture(f"{file.path}: {_key(name)}: rewriting text is not served")
+            raise fields.unserved(name, "rewriting text is not served")
     if BYTE not in vocabulary.kinds:
-        raise _wrong(file, "token_type", "no token is a byte: a tokenizer without them is not served")
+        raise fields.wrong("token_type", "no token is a byte: a tokenizer without them is not served")
     vocab = vocabulary.ids(UNUSED)
     merges = _merges_by_score(vocabulary, scores)
     unknown = vocabulary.tokens[vocabulary.special("unknown") or 0]
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
-    prefixed = file.metadata.get(_key("add_space_prefix"), True)
-    if prefixed and USER_DEFINED in vocabulary.kinds:
-        raise UnsupportedArchitecture(  # implementations differ on whether text after such a token gets one
-            f"{file.path}: {_key('add_space_prefix')}: a space before text, together with user-defined tokens,"
-            " is not served"
-        )
+    prefixed = fields.values.get("add_space_prefix", True)
+    if prefixed and USER_DEFINED in vocabulary.kinds:  # implementations differ on text after such a token
+        told = "a space before text, together with user-defined tokens, is not served"
+        raise fields.unserved("add_space_prefix", told)
     steps = [{"type": "Prepend", "prepend": "▁"}, spaces] if prefixed else [spaces]
     spoken = [{**spaces, "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}]
     spoken.append({"type": "Fuse"})
@@ -349,29 +340,20 @@ _KINDS: Mapping[str, Callable[[Vocabulary], dict[str, Any]]] = {
 """The functions that make the parts of ``tokenizer.json``, by ``tokenizer.ggml.model``."""
 
 
-def pre_tokenizer_of(file: GGUFFile) -> str:
-    """The name of the file's pre-tokenizer; `DEFAULT` if it names none."""
-    return str(file.metadata.get(_key("pre")) or DEFAULT)
+def pre_tokenizer_of(fields: Fields) -> str:
+    """The name of the file's pre-tokenizer; `DEFAULT` if it names none. ``fields``: those of its tokenizer."""
+    return str(fields.get("pre") or DEFAULT)
 
 
-def _model(file: GGUFFile) -> str:
-    return str(file.metadata.get(_key("model"), "missing"))
-
-
-def _key(name: str) -> str:
-    return f"tokenizer.ggml.{name}"
-
-
-def _array(file: GGUFFile, name: str, kind: type) -> list[Any]:
-    value = file.metadata.get(_key(name))
+def _array(fields: Fields, name: str, kind: type, length: int | None = None) -> list[Any]:
+    """An array of ``kind``, of ``length`` if it is one number for each token. Raises ``ConfigInvalid``."""
+    value = fields.get(name)
     if value is None:
-        raise _wrong(file, name, "missing")
+        raise fields.wrong(name, "missing")
     items = value if isinstance(value, list) else value.tolist() if hasattr(value, "tolist") else None
     if items is None or (items and type(items[0]) is not kind):
-        raise _wrong(file, name, f"an array of {kind.__name__} is expected")
+        raise fields.wrong(name, f"an array of {kind.__name__} is expected")
+    if length not in (None, len(items)):
+        raise fields.wrong(name, f"{len(items)} numbers for {length} tokens")
     found: list[Any] = items
     return found
-
-
-def _wrong(file: GGUFFile, name: str, cause: str) -> ConfigInvalid:
-    return ConfigInvalid(f"{file.path}: {_key(name)}: {cause}")

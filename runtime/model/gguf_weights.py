@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType, get_tensor_name_map
 from gguf.constants import MODEL_ARCH_NAMES
 from gguf.quants import dequantize
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...kernels.packed import Packed, packed
 from ...kernels.packed_types import GGML
-from ..errors import ModelUnreadable, TensorInvalid
-from .checkpoint import file_digest
+from ..errors import TensorInvalid
+from .checkpoint import StoredTensor, StoredWeights
 from .gguf_config import ROPE_FACTORS, architecture_of
-from .gguf_file import GGUFFile, PackedTensor
+from .gguf_file import SERVED, GGUFFile, PackedTensor
 from .weights import Piece
 
 _AS_STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -34,76 +33,50 @@ ROWS = 1024
 _ROTATED = {"q_proj": "attention.head_count", "k_proj": "attention.head_count_kv"}
 
 
-class GGUFWeights:
-    """The tensors of an open GGUF file; a context manager. Opening it reads only the header.
+class GGUFWeights(StoredWeights):
+    """The tensors of an open GGUF file.
 
     Raises:
         ModelUnreadable: the header is broken, or the architecture is not served.
     """
+
+    asks = "the metadata ask"
+    types = SERVED
 
     def __init__(self, path: Path) -> None:
         self._file = GGUFFile(path)
         self._name, self._architecture = architecture_of(self._file)
         kinds = {name: kind for kind, name in MODEL_ARCH_NAMES.items()}
         self._names = get_tensor_name_map(kinds[self._name], 1)  # of one layer: all are alike
-        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="weights-digest")
-        self._digest: Future[bytes] | None = None
-
-    def __enter__(self) -> GGUFWeights:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._hashing.shutdown(cancel_futures=True)
+        super().__init__((path,), {})
 
     def check(self, pieces: Iterable[Piece], ignorable: Callable[[str], bool]) -> None:
-        """Check that each of ``pieces`` (the tensors that the decoder is made of) is stored with its shape,
-        and that the file holds no other tensor but `ROPE_FACTORS`.
-
-        ``ignorable``: not used; it is there because `Checkpoint.check` has it. Raises ``TensorInvalid``.
-        """
-        unread = {name for name in self._file.tensors if name != ROPE_FACTORS}
-        for piece in pieces:
-            name = self._stored_name(piece.name)
-            stored = self._file.tensors.get(name)
-            if stored is None:
-                raise TensorInvalid(f"{self._file.path}: {name}: missing, the metadata ask for it")
-            if stored.shape != piece.shape:
-                raise TensorInvalid(
-                    f"{self._file.path}: {name}: shape {list(stored.shape)}, the metadata ask for"
-                    f" {list(piece.shape)}"
-                )
-            unread.discard(name)
-        for name in unread:
-            raise TensorInvalid(f"{self._file.path}: {name}: the metadata ask for no such tensor")
+        """As `StoredWeights.check`; the file may have `ROPE_FACTORS`."""
+        pieces = tuple(pieces)
+        names = {self._stored_name(piece.name): piece.name for piece in pieces}
+        self.tensors = {
+            names.get(name, name): StoredTensor(self._file.path, name, stored.shape, stored.kind)
+            for name, stored in self._file.tensors.items()
+            if name != ROPE_FACTORS
+        }
+        super().check(pieces, ignorable)
 
     def read(self, name: str) -> Tensor:
         """Read one tensor to the CPU by its name in a checkpoint: in its stored type, or float32 if it is
         quantised or ggml has added an offset to it."""
         value = self._unpacked(self._file.tensors[self._stored_name(name)])
-        heads = self._heads(name)
-        if heads:  # (0, 1), (2, 3), ... become 0, 2, ..., 1, 3, ...
-            pairs = value.view(heads, value.shape[0] // heads // 2, 2, *value.shape[1:])
-            value = pairs.transpose(1, 2).reshape(value.shape)
+        if self._heads(name):
+            value = value[torch.from_numpy(self._order(name, len(value)))]
         offset = self._architecture.norm_offset
         return value.float() - offset if offset and name.endswith("norm.weight") else value
 
     def packed_type(self, name: str) -> str | None:
-        """The type of a tensor that can stay packed, by its name in a checkpoint; None: it cannot."""
-        stored = self._file.tensors[self._stored_name(name)]
-        return stored.kind if stored.kind in GGML and len(stored.shape) == 2 else None
+        stored = self.tensors[name]
+        return stored.dtype if stored.dtype in GGML and len(stored.shape) == 2 else None
 
     def packed(self, names: Sequence[str], told: Callable[[int], None] = lambda count: None) -> Packed:
-        """Tensors of one type and width, packed as one, by their names in a checkpoint. ``told``: called
-        with the bytes of each packed part, by a thread of its own. Raises ``TensorInvalid``."""
         some = [self._file.tensors[self._stored_name(name)] for name in names]
-        orders = []
-        for name, stored in zip(names, some, strict=True):
-            order, heads = np.arange(stored.shape[0]), self._heads(name)
-            if heads:
-                order = order.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
-            orders.append(order)
+        orders = [self._order(name, stored.shape[0]) for name, stored in zip(names, some, strict=True)]
         raws = [self._file.array(stored) for stored in some]
 
         def part(count: int) -> None:
@@ -116,18 +89,6 @@ class GGUFWeights:
             names_of = ", ".join(stored.name for stored in some)
             raise TensorInvalid(f"{self._file.path}: {names_of}: {error}") from None
 
-    def start_digest(self) -> None:
-        """Start to hash the file in another thread."""
-        self._digest = self._hashing.submit(file_digest, self._file.path)
-
-    def digest(self) -> bytes:
-        """A digest of the file's content, 32 bytes. Waits for the hashing, which `start_digest` began."""
-        assert self._digest is not None, "the hashing was started"
-        try:
-            return self._digest.result()
-        except OSError as error:
-            raise ModelUnreadable(f"{self._file.path}: {error.strerror or error}") from error
-
     def _stored_name(self, name: str) -> str:
         """The name in the GGUF file of the checkpoint's tensor ``name``; ``name`` itself if the architecture
         has no such tensor."""
@@ -137,6 +98,12 @@ class GGUFWeights:
         if found is None:
             return name
         return found if layer is None else found.replace("blk.0.", f"blk.{layer[1]}.", 1)
+
+    def _order(self, name: str, rows: int) -> NDArray[np.int64]:
+        """Which row of the file each row of the tensor is: 0, 2, ..., 1, 3, ... in a head whose rows are
+        sorted."""
+        order, heads = np.arange(rows), self._heads(name)
+        return order.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1) if heads else order
 
     def _heads(self, name: str) -> int:
         """The number of heads of a q or k tensor that has the rows which rotate together side by side

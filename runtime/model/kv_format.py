@@ -12,6 +12,9 @@ from math import frexp
 from ...kvstore.groups import DTYPE_BYTES as GROUP_BYTES
 from ..errors import SettingsInvalid
 
+DTYPES = ("float32", "bfloat16", "float16")
+"""The types in which a model can compute."""
+
 KV_DTYPES = ("auto", "float8_e4m3fn")
 """The types in which K and V can be stored; ``auto``: the model's own."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -31,11 +31,11 @@ from ...kernels.quantised import (
 from ...kvstore.groups import HeadLayout, KVGroup
 from ...kvstore.keys import namespace_digest
 from ..errors import SettingsInvalid
-from .checkpoint import Checkpoint
-from .config import DTYPES, ModelConfig, read_config
+from .checkpoint import Checkpoint, StoredWeights
+from .config import ModelConfig, read_config
 from .decoder import Decoder
 from .folder import find_model
-from .kv_format import AS_COMPUTED, KVFormat
+from .kv_format import AS_COMPUTED, DTYPES, KVFormat
 from .progress import WeightsProgress
 from .quantised_weights import QuantisedCheckpoint
 from .weights import (
@@ -58,9 +58,6 @@ COMPARED = 4096
 """How many rows are compared at a time, to see whether the output head equals the embedding."""
 
 log = logging.getLogger(__name__)
-
-if TYPE_CHECKING:
-    from .gguf_weights import GGUFWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +181,7 @@ def load_model(
 
 
 def _matrix(
-    weights: Checkpoint | GGUFWeights,
+    weights: StoredWeights,
     names: tuple[str, ...],
     forms: WeightForms,
     device: torch.device,
@@ -193,7 +190,6 @@ def _matrix(
     """Read the tensors ``names``, which are kept as one matrix on ``device``."""
     form = forms.of[names[0]]
     if form.scheme is None:
-        assert not isinstance(weights, Checkpoint), "ggml's types have no scheme"
         return weights.packed(names, told.done)
     parts = [_quantised(weights, name, form.scheme, device) for name in names]
     whole, order = joined([part for part, _ in parts]), parts[0][1]
@@ -202,7 +198,7 @@ def _matrix(
     return matrix if order is None else Permuted(matrix, order.to(device))
 
 
-def _fill(rows: Tensor, piece: Piece, weights: Checkpoint | GGUFWeights, forms: WeightForms) -> None:
+def _fill(rows: Tensor, piece: Piece, weights: StoredWeights, forms: WeightForms) -> None:
     """Read the tensor of a piece into ``rows``, its rows of a tensor of the decoder."""
     form = forms.of.get(piece.name)
     if form is not None and form.scheme is not None:
@@ -215,7 +211,7 @@ def _fill(rows: Tensor, piece: Piece, weights: Checkpoint | GGUFWeights, forms: 
 
 
 def _quantised(
-    weights: Checkpoint | GGUFWeights, name: str, scheme: Scheme, device: torch.device
+    weights: StoredWeights, name: str, scheme: Scheme, device: torch.device
 ) -> tuple[Quantised, Tensor | None]:
     """Read a linear that is quantised, to the CPU, or quantise it on ``device``; and the order of its columns,
     see `QuantisedCheckpoint.quantised`."""
@@ -261,7 +257,7 @@ class WeightForms:
 
 def forms_of(
     pieces: Sequence[Piece],
-    weights: Checkpoint | GGUFWeights,
+    weights: StoredWeights,
     dtype: torch.dtype,
     device: torch.device,
     kv: KVFormat = AS_COMPUTED,
@@ -277,8 +273,13 @@ def forms_of(
     """
     if (kv.key_scale, kv.value_scale) != (1.0, 1.0) or (keeping == "packed" and device.type != "cpu"):
         keeping = "dequantised"
-    of = {piece.name: _form(piece, weights, keeping, quantization) for piece in pieces}
-    _refuse_twice(weights, of, quantization)
+    made = {piece.name: _form(piece, weights, keeping, quantization) for piece in pieces}
+    of = {name: form for name, form in made.items() if form is not None}
+    for name, form in of.items() if quantization is not None else ():
+        if form.scheme is None or name in weights.linears:
+            raise SettingsInvalid(
+                f"--quantization {quantization}: the model is quantised already: {form.scheme or form.words}"
+            )
     into: dict[str, list[Piece]] = {}
     for piece in pieces:
         into.setdefault(piece.into, []).append(piece)
@@ -286,16 +287,13 @@ def forms_of(
     together: dict[str, tuple[str, ...]] = {}
     size = 0
     for some in into.values():
-        theirs = [of[piece.name] for piece in some]
-        if not all(form is not None and form.kept for form in theirs):
+        theirs = {piece.name: of[piece.name] for piece in some if piece.name in of}
+        if len(theirs) < len(some) or not all(form.kept for form in theirs.values()):
             size += sum(prod(piece.shape) for piece in some) * dtype.itemsize
-            forms |= {
-                piece.name: _dequantised(form)
-                for piece, form in zip(some, theirs, strict=True)
-                if form is not None and form.scheme is not None
-            }
+            forms |= {name: _dequantised(form, form.scheme) for name, form in theirs.items() if form.scheme}
             continue
-        for (form, _), alike in groupby(some, lambda one: _joint(of[one.name], one)):
+        # What is kept as one matrix has one form, and is not alone.
+        for (form, _), alike in groupby(some, lambda one: (of[one.name], of[one.name].alone and one.name)):
             joint = list(alike)
             first, *others = (piece.name for piece in joint)
             together |= {first: (first, *others), **dict.fromkeys(others, ())}
@@ -306,21 +304,15 @@ def forms_of(
     return WeightForms(forms, together, tuple(packed), tuple(words), size)
 
 
-def _joint(form: WeightForm | None, piece: Piece) -> tuple[WeightForm, str]:
-    """A key that neighbours have in common if they are kept as one matrix."""
-    assert form is not None, "all tensors of the map stay quantised"
-    return form, piece.name if form.alone else ""
-
-
 def _form(
-    piece: Piece, weights: Checkpoint | GGUFWeights, keeping: Keeping, quantization: str | None
+    piece: Piece, weights: StoredWeights, keeping: Keeping, quantization: str | None
 ) -> WeightForm | None:
     """The form of a tensor that is quantised, or is to be; None: it is neither."""
     if len(piece.shape) != 2:
         return None
-    if not isinstance(weights, Checkpoint) and (kind := weights.packed_type(piece.name)) is not None:
+    if (kind := weights.packed_type(piece.name)) is not None:
         return WeightForm(kind, kind, kept=keeping == "packed")
-    if isinstance(weights, QuantisedCheckpoint) and (linear := weights.linears.get(piece.name)) is not None:
+    if (linear := weights.linears.get(piece.name)) is not None:
         return _kept(linear.scheme, piece, keeping, linear.scale_bytes, linear.alone)
     if quantization is None or piece.into in ("embedding", "head"):
         return None
@@ -337,27 +329,13 @@ def _kept(
     return WeightForm(words, packed, scheme, scale_bytes, alone, kept)
 
 
-def _dequantised(form: WeightForm) -> WeightForm:
+def _dequantised(form: WeightForm, scheme: Scheme) -> WeightForm:
     """The form of a tensor that is quantised, of which the numbers are kept. Activations are not rounded."""
-    assert form.scheme is not None
-    words = f"{replace(form.scheme, activations=AS_THEY_ARE)}, dequantised"
+    words = f"{replace(scheme, activations=AS_THEY_ARE)}, dequantised"
     return replace(form, words=words, packed=None, kept=False)
 
 
-def _refuse_twice(
-    weights: Checkpoint | GGUFWeights, of: dict[str, WeightForm | None], quantization: str | None
-) -> None:
-    if quantization is None:
-        return
-    linears = weights.linears if isinstance(weights, QuantisedCheckpoint) else {}
-    for name, form in of.items():
-        if form is not None and (form.scheme is None or name in linears):
-            raise SettingsInvalid(
-                f"--quantization {quantization}: the model is quantised already: {form.scheme or form.words}"
-            )
-
-
-def open_weights(path: Path, config: ModelConfig) -> Checkpoint | GGUFWeights:
+def open_weights(path: Path, config: ModelConfig) -> StoredWeights:
     """The weights of the model in a folder or a GGUF file, opened. Raises ``ModelUnreadable``."""
     if not path.is_file():
         if config.quantisation is not None:
@@ -369,7 +347,7 @@ def open_weights(path: Path, config: ModelConfig) -> Checkpoint | GGUFWeights:
 
 
 def as_stored(
-    config: ModelConfig, weights: Checkpoint | GGUFWeights, dtype: torch.dtype
+    config: ModelConfig, weights: StoredWeights, dtype: torch.dtype
 ) -> tuple[ModelConfig, tuple[Piece, ...]]:
     """Check the weights against ``config``. Returns the configuration as it is served, and its pieces (the
     tensors to read).
@@ -380,7 +358,7 @@ def as_stored(
     """
     pieces = pieces_of(config)
     weights.check(pieces, lambda tensor: may_be_ignored(tensor, config))
-    if not isinstance(weights, Checkpoint) or not config.tied_head or HEAD not in weights.tensors:
+    if not config.tied_head or HEAD not in weights.tensors:
         return config, pieces
     head, embedding = weights.read(HEAD), weights.read(EMBEDDING)
     if head.shape == embedding.shape:

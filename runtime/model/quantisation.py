@@ -125,10 +125,7 @@ def _refuse(fields: Fields, *names: str) -> None:
 
 def _not_served(fields: Fields, name: str, value: object, served: str = "") -> UnsupportedArchitecture:
     shown = " ".join(str(value).split())[:60]
-    return UnsupportedArchitecture(
-        f"{fields.path}: {fields.inside}{name}: {shown} is not served"
-        + (f" (served: {served})" if served else "")
-    )
+    return fields.unserved(name, f"{shown} is not served" + (f" (served: {served})" if served else ""))
 
 
 def _one_of(fields: Fields, name: str, *served: object) -> Any:

@@ -93,19 +93,14 @@ class StoredLinear:
 
 @dataclass(frozen=True, slots=True)
 class LinearLayout:
-    """How linears are stored. ``codes``: the suffix of the tensor of codes, and its types. ``parts``: all
+    """How linears are stored. ``codes``: the suffix of the tensor of codes. ``parts``: all
     tensors of a linear of ``rows`` and ``width``. ``beside``, ``unpack``: read all but the codes, and the
     codes."""
 
     codes: str
-    types: tuple[str, ...]
     parts: Callable[[LinearRule, int, int], dict[str, LinearPart]]
     beside: Callable[[StoredLinear, Read], BesideCodes]
     unpack: Callable[[StoredLinear, Tensor], Tensor]
-
-
-class PartWrong(Exception):
-    """What is wrong with a tensor of a linear: its suffix, and the cause."""
 
 
 class QuantisedCheckpoint(Checkpoint):
@@ -169,7 +164,7 @@ def linears_of(
             continue
         layout = LAYOUTS[rule.layout]
         stored = tensors.get(f"{module}.{layout.codes}")
-        if stored is None or (layout.codes == "weight" and stored.dtype not in layout.types):
+        if stored is None or (layout.codes == "weight" and stored.dtype in FLOAT_TYPES):
             continue
         yield _linear(module, rule, stored, tensors, piece)
 
@@ -187,11 +182,9 @@ def _linear(
     (rows, width), layout = piece.shape, LAYOUTS[rule.layout]
     group, many = rule.group, 32 // rule.bits
     if rule.rows == 1 and group and width % group:
-        raise TensorInvalid(
-            f"{codes.shard}: {codes.name}: groups of {group} do not fit its {width} columns ({piece.fields})"
-        )
+        raise codes.wrong(f"groups of {group} do not fit its {width} columns ({piece.fields})")
     if (rule.layout == "gptq" and (rows % many or width % many)) or (rule.layout == "awq" and rows % many):
-        raise TensorInvalid(f"{codes.shard}: {codes.name}: {rows} by {width} codes do not fill int32s")
+        raise codes.wrong(f"{rows} by {width} codes do not fill int32s")
     if group == width:
         group = 0
     found: dict[str, StoredTensor] = {}
@@ -202,15 +195,11 @@ def _linear(
                 raise TensorInvalid(f"{codes.shard}: {module}.{suffix}: missing, {codes.name} needs it")
             continue
         if stored.dtype not in part.types:
-            raise TensorInvalid(
-                f"{stored.shard}: {stored.name}: type {stored.dtype}, expected {' or '.join(part.types)}"
-            )
+            raise stored.wrong(f"type {stored.dtype}, expected {' or '.join(part.types)}")
         if stored.shape not in part.shapes:
             wanted = " or ".join(str(list(shape)) for shape in part.shapes)
-            raise TensorInvalid(
-                f"{stored.shard}: {stored.name}: shape {list(stored.shape)}, expected {wanted} for {rows} by"
-                f" {width} ({piece.fields})"
-            )
+            shape = f"shape {list(stored.shape)}, expected {wanted} for {rows} by {width}"
+            raise stored.wrong(f"{shape} ({piece.fields})")
         found[suffix] = stored
     scales = [found[name].name for name in SCALES if name in found]
     if not scales:
@@ -223,20 +212,15 @@ def _linear(
 
 def beside_of(linear: StoredLinear, read: Read) -> BesideCodes:
     """Read and check all of a linear but its codes. Raises ``TensorInvalid``."""
-    try:
-        beside = LAYOUTS[linear.rule.layout].beside(linear, read)
-        for suffix, numbers in ((linear.scales, beside.scales), ("input_scale", beside.fixed)):
-            sound = numbers is None or (
-                (numbers != 255).all() if numbers.dtype == torch.uint8 else numbers.isfinite().all()
-            )
-            if not sound:
-                raise PartWrong(suffix, "a scale is not finite")
-        if beside.fixed is not None and not float(beside.fixed) > 0:
-            raise PartWrong("input_scale", f"{float(beside.fixed):g} is not above 0")
-    except PartWrong as error:
-        suffix, cause = error.args
-        stored = linear.parts[suffix]
-        raise TensorInvalid(f"{stored.shard}: {stored.name}: {cause}") from None
+    beside = LAYOUTS[linear.rule.layout].beside(linear, read)
+    for suffix, numbers in ((linear.scales, beside.scales), ("input_scale", beside.fixed)):
+        if numbers is None:
+            continue
+        sound = numbers != 255 if numbers.dtype == torch.uint8 else numbers.isfinite()
+        if not sound.all():
+            raise linear.parts[suffix].wrong("a scale is not finite")
+    if beside.fixed is not None and not float(beside.fixed) > 0:
+        raise linear.parts["input_scale"].wrong(f"{float(beside.fixed):g} is not above 0")
     return beside
 
 
@@ -270,12 +254,12 @@ def _signed(codes: Tensor, bits: int) -> Tensor:
     return codes if bits == 4 else (codes ^ 128).view(torch.int8)
 
 
-def _exponents(scales: Tensor) -> Tensor:
-    return scales.view(torch.uint8)
+def _exponents(linear: StoredLinear, read: Read) -> BesideCodes:
+    return BesideCodes(read(linear.scales).view(torch.uint8))
 
 
 def _order(linear: StoredLinear, suffix: str, read: Read) -> Tensor | None:
-    """The columns sorted by their groups; None: they are. Raises `PartWrong` if the groups are not full."""
+    """The columns sorted by their groups; None: they are. Raises ``TensorInvalid``: groups are not full."""
     if suffix not in linear.parts:
         if linear.rule.ordered and linear.scheme.group:
             raise TensorInvalid(f"{linear.module}.{suffix}: missing, the configuration says it is there")
@@ -285,14 +269,10 @@ def _order(linear: StoredLinear, suffix: str, read: Read) -> Tensor | None:
     if torch.equal(given, usual):
         return None
     if not linear.rule.ordered:
-        raise PartWrong(suffix, "columns are out of order, and the configuration does not say so")
+        raise linear.parts[suffix].wrong("columns are out of order, and the configuration does not say so")
     if not torch.equal(given.sort().values, usual):
-        raise PartWrong(suffix, f"not {group} columns of each group from 0 to {int(usual[-1])}")
+        raise linear.parts[suffix].wrong(f"not {group} columns of each group from 0 to {int(usual[-1])}")
     return given.argsort(stable=True)
-
-
-def _is_float(shape: tuple[int, ...], *others: tuple[int, ...], needed: bool = True) -> LinearPart:
-    return LinearPart((shape, *others), FLOAT_TYPES, needed)
 
 
 # packed: compressed-tensors, pack-quantized
@@ -324,7 +304,9 @@ def _packed_parts(rule: LinearRule, rows: int, width: int) -> dict[str, LinearPa
 def _packed_beside(linear: StoredLinear, read: Read) -> BesideCodes:
     said = read("weight_shape").tolist()
     if said != [linear.rows, linear.width]:
-        raise PartWrong("weight_shape", f"says {said}, config.json asks for {[linear.rows, linear.width]}")
+        raise linear.parts["weight_shape"].wrong(
+            f"says {said}, config.json asks for {[linear.rows, linear.width]}"
+        )
     zeros, bits = None, linear.rule.bits
     if linear.rule.zeros:
         lines = _codes_in(read("weight_zero_point").T, bits)
@@ -360,7 +342,7 @@ def _whole_parts(rule: LinearRule, rows: int, width: int) -> dict[str, LinearPar
     if rule.zeros:
         found["weight_zero_point"] = LinearPart(shapes, ("I8",))
     if rule.activations == FP8_FIXED:
-        found["input_scale"] = _is_float((), (1,), (1, 1))
+        found["input_scale"] = LinearPart(((), (1,), (1, 1)), FLOAT_TYPES)
     return found
 
 
@@ -394,42 +376,32 @@ def _block_parts(rule: LinearRule, rows: int, width: int) -> dict[str, LinearPar
 
 
 def _gptq_parts(rule: LinearRule, rows: int, width: int) -> dict[str, LinearPart]:
-    many, groups = 32 // rule.bits, width // rule.group if rule.group else 1
-    return {
-        "qweight": LinearPart(((width // many, rows),), ("I32",)),
+    many, awq = 32 // rule.bits, rule.layout == "awq"
+    groups = width // rule.group if rule.group else 1
+    found = {
+        "qweight": LinearPart(((width, rows // many) if awq else (width // many, rows),), ("I32",)),
         "qzeros": LinearPart(((groups, rows // many),), ("I32",)),
-        "scales": _is_float((groups, rows)),
-        "g_idx": LinearPart(((width,),), ("I32", "I64"), needed=False),
+        "scales": LinearPart(((groups, rows),), FLOAT_TYPES),
     }
+    if not awq:
+        found["g_idx"] = LinearPart(((width,),), ("I32", "I64"), needed=False)
+    return found
 
 
 def _gptq_beside(linear: StoredLinear, read: Read) -> BesideCodes:
     bits, shift = linear.rule.bits, linear.rule.shift
-    zeros: Tensor | None = _codes_in(read("qzeros"), bits).T.int() + shift
-    assert zeros is not None
-    half = 1 << bits - 1
-    if not linear.rule.zeros:
-        if (zeros != half).any():
-            raise PartWrong("qzeros", f"not {half - shift} everywhere, but the configuration says sym")
-        zeros = None
-    elif int(zeros.max()) > (1 << bits) - (bits == 8):
-        raise PartWrong("qzeros", f"a zero of {int(zeros.max())}")
-    else:
-        zeros = (zeros.to(torch.uint8) if bits == 4 else (zeros - half).to(torch.int8)).contiguous()
-    return BesideCodes(read("scales").T.contiguous(), zeros, _order(linear, "g_idx", read))
+    found, half = _codes_in(read("qzeros"), bits).T.int() + shift, 1 << bits - 1
+    if not linear.rule.zeros and (found != half).any():
+        raise linear.parts["qzeros"].wrong(f"not {half - shift} everywhere, but the configuration says sym")
+    if linear.rule.zeros and int(found.max()) > (1 << bits) - (bits == 8):
+        raise linear.parts["qzeros"].wrong(f"a zero of {int(found.max())}")
+    zeros = (found.to(torch.uint8) if bits == 4 else (found - half).to(torch.int8)).contiguous()
+    scales = read("scales").T.contiguous()
+    return BesideCodes(scales, zeros if linear.rule.zeros else None, _order(linear, "g_idx", read))
 
 
 def _gptq_codes(linear: StoredLinear, words: Tensor) -> Tensor:
     return _signed(_codes_in(words.T, linear.rule.bits), linear.rule.bits)
-
-
-def _awq_parts(rule: LinearRule, rows: int, width: int) -> dict[str, LinearPart]:
-    groups = width // rule.group if rule.group else 1
-    return {
-        "qweight": LinearPart(((width, rows // 8),), ("I32",)),
-        "qzeros": LinearPart(((groups, rows // 8),), ("I32",)),
-        "scales": _is_float((groups, rows)),
-    }
 
 
 def _awq_beside(linear: StoredLinear, read: Read) -> BesideCodes:
@@ -444,25 +416,13 @@ def _awq_codes(linear: StoredLinear, words: Tensor) -> Tensor:
 SCALES = ("weight_scale", "weight_scale_inv", "scales", "weight_scales")
 """The suffixes of scales."""
 LAYOUTS = {
-    "packed": LinearLayout("weight_packed", ("I32",), _packed_parts, _packed_beside, _packed_codes),
-    "whole": LinearLayout(
-        "weight", ("I8", "F8_E4M3"), _whole_parts, _whole_beside, lambda linear, codes: codes
-    ),
-    "mxfp4": LinearLayout(
-        "weight_packed",
-        ("U8",),
-        _mxfp4_parts,
-        lambda linear, read: BesideCodes(_exponents(read("weight_scale"))),
-        lambda linear, codes: _nibbles(codes),
-    ),
+    "packed": LinearLayout("weight_packed", _packed_parts, _packed_beside, _packed_codes),
+    "whole": LinearLayout("weight", _whole_parts, _whole_beside, lambda linear, codes: codes),
+    "mxfp4": LinearLayout("weight_packed", _mxfp4_parts, _exponents, lambda linear, codes: _nibbles(codes)),
     "mxfp4 blocks": LinearLayout(
-        "weight_blocks",
-        ("U8",),
-        _block_parts,
-        lambda linear, read: BesideCodes(_exponents(read("weight_scales"))),
-        lambda linear, codes: _nibbles(codes).flatten(1),
+        "weight_blocks", _block_parts, _exponents, lambda linear, codes: _nibbles(codes).flatten(1)
     ),
-    "gptq": LinearLayout("qweight", ("I32",), _gptq_parts, _gptq_beside, _gptq_codes),
-    "awq": LinearLayout("qweight", ("I32",), _awq_parts, _awq_beside, _awq_codes),
+    "gptq": LinearLayout("qweight", _gptq_parts, _gptq_beside, _gptq_codes),
+    "awq": LinearLayout("qweight", _gptq_parts, _awq_beside, _awq_codes),
 }
 """The layouts that rules name (`quantisation`)."""

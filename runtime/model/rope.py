@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import UnsupportedArchitecture
 from .families import Family
 from .fields import LARGEST, Fields
 
@@ -87,21 +86,19 @@ def read_ropes(fields: Fields, family: Family, head_dim: int, max_context: int |
     nested = new is not None and any(new.get(kind) is not None for kind in LAYER_TYPES)
     local = family.local_rope
     if new is not None and nested != bool(local):
-        raise UnsupportedArchitecture(
-            f"{fields.path}: {fields.inside}rope_parameters: {family.architecture} is served with"
-            f" {'an object' if local else 'the same settings'} for each type of layer"
-        )
+        form = "an object" if local else "the same settings"
+        told = f"{family.architecture} is served with {form} for each type of layer"
+        raise fields.unserved("rope_parameters", told)
     if nested and scaling is not None and scaling.values:
         raise fields.wrong("rope_scaling", "contradicts rope_parameters: remove one of them")
     if local and scaling is not None and scaling.get("type") and not scaling.get("rope_type"):
-        raise UnsupportedArchitecture(
-            f"{scaling.path}: {scaling.inside}type: versions of transformers differ on whether it counts; write"
-            " rope_type"
-        )
+        told = "versions of transformers differ on whether it counts; write rope_type"
+        raise scaling.unserved("type", told)
     if local in family.fixed and not nested and fields.number("rope_theta") != fields.number(str(local)):
-        raise UnsupportedArchitecture(
-            f"{fields.path}: {fields.inside}rope_theta: versions of transformers differ on whether it counts"
-            " for layers with a window; write rope_parameters with an object for each type of layer"
+        raise fields.unserved(
+            "rope_theta",
+            "versions of transformers differ on whether it counts for layers with a window; write"
+            " rope_parameters with an object for each type of layer",
         )
     inner_full, inner_sliding = (new.object(kind) if new and nested else new for kind in LAYER_TYPES)
     settings = _Source(fields, family, head_dim, max_context, scaling or inner_full, "rope_theta")
@@ -134,17 +131,12 @@ class _Source:
         inner = self.inner
         kind = self.family.rope_names.get(inner.text("rope_type"), inner.text("rope_type"))
         if kind not in ROPE_KINDS:
-            raise UnsupportedArchitecture(
-                f"{inner.path}: {inner.inside}rope_type: {kind} is not served (served: {', '.join(ROPE_KINDS)})"
-            )
+            raise inner.unserved("rope_type", f"{kind} is not served (served: {', '.join(ROPE_KINDS)})")
         dim = self._dim(inner)
         read = dict(ROPE_KINDS[kind](self, dim))
         if self.family.scaled_queries:
             if kind == "dynamic":
-                raise UnsupportedArchitecture(
-                    f"{inner.path}: {inner.inside}rope_type: dynamic is not served with"
-                    f" {self.family.architecture}"
-                )
+                raise inner.unserved("rope_type", f"dynamic is not served with {self.family.architecture}")
             original = read.get("original") or inner.integer(ORIGINAL, least=2)
             read |= {"query_growth": inner.number("llama_4_scaling_beta"), "original": original}
         return RopeConfig(kind, inner.number("rope_theta", above=1.0), dim, **read)
@@ -202,10 +194,8 @@ class _Source:
         holder = inner if inner.get(named) is not None else self.fields
         share = holder.number(named) if holder.get(named) is not None else 1.0
         if share != 1.0 and named not in self.family.defaults:
-            raise UnsupportedArchitecture(
-                f"{holder.path}: {holder.inside}{named}: {self.family.architecture} is served with rotary"
-                " positions over the whole head"
-            )
+            told = f"{self.family.architecture} is served with rotary positions over the whole head"
+            raise holder.unserved(named, told)
         dim = int(self.head_dim * min(share, 1.0))
         if share > 1 or dim % 2 or not dim:
             raise holder.wrong(named, f"{share:g} of a head of {self.head_dim} is not an even part of it")
@@ -238,9 +228,7 @@ def _read_llama3(source: _Source, dim: int) -> Mapping[str, Any]:
 def _read_yarn(source: _Source, dim: int) -> Mapping[str, Any]:
     inner, factor = source.inner, source.inner.number("factor")
     if source.family.local_rope and not inner.flag("truncate"):
-        raise UnsupportedArchitecture(
-            f"{inner.path}: {inner.inside}truncate: false is not served with {source.family.architecture}"
-        )
+        raise inner.unserved("truncate", f"false is not served with {source.family.architecture}")
     mscale, all_dim = inner.optional_number("mscale"), inner.optional_number("mscale_all_dim")
     gain = _mscale(factor, mscale) / _mscale(factor, all_dim) if mscale and all_dim else _mscale(factor, 1.0)
     return {

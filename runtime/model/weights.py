@@ -151,38 +151,38 @@ def _layer_pieces(config: ModelConfig, source: str, into: str) -> Iterator[Piece
 
 
 def _attention_pieces(config: ModelConfig, source: str, into: str) -> Iterator[Piece]:
-    hidden, dim = config.hidden_size, config.head_dim
+    hidden, dim, biases = config.hidden_size, config.head_dim, config.biases
     queries, keys = config.query_heads * dim, config.kv_heads * dim
-    fields = "num_attention_heads, num_key_value_heads, head_dim, hidden_size"
-    cut = (("q_proj", queries, 0), ("k_proj", keys, queries), ("v_proj", keys, queries + keys))
-    whole = (("qkv_proj", queries + 2 * keys, 0),)
-    for name, rows, at in whole if config.family.fused else cut:
-        yield Piece(f"{source}{name}.weight", (rows, hidden), f"{into}qkv", at, fields)
-        if config.biases.qkv:
-            yield Piece(f"{source}{name}.bias", (rows,), f"{into}qkv_bias", at, f"attention_bias, {fields}")
-    yield Piece(f"{source}o_proj.weight", (hidden, queries), f"{into}output", fields=fields)
-    if config.biases.output:
-        yield Piece(
-            f"{source}o_proj.bias", (hidden,), f"{into}output_bias", fields=f"attention_bias, {fields}"
-        )
+    fields = ("attention_bias", "num_attention_heads, num_key_value_heads, head_dim, hidden_size")
+    rows = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+    if config.family.fused:
+        rows = {"qkv_proj": queries + 2 * keys}
+    yield from _linear_pieces(source, rows, hidden, f"{into}qkv", biases.qkv, *fields)
+    yield from _linear_pieces(source, {"o_proj": hidden}, queries, f"{into}output", biases.output, *fields)
     sizes = {"none": (), "head": (dim, dim), "whole": (queries, keys)}[config.family.qk_norm]
     for name, size in zip(("q_norm", "k_norm"), sizes, strict=False):
-        yield Piece(
-            f"{source}{name}.weight", (size,), into + name, fields=fields, offset=config.family.norm_offset
-        )
+        yield Piece(f"{source}{name}.weight", (size,), into + name, 0, fields[1], config.family.norm_offset)
 
 
 def _mlp_pieces(config: ModelConfig, source: str, into: str) -> Iterator[Piece]:
-    hidden, mlp = config.hidden_size, config.mlp_size
-    fields = "intermediate_size, hidden_size"
-    cut = (("gate_proj", mlp, 0), ("up_proj", mlp, mlp))
-    for name, rows, at in (("gate_up_proj", 2 * mlp, 0),) if config.family.fused else cut:
-        yield Piece(f"{source}{name}.weight", (rows, hidden), f"{into}gate_up", at, fields)
-        if config.biases.mlp:
-            yield Piece(f"{source}{name}.bias", (rows,), f"{into}gate_up_bias", at, f"mlp_bias, {fields}")
-    yield Piece(f"{source}down_proj.weight", (hidden, mlp), f"{into}down", fields=fields)
-    if config.biases.mlp:
-        yield Piece(f"{source}down_proj.bias", (hidden,), f"{into}down_bias", fields=f"mlp_bias, {fields}")
+    hidden, mlp, bias = config.hidden_size, config.mlp_size, config.biases.mlp
+    fields = ("mlp_bias", "intermediate_size, hidden_size")
+    rows = {"gate_up_proj": 2 * mlp} if config.family.fused else {"gate_proj": mlp, "up_proj": mlp}
+    yield from _linear_pieces(source, rows, hidden, f"{into}gate_up", bias, *fields)
+    yield from _linear_pieces(source, {"down_proj": hidden}, mlp, f"{into}down", bias, *fields)
+
+
+def _linear_pieces(
+    source: str, rows: Mapping[str, int], width: int, into: str, bias: bool, flag: str, fields: str
+) -> Iterator[Piece]:
+    """The projections of one input that become one map. ``rows``: of each, in their order; ``bias``: whether
+    they have one, which the field ``flag`` says."""
+    at = 0
+    for name, count in rows.items():
+        yield Piece(f"{source}{name}.weight", (count, width), into, at, fields)
+        if bias:
+            yield Piece(f"{source}{name}.bias", (count,), f"{into}_bias", at, f"{flag}, {fields}")
+        at += count
 
 
 def _layer(

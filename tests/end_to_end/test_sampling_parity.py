@@ -41,7 +41,7 @@ DEPTHS = [1, 2]
 
 WARM = [
     Sampling(2.0, seed=1),
-    Sampling(1.8, 40, 0.95, 2, min_p=0.02),
+    Sampling(1.8, 40, 0.95, seed=2, min_p=0.02),
     Sampling(1.9, seed=3, typical_p=0.9, repetition_penalty=1.2),
     Sampling(1.7, seed=4, presence_penalty=0.8, frequency_penalty=0.4),
     Sampling(2.0, seed=5, bad_words=((11,), (40, 41)), logit_bias=((50, 3.0),)),

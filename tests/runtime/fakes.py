@@ -29,11 +29,13 @@ from holdfast.kvstore.pool import BlockPool
 from holdfast.kvstore.tier import MoveEnd, Parts, Presence, Record, Tier
 from holdfast.kvstore.tiers import Tiers
 from holdfast.runtime.adapters import AdapterTable, ReadAdapter
+from holdfast.runtime.columns import NO_ADAPTER
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.errors import AdapterInvalid, GrammarStuck, RuntimeFault
 from holdfast.runtime.execution.batch import Batch
 from holdfast.runtime.grammar.llguidance import Compiler, Matchers
 from holdfast.runtime.plan import (
+    NOTHING_MORE,
     BlockCopy,
     BlockLoad,
     BlockSave,
@@ -192,6 +194,29 @@ class _Launched:
     row_tasks: list[_Task] = field(default_factory=list)
 
 
+def _row_of(batch: Batch, plan: Plan, at: int, block_tokens: int) -> PlanRow:
+    """A row of ``plan``, whose changes were applied last, with all that the batch knows of it."""
+    slot, first, count = (int(array[at]) for array in (plan.slots, plan.firsts, plan.counts))
+    starts = np.cumsum(np.where(plan.fed, 0, plan.counts))
+    sampling = batch.samplings[slot] if plan.draws[at] else None
+    reads = sampling is not None and sampling.reads_past
+    return PlanRow(
+        int(plan.seqs[at]),
+        0,
+        first,
+        count,
+        plan.tokens[starts[at] - (0 if plan.fed[at] else count) : starts[at]],
+        batch.tables[slot, : -(-(first + count) // block_tokens)].copy(),
+        sampling,
+        bool(plan.fed[at]),
+        batch.past(slot, first + count - 1) if reads else None,
+        int(batch.output_from[slot]),
+        plan.asks.get(at, NOTHING_MORE),
+        plan.drafts.get(at, 0),
+        NO_ADAPTER if plan.adapters is None else int(plan.adapters[at]),
+    )
+
+
 class FakeRunner:
     """Implements `plan.Runner` on ``blocks`` blocks.
 
@@ -253,7 +278,7 @@ class FakeRunner:
     def launch(self, plan: Plan) -> FakeHandle:
         """Start a step. Raises what a bomb raises."""
         self._batch.apply(plan)
-        rows = [self._batch.row(plan, at, self.block_tokens) for at in range(len(plan))]
+        rows = [_row_of(self._batch, plan, at, self.block_tokens) for at in range(len(plan))]
         if self.keep_plans:
             self.plans.append(plan)
             self.rows.append(rows)

@@ -632,7 +632,7 @@ def test_every_sampling_field_is_the_sessions_or_the_responses_own() -> None:
     inherited = stage.starts(conversation="none").request
     assert inherited == Stage().starts(conversation="none", **own).request
     assert stage.starts(conversation="none", **dict.fromkeys(own)).request == inherited
-    assert inherited.sampling == Sampling(0.5, 7, 0.9, 1, 0.1, 0.8, 1.1, 0.5, -0.5, ((5, 2.0),), ((1, 2),), 3)
+    assert inherited.sampling == Sampling(0.5, 7, 0.9, 0.1, 0.8, 1.1, 1, 0.5, -0.5, ((5, 2.0),), ((1, 2),), 3)
     assert (inherited.banned, inherited.stop, inherited.stop_ids) == (("damn",), ("x",), (9,))
     assert (inherited.min_output_tokens, inherited.max_output_tokens) == (2, 8)
     (cleared,) = stage.sends("session.update", session=dict.fromkeys(own))

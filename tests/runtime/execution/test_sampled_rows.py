@@ -65,7 +65,7 @@ def test_the_past_is_all_that_stands_before_the_last_token(depth: int, evict_eve
 
 
 def test_no_other_row_is_told_the_past() -> None:
-    warm = Sampling(1.0, 5, 0.9, 7, min_p=0.1, typical_p=0.9, logit_bias=((1, 1.0),), logprobs=3)
+    warm = Sampling(1.0, 5, 0.9, seed=7, min_p=0.1, typical_p=0.9, logit_bias=((1, 1.0),), logprobs=3)
     for sampling in (Sampling(), warm, Sampling(bad_words=((1,), (2,)))):
         assert all(past is None for _, past in planned(2, sampling, TokenLimits(4))[0])
     for sampling in (

@@ -207,11 +207,11 @@ def test_a_row_draws_alone_what_it_draws_in_any_company() -> None:
     hows = [
         Sampling(),
         Sampling(1.0, seed=1),
-        Sampling(0.8, 5, 0.9, 2, min_p=0.1),
+        Sampling(0.8, 5, 0.9, seed=2, min_p=0.1),
         Sampling(1.2, seed=3, typical_p=0.5, frequency_penalty=0.7),
         Sampling(1.0, seed=4, presence_penalty=-1.0, logit_bias=((3, 2.0),)),
         Sampling(repetition_penalty=1.5, logprobs=2),
-        Sampling(1.0, 0, 0.7, 6, bad_words=((1, 2), (5,)), logprobs=0),
+        Sampling(1.0, 0, 0.7, seed=6, bad_words=((1, 2), (5,)), logprobs=0),
         Sampling(1.0, seed=7, bad_words=((6,), (7,))),
     ] * 3
     rows = [row(generator.integers(0, VOCAB, 9).tolist(), how, 4, seq) for seq, how in enumerate(hows)]

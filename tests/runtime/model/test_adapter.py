@@ -291,7 +291,7 @@ from holdfast.runtime.model.adapter import WEIGHTS, AdapterMaps, read_adapter
 from holdfast.runtime.model.load import load_model
 import torch
 folder, base, other = map(Path, sys.argv[1:])
-opened = adapter.safe_open
+opened = adapter.opened_file
 def opening(*given, **named):
     file = opened(*given, **named)
     if other.exists():
@@ -299,7 +299,7 @@ def opening(*given, **named):
     else:
         os.truncate(folder / WEIGHTS, 4096)
     return file
-adapter.safe_open = opening
+adapter.opened_file = opening
 maps = AdapterMaps(load_model(base, "cpu").config, torch.float32)
 try:
     read_adapter(folder, maps)

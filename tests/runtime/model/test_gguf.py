@@ -490,7 +490,7 @@ LIES: dict[str, tuple[Change, str]] = {
     "no number of layers": (lambda it: it.metadata.pop("llama.block_count"), "llama.block_count: missing"),
     "an absurd number of layers": (
         lambda it: it.metadata.update({"llama.block_count": 1 << 31}),
-        "num_hidden_layers",
+        "llama.block_count: a whole number",
     ),
     "more layers than there are": (
         lambda it: it.metadata.update({"llama.block_count": 4000}),

@@ -418,7 +418,7 @@ WRONG = {
     "codes of e5m2": (
         "compressed-tensors FP8",
         changed(weight=lambda one: one.float().to(torch.float8_e5m2)),
-        r"weight: type F8_E5M2 is not served",
+        r"weight: type F8_E5M2, expected F8_E4M3",
     ),
     "neither codes nor weight": ("GPTQ", changed(qweight=None), r"up_proj\.weight: missing"),
 }
