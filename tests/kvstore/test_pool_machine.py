@@ -1,6 +1,6 @@
 """Random lives of sequences over pool and index, against a shadow of plain dicts.
 
-Several steps are in flight; each remembers the blocks it may touch, so a block leased too early is caught by
+Several steps are in flight; each remembers the blocks it may touch, so a block allocated too early is caught by
 what it would do, not by how the fence is built. A sequence's tokens are 0s and 1s, one per block; a block's
 key is the string of all tokens up to it, so chains meet often and the shadow needs no hashing.
 """
