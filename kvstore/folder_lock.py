@@ -33,7 +33,7 @@ NO_FOLDER_LOCKS = (errno.EBADF, errno.EINVAL, errno.EISDIR, errno.ENOLCK, errno.
 
 OWN = re.compile(
     r"(lock|holder|identity|reserve|secret|payloads|data\.mdb|lock\.mdb)(\..*)?|(about|costs)\..*"
-    r"|(compacted-)?[0-9a-f]{8,}\.(log|index|unreadable)(\..*)?"
+    r"|((compacted|merged)-)?[0-9a-f]{8,}\.(log|index|unreadable)(\..*)?"
     r"|journal(\..*)?|backup\..*|kv|[0-9a-f]{32}|model-.*|lost\+found"
 )
 """The names of a store's files, in all its folders, with those that are being made or are kept aside; and the

@@ -75,7 +75,7 @@ ROWS: dict[str, tuple[int, Row]] = {
     "two-servers": (220, store_faults.two_servers),
     "moved-store": (60, store_faults.moved),
     "clocks": (100, store_faults.stepped),
-    "kill-compaction": (400, store_faults.killed_in_compactions),
+    "kill-merge": (400, store_faults.killed_in_merges),
     "empty-disk": (60, store_faults.emptied),
     "badio-kv": (1000, lambda tries, seed: badio.worked("kv", tries)),
     "badio-journal": (1000, lambda tries, seed: badio.worked("journal", tries)),

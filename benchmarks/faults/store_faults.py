@@ -1,5 +1,5 @@
 """Faults of the store as a whole: two servers on one, stores that move, clocks that step, kills in a
-compaction, and everything deleted on a full disk.
+merge, and everything deleted on a full disk.
 
 One function per row of the table of `bench`. The servers are journals in processes of their own
 (`store_child`), which write all the time. Lost: an acknowledged text that is not there, or a deleted one that
@@ -41,7 +41,7 @@ SMALL: dict[str, Any] = {
     "snapshot_operations": 24,
     "erase_seconds": 0.1,
 }
-"""Settings of a journal with small logs, which compacts all the time."""
+"""Settings of a journal with small logs, which merges all the time."""
 
 
 @dataclass
@@ -457,10 +457,10 @@ def _set(hands: Path, seconds: float) -> None:
 # --- kills --------------------------------------------------------------------------------------------------
 
 
-async def killed_in_compactions(tries: int, seed: int) -> FaultTally:
-    """Kill a server (``kill -9``) that compacts small logs all the time, so many times, and start the next on
+async def killed_in_merges(tries: int, seed: int) -> FaultTally:
+    """Kill a server (``kill -9``) that merges small logs all the time, so many times, and start the next on
     the store."""
-    tally, rng = FaultTally("server killed while it compacts"), random.Random(seed)
+    tally, rng = FaultTally("server killed while it merges logs"), random.Random(seed)
     with memory_folder() as place:
         path, servers = place / "store", list[StoreServer]()
         while tally.tries < tries:

@@ -64,7 +64,7 @@ class Log:
     ``end``: the offset at which the next group of records is written. ``room``: the file's length, which may
     include zeros behind ``end``. ``index_end``: the length of its index.
 
-    ``live``: bytes of records that are still needed. ``marks``: bytes of other records that a compaction kept,
+    ``live``: bytes of records that are still needed. ``marks``: bytes of other records that a merge kept,
     such as those that a session was forgotten. ``stained``: since when, by the monotonic clock, it has records
     of a session that a client has deleted; None: it has none. ``sessions``: the marks (`segment.mark_of`),
     sorted, of the sessions of which it had records when it was opened or sealed; ``fresh``: those added since.
@@ -373,13 +373,13 @@ class LogFolder:
         numbers = sorted(int(found[1]) for name in names if (found := NAME.fullmatch(name)))
         if self.writes:
             for name in names:
-                if name.endswith(".new"):  # left by an unfinished compaction
+                if name.endswith(".new"):  # left by an unfinished merge
                     self.disk.remove(self.folder / name)
         return numbers
 
     def _hold(self) -> list[int]:
         """Open all logs, as they were at one moment, to read them beside a server; returns their numbers. A
-        compaction adds its log before it removes those that it replaces. So if all listed logs are still there
+        merge adds its log before it removes those that it replaces. So if all listed logs are still there
         after they were opened, the list was complete. Raises ``StoreUnusable`` if it changes too fast."""
         for attempt in range(TRIES):
             numbers = self._listed()
@@ -401,7 +401,7 @@ class LogFolder:
         """Report each log that is absent while its index is there. A server removes the index first, so
         something else removed these logs.
 
-        ``numbers``: those of the logs that are there. ``replaced``: those of logs that a compaction replaced,
+        ``numbers``: those of the logs that are there. ``replaced``: those of logs that a merge replaced,
         which are not reported. A server removes the index of an absent log.
         """
         for path in sorted(self.folder.glob("*.index")):
@@ -858,7 +858,7 @@ class LogFolder:
             self._rewrite_index(one, entries, extras)
 
     def discard(self, one: Log) -> None:
-        """Give up a log that a compaction wrote: close it and remove its file. If the file cannot be removed,
+        """Give up a log that a merge wrote: close it and remove its file. If the file cannot be removed,
         and has its number already, it stays among the folder's logs."""
         self._close_files(one)
         placed = one.slot in self.logs

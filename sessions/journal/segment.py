@@ -25,7 +25,7 @@ lost index is made again from the log.
     chunk     checksum 8 | sync 4 | entries 4 | extra bytes 4 | flags 4 | end of the log 8 | entries | extras
 
 Format 3, which is read, had no runs and no keys: session numbers of 64 bits, records and entries without the
-high half, checksums seeded with the log's number, and the time of day as time. A compaction writes what it
+high half, checksums seeded with the log's number, and the time of day as time. A merge writes what it
 copies in format 4.
 """
 
@@ -125,7 +125,7 @@ class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     ``model``: the digest of the model that the token ids belong to.
 
     ``number``: the one in the file's name. ``key``: random, of this log alone; 0 in format 3. ``replaces``:
-    numbers of the logs that a compaction wrote into this. ``ends``: by number, where the unfinished logs of
+    numbers of the logs that a merge wrote into this. ``ends``: by number, where the unfinished logs of
     earlier runs ended when this run began; what was written behind that was never acknowledged. ``generation``,
     ``next_session``, ``next_sequence``: when the log was made, the number of server starts, the high half of
     the next session's number, and the number of the next record.

@@ -239,7 +239,7 @@ class Sessions:
         same = np.zeros(len(order), bool)
         same[1:] = (low[1:] == low[:-1]) & (high[1:] == high[:-1])
         placed, sequences, times = places[order], entries["sequence"][order], entries["time"][order]
-        # A record may be in two logs: its group was written again after a failed sync, or was compacted.
+        # A record may be in two logs: its group was written again after a failed sync, or its log was merged.
         again = np.zeros(len(order), bool)
         again[1:] = (sequences[1:] == sequences[:-1]) & same[1:]
         joined = np.zeros(len(order), bool)

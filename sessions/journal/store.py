@@ -25,9 +25,9 @@ from ..errors import RecordDamaged, StorageFull, StorageUnavailable, StoreLost, 
 from ..settings import JournalSettings
 from . import segment
 from .clock import MICROSECONDS, ServedClock
-from .compaction import Compaction, dispensable, has_replaced
 from .folder import FOLDER, IDENTITY, Disk, Identity, named, write_identity
 from .logs import NO_ROOM, Log, LogFolder
+from .merge import Merge, dispensable, has_replaced
 from .records import AnyOperation, Keyring, SessionRecord, append, drop
 from .retention import Retention
 from .segment import HIT, LOG_START, MISSING, SLOT_SHIFT, Fresh, Kind, slot_of
@@ -40,12 +40,12 @@ SWEEP_SESSIONS = 64  # sessions forgotten in one group
 AGAIN = 1.25  # after a vain try a session is condensed again when it has so many times the operations
 SMALL_SHARE = 0.25  # of a full log: smaller ones are merged
 DEAD_SHARE = 0.5  # of a log's bytes: it is rewritten
-BESIDE_BYTES = 64 << 10  # that a group or a compaction takes beside its records: headers, indexes, `identity`
+BESIDE_BYTES = 64 << 10  # that a group or a merge takes beside its records: headers, indexes, `identity`
 SHORT_SHARE = 0.05  # the same, while the disk is full
 ROLLED_BYTES = 64 << 10  # dead bytes for which the log that is being written is sealed while the disk is full
 MOST_SMALL = 8
-MOST_VICTIMS = 64  # of one compaction: their numbers stand in a header
-REST_SECONDS = 30.0  # after a compaction that failed
+MOST_VICTIMS = 64  # of one merge: their numbers stand in a header
+REST_SECONDS = 30.0  # after a merge that failed
 FULL_SECONDS = 1.0  # after one that found the disk full
 FORGOTTEN = {
     "age": "they were not used for as long as retention keeps them",
@@ -143,8 +143,8 @@ class JournalStore:
         self._declined: dict[int, int] = {}  # sessions that could not be condensed, and their operations then
         self._removals: dict[int, _Removal] = {}  # by session; the one that was looked at longest ago first
         self._damaged: set[int] = set()
-        self._compaction: Compaction | None = None
-        self._resting = 0.0  # after a failed compaction: none before this time
+        self._merge: Merge | None = None
+        self._resting = 0.0  # after a failed merge: none before this time
         self._began = False  # a server began to use it here
         self._backup = known if known is not None and known.backup else None  # until a server begins
         self._reserve = DiskReserve(folder / NAME, settings.reserve_bytes)
@@ -166,10 +166,10 @@ class JournalStore:
             raise
 
     def close(self) -> None:
-        """Write `identity` if a server wrote here, drop an unfinished compaction, and close the files."""
+        """Write `identity` if a server wrote here, drop an unfinished merge, and close the files."""
         if self.logs.generation and self.logs.writes:
             self.note()
-        self._abandon_compaction()
+        self._abandon_merge()
         self.logs.close()
 
     # --- writing --------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ class JournalStore:
             self.logs.roll()
         victims = [one for one in self._victims(least=SHORT_SHARE) if one.dead > one.marks]
         try:
-            self._compact_whole(victims[:1])
+            self._merge_whole(victims[:1])
         except StorageUnavailable as fault:
             self._rest(fault)
         return self.logs.bytes < before
@@ -269,7 +269,7 @@ class JournalStore:
             self.logs.unnoted = False
 
     def erase(self, numbers: Sequence[int], *, deleted: bool = False) -> None:
-        """Forget these sessions: write a DROP record for each. Their bytes go with a later compaction, soon if
+        """Forget these sessions: write a DROP record for each. Their bytes go with a later merge, soon if
         a client has ``deleted`` them. Raises ``StorageUnavailable``."""
         for at in range(0, len(numbers), SWEEP_SESSIONS):
             self.write([drop(number, deleted=deleted) for number in numbers[at : at + SWEEP_SESSIONS]])
@@ -472,7 +472,7 @@ class JournalStore:
             raise StorageFull(f"the journal has {self.logs.bytes} bytes, and may have no more")
 
     def _reclaim(self, size: int) -> None:
-        """Try to make room for ``size`` bytes in the journal, now: remove dead logs, then compact others.
+        """Try to make room for ``size`` bytes in the journal, now: remove dead logs, then merge others.
         Raises nothing; the caller checks whether there is room."""
         self.remove_dead()
         most = self._settings.max_bytes
@@ -485,7 +485,7 @@ class JournalStore:
             if not victims:
                 return
             try:
-                self._compact_whole(victims)
+                self._merge_whole(victims)
             except StorageUnavailable as fault:
                 self._rest(fault)
                 return
@@ -493,9 +493,9 @@ class JournalStore:
                 return
 
     def remove_dead(self) -> int:
-        """Remove the logs without a needed record, after dropping an unfinished compaction. Returns how many
+        """Remove the logs without a needed record, after dropping an unfinished merge. Returns how many
         were removed. Writes no record."""
-        self._abandon_compaction()
+        self._abandon_merge()
         removed = 0
         while (one := next(dispensable(self.logs, self.sessions), None)) is not None:
             if not self._remove([one]):
@@ -516,12 +516,12 @@ class JournalStore:
                 removed = False
         return removed
 
-    def _compact_whole(self, victims: list[Log]) -> None:
-        """Compact these logs to the end, without pauses for other work. Raises ``StorageUnavailable``."""
-        self._abandon_compaction()
+    def _merge_whole(self, victims: list[Log]) -> None:
+        """Merge these logs to the end, without pauses for other work. Raises ``StorageUnavailable``."""
+        self._abandon_merge()
         while True:
             try:
-                self._compaction = Compaction(self.logs, self.sessions, victims)
+                self._merge = Merge(self.logs, self.sessions, victims)
                 while self._step():
                     pass
             except (OSError, ValueError, StorageUnavailable) as fault:
@@ -551,21 +551,21 @@ class JournalStore:
         return self._has_old_removals or any(map(self._is_due, self.logs.logs.values()))
 
     @property
-    def wants_compaction(self) -> bool:
-        """Whether `compact` has something to do."""
-        if self._compaction is not None:
+    def wants_merge(self) -> bool:
+        """Whether `merge` has something to do."""
+        if self._merge is not None:
             return True
         return time.monotonic() >= self._resting and bool(self._victims())
 
-    def compact(self) -> bool:
-        """Do one slice of a compaction. Returns whether there is more to do. If writing fails, that is logged,
-        and no compaction begins for `REST_SECONDS`."""
-        victims = self._victims() if self._compaction is None else self._compaction.victims
+    def merge(self) -> bool:
+        """Do one slice of a merge. Returns whether there is more to do. If writing fails, that is logged,
+        and no merge begins for `REST_SECONDS`."""
+        victims = self._victims() if self._merge is None else self._merge.victims
         try:
-            if self._compaction is None:
+            if self._merge is None:
                 if not victims:
                     return False
-                self._compaction = Compaction(self.logs, self.sessions, victims)
+                self._merge = Merge(self.logs, self.sessions, victims)
             return self._step()
         except Exception as fault:
             wanted = sum(one.live for one in victims) + BESIDE_BYTES
@@ -577,36 +577,36 @@ class JournalStore:
         return False
 
     def _is_full(self, fault: Exception) -> bool:
-        """Whether this error of a compaction is that the disk is full."""
+        """Whether this error of a merge is that the disk is full."""
         if isinstance(fault, OSError):
             return fault.errno in NO_ROOM
         return isinstance(fault, StorageUnavailable) and self.logs.full
 
     def _step(self) -> bool:
-        """Do one slice of the compaction that was begun; after the last, remove the old logs. Returns whether
-        there is more to do. Raises what a slice raises: then the compaction was dropped, and the logs stay as
+        """Do one slice of the merge that was begun; after the last, remove the old logs. Returns whether
+        there is more to do. Raises what a slice raises: then the merge was dropped, and the logs stay as
         they were. Raises ``StorageUnavailable`` if an old log cannot be removed."""
-        work = self._compaction
+        work = self._merge
         assert work is not None
         try:
             if not work.step():
                 return True
         except BaseException:
-            self._abandon_compaction()
+            self._abandon_merge()
             raise
-        self._compaction = None
+        self._merge = None
         emptied = [] if work.emptied is None else [work.emptied]
         if not (self._remove(work.victims) and self._remove(emptied)):
             raise StorageUnavailable("a log that was rewritten cannot be removed")
         return False
 
-    def _abandon_compaction(self) -> None:
-        if self._compaction is not None:
-            self._compaction.abandon()
-            self._compaction = None
+    def _abandon_merge(self) -> None:
+        if self._merge is not None:
+            self._merge.abandon()
+            self._merge = None
 
     def _rest(self, fault: Exception) -> None:
-        log.warning("the journal's logs were not compacted: %s", fault)
+        log.warning("the journal's logs were not merged: %s", fault)
         self._resting = time.monotonic() + (FULL_SECONDS if self._is_full(fault) else REST_SECONDS)
 
     def _victims(self, least: float | None = None) -> list[Log]:
@@ -649,7 +649,7 @@ class JournalStore:
         waiting = list(self.logs.logs.values())[::-1]
         while victims := self._fitting(waiting):
             del waiting[: len(victims)]
-            self._compact_whole(victims)
+            self._merge_whole(victims)
         self.remove_dead()
         self.note()
 

@@ -244,7 +244,7 @@ class TruncationMachine(RuleBasedStateMachine):
 
     @rule(snapshot=st.booleans())
     def die(self, snapshot: bool) -> None:
-        """The next server opens the session from its journal, which may have been compacted."""
+        """The next server opens the session from its journal, which may have been merged."""
         operations = stored(self.session.log.operations)
         if snapshot and (found := condensed(operations)) is not None:
             operations = stored([found[1], *operations[found[0] :]])

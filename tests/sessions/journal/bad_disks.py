@@ -124,8 +124,8 @@ class BadDisk(Disk):
 def killed(store: JournalStore) -> None:
     """What is left of a process that was killed: its files are closed, and nothing else is done."""
     logs = list(store.logs.logs.values())
-    if store._compaction is not None:
-        logs.append(store._compaction._out)
+    if store._merge is not None:
+        logs.append(store._merge._out)
     for one in logs:
         store.logs._close_files(one)
     if (place := store.logs._place) is not None:

@@ -331,7 +331,7 @@ def test_a_fork_with_a_damaged_snapshot_is_damaged_like_any_session(lost: bool) 
             place = store.sessions.place(2, Kind.SNAPSHOT, 0)
             log = store.logs.logs[slot_of(place)].path
             store.logs.roll()
-            while store.wants_compaction and store.compact():
+            while store.wants_merge and store.merge():
                 pass
             assert log.exists() and store.session(2).operations == (snapshot,)
             assert not any(one.has(1) for one in store.logs.logs.values())
@@ -376,7 +376,7 @@ def test_damage_is_remembered_when_its_log_is_rewritten() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_a_process_that_dies_between_any_two_writes_of_a_compaction_loses_nothing(
+def test_a_process_that_dies_between_any_two_writes_of_a_merge_loses_nothing(
     share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "DEAD_SHARE", 0.01)
@@ -392,8 +392,8 @@ def test_a_process_that_dies_between_any_two_writes_of_a_compaction_loses_nothin
             disk.arm(at, share=share)
             reached = False
             try:
-                while store.compact() or (
-                    store.wants_compaction
+                while store.merge() or (
+                    store.wants_merge
                     and any(one.dead for one in store.logs.logs.values() if one is not store.logs.active)
                 ):
                     pass
@@ -448,7 +448,7 @@ async def left(session: object) -> str:
     return session.handles.current
 
 
-def test_damage_found_on_a_full_disk_is_known_after_the_next_compaction(
+def test_damage_found_on_a_full_disk_is_known_after_the_next_merge(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with folder() as path:
@@ -468,8 +468,8 @@ def test_damage_found_on_a_full_disk_is_known_after_the_next_compaction(
                 store.session(1)
         store.write(birth(2))
         store.erase([3])
-        while store.wants_compaction:
-            store.compact()
+        while store.wants_merge:
+            store.merge()
         assert not log.path.exists()
         store.close()
         store = JournalStore(path, MODEL, SMALL)

@@ -222,7 +222,7 @@ def test_logs_that_are_gone_with_their_indexes_are_said(how: str, caplog: pytest
 
 
 @pytest.mark.parametrize("killed", ["before the second place", "before the removal", "after it"])
-def test_logs_that_were_compacted_are_not_missed(killed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_that_were_merged_are_not_missed(killed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with folder() as path, folder() as copy:
         rolled(path)
         removed = LogFolder.remove

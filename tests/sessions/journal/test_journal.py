@@ -390,7 +390,7 @@ async def test_a_disk_with_too_little_left_refuses_what_is_new_and_takes_what_ru
 
 
 @run
-async def test_a_commit_waits_for_one_slice_of_a_compaction_and_no_more() -> None:
+async def test_a_commit_waits_for_one_slice_of_a_merge_and_no_more() -> None:
     """Whatever comes meanwhile goes first, as often as it comes."""
     order: list[str] = []
     with folder() as path, pytest.MonkeyPatch.context() as patch:
@@ -408,18 +408,18 @@ async def test_a_commit_waits_for_one_slice_of_a_compaction_and_no_more() -> Non
                 session.log.append(EventReceived(event=f"{len(order)}"))
                 session.log.sync()
 
-            def compact(_: JournalStore) -> bool:
+            def merge(_: JournalStore) -> bool:
                 order.append("slice")
                 if order.count("slice") > 6:
-                    patch.setattr(JournalStore, "wants_compaction", False)
+                    patch.setattr(JournalStore, "wants_merge", False)
                     loop.call_soon_threadsafe(queued.set)
                 else:  # while the slice runs a turn puts something
                     asyncio.run_coroutine_threadsafe(more(), loop).result(5)
                 return True
 
             patch.setattr(JournalStore, "write", write)
-            patch.setattr(JournalStore, "compact", compact)
-            patch.setattr(JournalStore, "wants_compaction", True)
+            patch.setattr(JournalStore, "merge", merge)
+            patch.setattr(JournalStore, "wants_merge", True)
             await registry.journal.read(lambda store: None)
             await queued.wait()
             await left(session)

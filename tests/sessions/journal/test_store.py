@@ -259,7 +259,7 @@ def test_a_forgotten_session_stays_forgotten_while_an_older_log_has_its_records(
             store.logs.roll()
             monkeypatch.setattr(store_module, "DEAD_SHARE", -1.0)
             monkeypatch.setattr(store_module, "MOST_VICTIMS", 1)
-            store.compact()
+            store.merge()
             assert newer not in store.logs.logs.values()
         with store_in(path) as store:
             assert sorted(store.sessions.states) == [2, 3]

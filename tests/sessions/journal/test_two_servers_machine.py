@@ -143,15 +143,15 @@ class Servers(RuleBasedStateMachine):
 
     @precondition(lambda self: self.servers)
     @rule(data=st.data(), steps=st.integers(1, 4))
-    def compact(self, data: st.DataObject, steps: int) -> None:
-        self.compacted(self.one_of_them(data), steps)
+    def merge(self, data: st.DataObject, steps: int) -> None:
+        self.merged(self.one_of_them(data), steps)
 
     @precondition(lambda self: 0 < len(self.servers) < MOST)
     @rule(data=st.data(), at=st.integers(1, 12))
-    def compact_while_another_starts(self, data: st.DataObject, at: int) -> None:
+    def merge_while_another_starts(self, data: st.DataObject, at: int) -> None:
         server = self.one_of_them(data)
         server.disk.at, server.disk.meanwhile = at, self.start
-        self.compacted(server, 4)
+        self.merged(server, 4)
         server.disk.meanwhile = None
 
     @precondition(lambda self: self.servers)
@@ -204,11 +204,11 @@ class Servers(RuleBasedStateMachine):
         index = server.store.sessions.states[known].count
         return [append(known, index, EventReceived(event=text))], known, [*server.knows[known], text]
 
-    def compacted(self, server: Server, steps: int) -> None:
+    def merged(self, server: Server, steps: int) -> None:
         with suppress(StorageUnavailable, RecordDamaged):
             server.store.logs.roll()
             for _ in range(steps):
-                while server.store.compact():
+                while server.store.merge():
                     pass
 
 

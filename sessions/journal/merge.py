@@ -1,4 +1,4 @@
-"""Compaction: rewrites logs in which few records are still needed. These go to a new log, which replaces the
+"""Merge: rewrites logs in which few records are still needed. These go to a new log, which replaces the
 old ones.
 
 It runs in slices, so that commits and readers do not wait. The new log is written under another name and synced
@@ -25,15 +25,15 @@ SLICE_BYTES = 256 << 10  # of one slice: some milliseconds
 SLICE_RECORDS = 1000
 
 
-class Compaction:
-    """One compaction: writes the needed records of some logs, ``victims``, into a new log. None of them may be
+class Merge:
+    """One merge: writes the needed records of some logs, ``victims``, into a new log. None of them may be
     the log that is being written. Call `step` until it returns true."""
 
     def __init__(self, logs: LogFolder, sessions: Sessions, victims: Sequence[Log]) -> None:
         self.victims = list(victims)
         self._logs = logs
         self._sessions = sessions
-        self._out = logs.begin(self._replaced(), logs.folder / f"compacted-{logs.run:016x}.log.new")
+        self._out = logs.begin(self._replaced(), logs.folder / f"merged-{logs.run:016x}.log.new")
         self._rows: list[segment.Row] = []
         self._extras: dict[int, bytes] = {}
         self._moved: dict[int, list[Moved]] = {}  # by session
