@@ -163,7 +163,7 @@ def told(store: JournalStore, number: int) -> list[str]:
 
 
 def kept(folder: Path, count: int = SESSIONS) -> None:
-    """Write a journal of several log files, with ``count`` sessions that take turns."""
+    """Write a journal of several log files, with ``count`` sessions that write alternately."""
     with opened(folder, SMALL_LOGS) as store:
         groups = [session(number) for number in range(1, count + 1)]
         for group in groups:

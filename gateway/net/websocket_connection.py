@@ -298,7 +298,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             return
         self._holds.remove(why)
         if not self._holds:
-            self.loop.call_soon(self._go_on)  # not at once: others have their turn between two slices
+            self.loop.call_soon(self._go_on)  # not at once: others run between two slices
 
     def _go_on(self) -> None:
         self._parse()

@@ -227,7 +227,7 @@ async def test_out_of_band_something_is_left_out_of_that_response_alone() -> Non
 @run
 async def test_responses_beside_one_another_are_cut_each_for_itself() -> None:
     link, session, _ = await full()
-    link.model = yes_to_all  # a recital would lose its place where three replies take turns
+    link.model = yes_to_all  # a recital would lose its place where three replies alternate
     while len(one_shot(*(("user", text) for text in inside(session)))) < CONTEXT:
         say(session, WORDS)
     requests = [cutting(out_of_band=True), cutting(), cutting(out_of_band=True)]

@@ -49,7 +49,7 @@ def word(number: int, at: int) -> str:
 
 
 def filled(path: Path) -> None:
-    """Sessions that take turns, over several logs; some are forks, some were forgotten."""
+    """Sessions that write alternately, over several logs; some are forks, some were forgotten."""
     with store_in(path, NUMBERS) as store:
         for number in range(1, SESSIONS + 1):
             origin = Origin(session=number - 1, operations=0) if number % 8 == 0 else None

@@ -423,7 +423,7 @@ async def test_a_commit_waits_for_one_slice_of_a_merge_and_no_more() -> None:
             await registry.journal.read(lambda store: None)
             await queued.wait()
             await left(session)
-            assert order[:12] == ["slice", "commit"] * 6, "by turns"
+            assert order[:12] == ["slice", "commit"] * 6, "alternating"
             assert len(store.session(session.log.number).operations) == 6
 
 
