@@ -327,7 +327,7 @@ class Chat:
         **overrides: Unpack[ResponseOptions],
     ) -> Chat:
         """Make a new session from this one with a shorter context: a summary, which the model writes now,
-        stands in the place of all turns but the last `turns` ones. Instructions and tools stay. This session
+        stands for all turns but the last `turns` ones. Instructions and tools stay. This session
         does not change.
 
         The model answers `request` out of band, behind this session's context, so that only the request and the

@@ -6,7 +6,7 @@ except web pages that the machine's user opens: a foreign ``Origin`` that was no
 a ``Host`` that is no name of this server. (Otherwise a page could point its own name at this machine and read
 the answers: DNS rebinding.)
 
-A keys file may hold a key's digest in place of the key, so that a thief of the file gets no key:
+A keys file may hold a key's digest instead of the key, so that a thief of the file gets no key:
 ``blake2b:HEX``, the BLAKE2b of the key in 32 bytes, or ``sha256:HEX``.
 """
 
@@ -89,7 +89,7 @@ MOST_FILE_BYTES = 1 << 20
 NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 """The form of a tenant's name."""
 DIGEST = re.compile(r"(blake2b|sha256):([0-9a-f]{64})", re.IGNORECASE)
-"""The form of a key's digest, as a keys file may hold it in place of the key."""
+"""The form of a key's digest, as a keys file may hold it instead of the key."""
 HOST = re.compile(r"(\[(?P<address>[^\[\]]+)\]|(?P<name>[^:\[\]]+))(:\d*)?", re.ASCII)
 """The form of a Host header's value."""
 
@@ -261,7 +261,7 @@ def salt_of(tenant: str) -> bytes:
 
 
 def written_digest(key: str) -> str:
-    """A key's digest in the form in which a keys file may hold it in place of the key: ``blake2b:HEX``."""
+    """A key's digest in the form in which a keys file may hold it instead of the key: ``blake2b:HEX``."""
     return f"blake2b:{_blake2b(key).hex()}"
 
 

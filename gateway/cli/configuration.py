@@ -186,7 +186,7 @@ def _value(value: Any, kind: Any) -> Any:
 def printed(context: typer.Context, **resolved: Any) -> Iterator[str]:
     """All settings, each with its source, as lines of a file that ``--config`` accepts.
 
-    ``resolved``: values to show in place of the options' own, because they were computed from several. A
+    ``resolved``: values to show instead of the options' own, because they were computed from several. A
     setting without a value, and a secret, is shown as a comment.
     """
     for param in context.command.params:

@@ -103,7 +103,7 @@ class StoredSessions:
         try:
             self._stores = self._opened.enter_context(admin.locked(folder))
         except StoreHeld as held:
-            raise StoreHeld(f"{held.message}: ask that server, by --url in place of --store") from None
+            raise StoreHeld(f"{held.message}: ask that server, by --url instead of --store") from None
 
     def page(self, limit: int, after: str | None, tenant: str | None) -> SessionPage:
         """One model after the other."""

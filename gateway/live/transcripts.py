@@ -63,7 +63,7 @@ class Ask:
     ``transcript``: the conversation. ``request``: parameters of the turn. ``choices``: the number of replies,
     each with a seed of its own; only the first joins the conversation. ``whole_calls``: deliver a tool call's
     arguments in one delta. ``prompts``: if there are any, each of these lists of token ids is a prompt of its
-    own in place of the transcript, with ``choices`` replies, and nothing is kept of them. ``kept``: whether the
+    own instead of the transcript, with ``choices`` replies, and nothing is kept of them. ``kept``: whether the
     journal keeps the conversation's session; otherwise it is found again as long as it stays in memory.
     ``silent``: what the reply says is not told (`prefilling`).
     """

@@ -124,7 +124,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
 
     def __init__(self, *args: Any, **fields: Any) -> None:
         super().__init__(*args, **fields)
-        self.queue: Any = _Received()  # in place of uvicorn's, which are 4 KiB larger
+        self.queue: Any = _Received()  # instead of uvicorn's, which are 4 KiB larger
         self.writable: Any = Flag(on=True)
         self.conn = ServerProtocol(  # the head of the handshake was parsed already: it begins with frames
             state=State.OPEN, max_size=self.config.ws_max_size, logger=self.logger

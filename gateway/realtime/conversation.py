@@ -300,7 +300,7 @@ class Conversation:
 
     def _seen(self) -> Iterator[str]:
         """The ids of the conversation's items as the client sees them, from the last to the first: those that a
-        running reply has begun stand in its place."""
+        running reply has begun stand for it."""
         writer = self._writer()
         for item in self._history.places():
             if item is not None:

@@ -243,7 +243,7 @@ class EventLog:
         *,
         running: bool = False,
     ) -> None:
-        """Use ``outbox``, of a client that has come back, from now on, in place of the one before. Send a
+        """Use ``outbox``, of a client that has come back, from now on, instead of the one before. Send a
         greeting, then the kept events behind the event with the id ``after``, and then each new event. If
         ``after`` is None, the client has read nothing: of the kept events it gets only those of the last reply,
         and only if that is ``running``.

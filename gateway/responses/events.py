@@ -212,8 +212,8 @@ class ItemPage(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class CompactionResult(msgspec.Struct, kw_only=True, frozen=True):
-    """The answer of ``/v1/responses/compact``. ``output``: one item, which holds the summary and can stand in
-    place of the conversation."""
+    """The answer of ``/v1/responses/compact``. ``output``: one item, which holds the summary and can stand
+    for the conversation."""
 
     id: str
     created_at: int

@@ -4,7 +4,7 @@ An entry is an item of the client, a reply of the model, or the slot of a runnin
 again and never made from its text. Entries that no longer match the tree's path are rendered again at the next
 turn.
 
-Entries leave the context, as a *gap*, when a turn finds the context full, or when a summary takes their place
+Entries leave the context, as a *gap*, when a turn finds the context full, or when a summary replaces them
 (`compact`). They stay in the history, where they can be read, edited and rewound to, but later turns leave them
 out of the prompt. They come back if the history is rewound to a point before they left. Knows nothing of
 tokenizers, links or event loops.
@@ -237,7 +237,7 @@ class History:
         return (item for entry in reversed(self._entries) for item in reversed(_items_of(entry)))
 
     def places(self) -> Iterator[Item | None]:
-        """All items from the last to the first; None in the place of the reply that runs."""
+        """All items from the last to the first; None instead of the reply that runs."""
         for entry in reversed(self._entries):
             yield from (None,) if isinstance(entry, ReplySlot) else reversed(_items_of(entry))
 
@@ -385,7 +385,7 @@ class History:
     ) -> Script:
         """The prompt, as items, of a turn that would begin now. Changes nothing.
 
-        ``preamble`` and ``items`` stand in the place of the conversation's own (None: those are used);
+        ``preamble`` and ``items`` stand instead of the conversation's own (None: those are used);
         ``more`` items follow them. ``verbatim``: as in `TurnRequest`.
         """
         heading = self._heading if preamble is None else size_of(preamble)
@@ -605,7 +605,7 @@ class History:
         return len(reply.items) - 1
 
     def _swap(self, entry: _Entry, left: Sequence[_Entry]) -> None:
-        """Put the entries ``left`` in the place of ``entry``, in the history and in its gap; empty: remove
+        """Replace ``entry`` by the entries ``left``, in the history and in its gap; empty: remove
         it."""
         place = self._index(entry)
         self._edited(place)

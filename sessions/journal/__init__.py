@@ -40,7 +40,7 @@ rewritten by the next merges. Formats 1 and 2, in LMDB, are refused.
 What a client deletes leaves the logs: the mark says that it was deleted (`ERASED`), the logs that have records
 of the session are stained, and ``erase_seconds`` later the log that is being written is sealed and all of them
 are rewritten. An item that is removed from a session that goes on is treated alike: a snapshot of the session,
-which has nothing of it, takes the place of the operations before. The one that removed it stays in the logs as
+which has nothing of it, replaces the operations before. The one that removed it stays in the logs as
 long as another stained log has records of the session, so that the next server finds that log. Operations that
 forks need stay: so forks get such snapshots first where text has to go that they do not have, and need nothing
 of the other session then. A full disk is left the same way. Then logs are rewritten in which less is dead, and

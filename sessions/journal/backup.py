@@ -2,7 +2,7 @@
 
 The folder is a store itself. A run writes the next state of the whole backup beside it (`NEXT`): logs that are
 sealed and have not changed as second names of the files that are there, the others copied. When that is on the
-disk it is renamed to `WHOLE`, in one step. From then on it counts in place of the rest (`current`), until
+disk it is renamed to `WHOLE`, in one step. From then on it counts instead of the rest (`current`), until
 `finish` has put it in place. So whenever a run dies, the folder is the backup of before or the new one, and
 what was erased in the store is gone when the run has ended.
 
@@ -55,7 +55,7 @@ def finish(root: Path, disk: Disk) -> None:
 
 
 def commit(root: Path, disk: Disk) -> None:
-    """Let the backup in ``root`` that a run has written whole take the place of the one before. Raises
+    """Let the backup in ``root`` that a run has written whole replace the one before. Raises
     ``OSError``."""
     disk.sync_folder(root / NEXT)
     disk.rename(root / NEXT, root / WHOLE)

@@ -153,7 +153,7 @@ class ContextCut(Operation, frozen=True, tag="left_out"):
 
 
 class Compacted(Operation, frozen=True, tag="compacted"):
-    """``item``, a summary, took the place of some items and replies: those at the indexes ``places`` of the
+    """``item``, a summary, replaced some items and replies: those at the indexes ``places`` of the
     context, which later turns leave out of their prompts."""
 
     item: Message

@@ -829,9 +829,7 @@ class JournalStore:
             raise RecordDamaged(f"session {number}: its {what} is {'damaged' if place else 'missing'}")
         found = self.logs.read(place)
         if (found.session, found.kind, found.index) != (number, kind, index):
-            raise RecordDamaged(
-                f"session {number}: another record stands in the place of its {kind.name.lower()}"
-            )
+            raise RecordDamaged(f"session {number}: another record stands instead of its {kind.name.lower()}")
         try:
             return msgspec.msgpack.decode(found.payload, type=form)
         except (msgspec.MsgspecError, RecursionError) as fault:

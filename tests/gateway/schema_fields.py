@@ -1,4 +1,4 @@
-"""Every field of a schema, in a body that holds it: for tests that put values in its place."""
+"""Every field of a schema, in a body that holds it: for tests that put values there."""
 
 from __future__ import annotations
 

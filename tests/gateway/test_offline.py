@@ -611,7 +611,7 @@ def test_a_mistake_in_reading_ends_one_completion(llm: LLM, monkeypatch: pytest.
 
 
 class Bar:
-    """What a bar is told, in place of tqdm."""
+    """What a bar is told, instead of tqdm."""
 
     def __init__(self, **shape: Any) -> None:
         self.shape, self.done, self.closed = shape, 0, False

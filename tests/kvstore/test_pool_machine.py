@@ -259,7 +259,7 @@ class Lives(RuleBasedStateMachine):
 
 
 class JoinedLives(Lives):
-    """With `join` in place of `seal`, and everything kept: then no eviction ever cuts a chain."""
+    """With `join` instead of `seal`, and everything kept: then no eviction ever cuts a chain."""
 
     def seal_one(self, life: Life, key: bytes, block: int) -> None:
         standing = self.pool.join(block, key, life.name)

@@ -168,7 +168,7 @@ class Fuzzer:
         print(self.findings[-1], flush=True)
 
     def _filled(self, dice: random.Random, data: bytes) -> bytes:
-        """The JSON text with ids of the server in place of ``@response`` and such."""
+        """The JSON text with ids of the server instead of ``@response`` and such."""
         if b'"@' in data:
             for name, ids in self._known.items():
                 if ids and (mark := f'"@{name}"'.encode()) in data:

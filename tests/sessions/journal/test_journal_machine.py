@@ -226,7 +226,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def lose_an_index(self, data: st.DataObject) -> None:
-        """A log is read in its place."""
+        """A log is read instead."""
         self.store.close()
         self.blind = True
         found = sorted(self.path.glob("journal/*.index"))

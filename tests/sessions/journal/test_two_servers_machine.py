@@ -1,5 +1,5 @@
 """Servers on one store with locks that keep none out, in any order: what one of them has acknowledged is there,
-and nothing that was written by another one stands in its place."""
+and nothing that was written by another one stands there instead."""
 
 from __future__ import annotations
 
