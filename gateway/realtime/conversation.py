@@ -302,7 +302,7 @@ class Conversation:
         """The ids of the conversation's items as the client sees them, from the last to the first: those that a
         running reply has begun stand for it."""
         writer = self._writer()
-        for item in self._history.places():
+        for item in self._history.backwards_with_reply():
             if item is not None:
                 yield item.id
             elif writer is not None:
@@ -321,7 +321,7 @@ class Conversation:
     def before_reply(self) -> str | None:
         """The id of the item before the running reply, or of the last item if none runs. None if there is
         none."""
-        items = self._history.places()
+        items = self._history.backwards_with_reply()
         if self._history.busy:
             next(place for place in items if place is None)
         before = next(items, None)

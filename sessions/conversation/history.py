@@ -236,7 +236,7 @@ class History:
         """All items from the last to the first."""
         return (item for entry in reversed(self._entries) for item in reversed(_items_of(entry)))
 
-    def places(self) -> Iterator[Item | None]:
+    def backwards_with_reply(self) -> Iterator[Item | None]:
         """All items from the last to the first; None instead of the reply that runs."""
         for entry in reversed(self._entries):
             yield from (None,) if isinstance(entry, ReplySlot) else reversed(_items_of(entry))

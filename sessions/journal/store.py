@@ -83,11 +83,11 @@ class StoredSession:
 @dataclass(frozen=True, slots=True)
 class Walk:
     """A part of a walk through the store (`JournalStore.walk`). ``found``: sessions and stored objects, each
-    with the place from which the walk goes on behind it, its number and its record; None for a damaged one.
-    ``place``: from where the walk goes on behind all of them; None at the end."""
+    with the cursor from which the walk goes on behind it, its number and its record; None for a damaged one.
+    ``cursor``: from where the walk goes on behind all of them; None at the end."""
 
     found: tuple[tuple[int, int, SessionRecord | None], ...]
-    place: int | None
+    cursor: int | None
 
 
 Condense: TypeAlias = Callable[[Sequence[AnyOperation]], tuple[int, AnyOperation] | None]
@@ -274,15 +274,15 @@ class JournalStore:
         for at in range(0, len(numbers), SWEEP_SESSIONS):
             self.write([drop(number, deleted=deleted) for number in numbers[at : at + SWEEP_SESSIONS]])
 
-    def _apply(self, records: Sequence[Fresh], places: Sequence[int], first: int, moment: int) -> None:
+    def _apply(self, records: Sequence[Fresh], locations: Sequence[int], first: int, moment: int) -> None:
         """Call this after a group was written: it updates the index, the live bytes of the logs, the tenants'
-        shares and the set of sessions that are long enough to condense. ``places``: those of the ``records``;
-        ``first``: the sequence number of the first one; ``moment``: when, in microseconds of the store's
-        clock."""
+        shares and the set of sessions that are long enough to condense. ``locations``: those of the
+        ``records``; ``first``: the sequence number of the first one; ``moment``: when, in microseconds of the
+        store's clock."""
         states, logs = self.sessions.states, self.logs.logs
         changed: dict[int, SessionState] = {}
         erased: list[SessionState] = []
-        for sequence, (one, place) in enumerate(zip(records, places, strict=True), first):
+        for sequence, (one, location) in enumerate(zip(records, locations, strict=True), first):
             number = one.session
             if one.kind == Kind.DROP:
                 changed.pop(number, None)
@@ -293,10 +293,10 @@ class JournalStore:
                 self._declined.pop(number, None)
                 self.long.discard(number)
             else:
-                logs[slot_of(place)].live += one.size
-            erased += self.sessions.apply(one, place, sequence, moment)
+                logs[slot_of(location)].live += one.size
+            erased += self.sessions.apply(one, location, sequence, moment)
             if number not in states:  # it is forgotten: what was queued for it meanwhile goes with it
-                self._mark([logs[slot_of(place)]] if one.kind != Kind.DROP else [])
+                self._mark([logs[slot_of(location)]] if one.kind != Kind.DROP else [])
                 continue
             self._note_removal(one)
             if one.kind == Kind.DROP and number in states:  # its forks need it
@@ -324,7 +324,7 @@ class JournalStore:
             self._removals.setdefault(number, _Removal())
 
     def _note_removal(self, one: Fresh) -> None:
-        """Remember that this operation removed items from its session; or that a snapshot has taken its place,
+        """Remember that this operation removed items from its session; or that a snapshot has replaced it,
         so that their text leaves the logs with the records before."""
         if one.kind == Kind.OPERATION and one.flags & segment.ERASED:
             self._removals.setdefault(one.session, _Removal()).index = one.index
@@ -340,12 +340,12 @@ class JournalStore:
         """Bytes that a session's record and operations take in the logs; without its keyring."""
         return self.logs.size(state.record) + state.base + state.grown
 
-    def _died(self, place: int) -> None:
-        """Called by the index when no session needs the record at ``place`` any more: subtracts its bytes from
-        the live bytes of its log."""
-        one = self.logs.logs.get(slot_of(place))
+    def _died(self, location: int) -> None:
+        """Called by the index when no session needs the record at ``location`` any more: subtracts its bytes
+        from the live bytes of its log."""
+        one = self.logs.logs.get(slot_of(location))
         if one is not None:
-            one.live -= self.logs.size(place)
+            one.live -= self.logs.size(location)
 
     def _is_long(self, state: SessionState) -> bool:
         """Whether a session is worth condensing, which reads all of it and writes a snapshot."""
@@ -683,28 +683,29 @@ class JournalStore:
         """Look at ``most`` of all sessions and stored objects, the latest made first. ``before``: where the
         walk before this one has ended; None begins it. ``salt``: find only those of this tenant; None: of all.
         Raises ``StorageUnavailable``."""
-        states, found, place = self.sessions.states, list[tuple[int, int, SessionRecord | None]](), 0
-        for place, number in self.sessions.handles.rows(before, most):
+        states, found, cursor = self.sessions.states, list[tuple[int, int, SessionRecord | None]](), 0
+        for cursor, number in self.sessions.handles.rows(before, most):
             if not states.keeps(number) or states.is_doomed(number):
                 continue
             if salt is None or states[number].salt == salt:
                 try:
-                    found.append((place, number, self.record(number)))
+                    found.append((cursor, number, self.record(number)))
                 except RecordDamaged:
-                    found.append((place, number, None))
-        return Walk(tuple(found), place or None)
+                    found.append((cursor, number, None))
+        return Walk(tuple(found), cursor or None)
 
     def search(
         self, before: int | None, most: int, session_id: str
     ) -> tuple[tuple[int, int, SessionRecord | None] | None, int | None]:
         """Look for the session with this id in a part of a walk, a damaged one by its `name_of`. Returns what
-        `Walk.found` has of it, None if it is not there, and the `Walk.place`. Raises ``StorageUnavailable``."""
+        `Walk.found` has of it, None if it is not there, and the `Walk.cursor`. Raises
+        ``StorageUnavailable``."""
         walk = self.walk(before, most)
         for one in walk.found:
             _, number, record = one
             if session_id == (self.name_of(number) if record is None else record.is_session and record.id):
-                return one, walk.place
-        return None, walk.place
+                return one, walk.cursor
+        return None, walk.cursor
 
     def unused_seconds(self, number: int) -> float | None:
         """For how long servers have run since the session was last written to; None if it is not kept."""
@@ -780,9 +781,9 @@ class JournalStore:
                 self.retention.enter(self.sessions.states[number])
         for one in self.logs.logs.values():
             one.live = 0
-        for places in self.sessions.states.all_places():
-            slots = (places >> SLOT_SHIFT).astype(np.int64)
-            sizes = np.bincount(slots, weights=self.sessions.bytes_at(places).astype(float))
+        for locations in self.sessions.states.all_locations():
+            slots = (locations >> SLOT_SHIFT).astype(np.int64)
+            sizes = np.bincount(slots, weights=self.sessions.bytes_at(locations).astype(float))
             for slot in np.flatnonzero(sizes).tolist():
                 if slot in self.logs.logs:
                     self.logs.logs[slot].live += int(sizes[slot])
@@ -799,20 +800,20 @@ class JournalStore:
         """All operations that a session's history needs, in order, those of the sessions that it was forked
         from too. Raises ``RecordDamaged``, ``StorageUnavailable``."""
         found: list[AnyOperation] = []
-        for owner, index, place in self.sessions.needed(state.number):
+        for owner, index, location in self.sessions.needed(state.number):
             kind = owner.kind_at(index)
-            found.append(self._read(owner.number, kind, index, place, AnyOperation, state.number))
+            found.append(self._read(owner.number, kind, index, location, AnyOperation, state.number))
         return tuple(found)
 
-    def _read(self, number: int, kind: Kind, index: int, place: int, form: Any, needed_by: int) -> Any:
-        """Read the record at ``place`` and decode it as the type ``form``. It is the record of session
+    def _read(self, number: int, kind: Kind, index: int, location: int, form: Any, needed_by: int) -> Any:
+        """Read the record at ``location`` and decode it as the type ``form``. It is the record of session
         ``number`` with this ``kind`` and ``index``. Raises ``RecordDamaged``: then that session and session
         ``needed_by``, which needs the record, count as damaged from now on. Raises ``StorageUnavailable``."""
         try:
-            return self._decoded(place, kind, number, index, form)
+            return self._decoded(location, kind, number, index, form)
         except RecordDamaged as fault:
-            if place not in (HIT, MISSING):
-                self.logs.mark_dirty(place)
+            if location not in (HIT, MISSING):
+                self.logs.mark_dirty(location)
             self.sessions.hit(number, kind, index)
             states = self.sessions.states
             hit = {one for one in (number, needed_by) if one in states and states[one].kept}
@@ -823,11 +824,11 @@ class JournalStore:
                 log.error("the journal is damaged: session %s is lost: %s", named(names), fault.message)
             raise
 
-    def _decoded(self, place: int, kind: Kind, number: int, index: int, form: Any) -> Any:
-        if place in (HIT, MISSING):
+    def _decoded(self, location: int, kind: Kind, number: int, index: int, form: Any) -> Any:
+        if location in (HIT, MISSING):
             what = f"operation {index}" if kind in (Kind.OPERATION, Kind.SNAPSHOT) else kind.name.lower()
-            raise RecordDamaged(f"session {number}: its {what} is {'damaged' if place else 'missing'}")
-        found = self.logs.read(place)
+            raise RecordDamaged(f"session {number}: its {what} is {'damaged' if location else 'missing'}")
+        found = self.logs.read(location)
         if (found.session, found.kind, found.index) != (number, kind, index):
             raise RecordDamaged(f"session {number}: another record stands instead of its {kind.name.lower()}")
         try:

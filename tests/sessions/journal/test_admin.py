@@ -45,11 +45,11 @@ def lived(path: Path, count: int = 6) -> None:
 def strike(path: Path, number: int, kind: Kind, index: int = 0) -> None:
     """Flip a bit of a record."""
     store = JournalStore(path, MODEL, SMALL, write=False)
-    place = store.sessions.place(number, kind, index)
-    log = store.logs.logs[slot_of(place)].path
+    location = store.sessions.location(number, kind, index)
+    log = store.logs.logs[slot_of(location)].path
     store.close()
     data = bytearray(log.read_bytes())
-    data[offset_of(place) + 49] ^= 1
+    data[offset_of(location) + 49] ^= 1
     log.write_bytes(data)
 
 
@@ -205,7 +205,7 @@ def test_a_copy_beside_a_server_that_writes_and_merges_is_whole() -> None:
 
 
 class Overtaken(Disk):
-    """A disk on which a server writes a group behind the place up to which a log was read."""
+    """A disk on which a server writes a group behind the point up to which a log was read."""
 
     def __init__(self, server: JournalStore, times: int) -> None:
         self.server, self.times = server, times

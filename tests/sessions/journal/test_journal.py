@@ -733,8 +733,8 @@ async def test_a_damaged_session_ends_alone_and_is_counted() -> None:
         async with registry_in(path, reciting("Fine.")) as registry:
             whole = LogFolder.read
 
-            def damaged(logs: LogFolder, place: int) -> object:
-                found = whole(logs, place)
+            def damaged(logs: LogFolder, location: int) -> object:
+                found = whole(logs, location)
                 if (found.session, found.kind) == (struck, Kind.OPERATION):
                     raise RecordDamaged("a checksum is wrong")
                 return found

@@ -80,10 +80,10 @@ def test_a_slice_that_fails_in_any_way_loses_nothing(monkeypatch: pytest.MonkeyP
         store.logs.roll()
         read, calls = LogFolder.read, iter(range(1000))
 
-        def fails(self: LogFolder, place: int) -> object:
+        def fails(self: LogFolder, location: int) -> object:
             if next(calls) == 12:
                 raise MemoryError
-            return read(self, place)
+            return read(self, location)
 
         with monkeypatch.context() as patch:
             patch.setattr(LogFolder, "read", fails)
@@ -291,9 +291,11 @@ class History:
             assert found.get(number) in [self.sessions.get(number), *self.unsure.get(number, [])]
         self.sessions, self.unsure = found, {}
         for one in self.store.logs.logs.values():
-            places = [place for state in self.store.sessions.states.values() for place in state.places()]
+            locations = [
+                location for state in self.store.sessions.states.values() for location in state.locations()
+            ]
             assert one.live == sum(
-                self.store.logs.size(place) for place in places if slot_of(place) == one.slot
+                self.store.logs.size(location) for location in locations if slot_of(location) == one.slot
             )
 
 

@@ -60,9 +60,9 @@ class Interrupting(Disk):
         super().sync(fd)
         self._step()
 
-    def place(self, old: Path, new: Path) -> None:
+    def rename_new(self, old: Path, new: Path) -> None:
         self._step()
-        super().place(old, new)
+        super().rename_new(old, new)
         self._step()
 
     def remove(self, path: Path) -> None:
