@@ -399,7 +399,7 @@ def test_an_item_added_during_a_reply_follows_it() -> None:
     stage = Stage()
     stage.says("one", item={"id": "u1"})
     start = stage.starts()
-    turn = stage.history.place(TurnRequest.checked()).turn
+    turn = stage.history.prepare(TurnRequest.checked()).turn
     early = stage.says("two", item={"id": "u2"})
     stage.tells(start.response_id, ReplyStarted(5), ReplyTextDelta("a", "Hi"))
     late = stage.says("three", item={"id": "u3"})
@@ -464,7 +464,7 @@ def test_the_items_of_a_running_reply_are_read_as_they_are_so_far() -> None:
     stage = Stage()
     stage.says("one", item={"id": "u1"})
     start = stage.starts()
-    stage.history.place(TurnRequest.checked())
+    stage.history.prepare(TurnRequest.checked())
     stage.tells(start.response_id, ReplyStarted(3), ReplyTextDelta("a", "So"))
     stage.says("two", item={"id": "u2"})
     stage.tells(start.response_id, ReplyTextDelta("a", " far"), ReplyCallStarted("b", "c", "f"))
@@ -483,7 +483,7 @@ def test_the_items_of_a_running_reply_are_read_as_they_are_so_far() -> None:
 def test_what_cannot_be_done_with_an_item_of_a_running_reply_is_refused_by_name() -> None:
     stage = Stage()
     start = stage.starts()
-    stage.history.place(TurnRequest.checked())
+    stage.history.prepare(TurnRequest.checked())
     stage.tells(
         start.response_id, ReplyStarted(3), ReplyTextDelta("a", "So"), ReplyCallStarted("b", "c", "f")
     )

@@ -109,7 +109,7 @@ class ConversationMachine(RuleBasedStateMachine):
         for effect in served(self.conversation, decoded):
             match effect:
                 case StartResponse(response_id=response_id, request=request):
-                    turn = None if request.out_of_band else self.history.place(TurnRequest.checked()).turn
+                    turn = None if request.out_of_band else self.history.prepare(TurnRequest.checked()).turn
                     self.running[response_id] = Running(turn)
                 case CancelResponse(response_id=response_id):
                     self.running[response_id].cancelled = True

@@ -156,7 +156,7 @@ def test_an_item_that_finds_no_room_stays_in_the_buffer(stage: Stage) -> None:
 def test_the_first_piece_may_come_while_the_reply_still_runs(stage: Stage) -> None:
     (start,) = stage.does("response.create")
     assert isinstance(start, StartResponse)
-    stage.history.place(TurnRequest.checked())
+    stage.history.prepare(TurnRequest.checked())
     assert stage.refused("append", text="x", call_id="d") == ("invalid_tool_call_id", "call_id")
     for event in (ReplyStarted(3), ReplyCallStarted("g", "d", "look"), ReplyCallDone("g", "d", "look", "{}")):
         stage.conversation.reply(start.response_id, event)
