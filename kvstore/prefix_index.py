@@ -49,16 +49,16 @@ class PrefixIndex:
     def add_each(self, keys: Sequence[bytes], blocks: BlockIds) -> list[int]:
         """Name many blocks that have no keys yet, each by its own key. A key that names another block already
         stays there: returns the positions of the blocks that stay without a key because of that."""
-        places = as_array(blocks)
-        assert not self.holds_each(places).any(), "one has a key already"
+        ids = as_array(blocks)
+        assert not self.holds_each(ids).any(), "one has a key already"
         refused = [at for at, key in enumerate(keys) if key in self._block_of]
         if refused:
             staying = np.delete(np.arange(len(keys)), refused).tolist()
-            keys, places = [keys[at] for at in staying], places[staying]
-        named = places.tolist()
+            keys, ids = [keys[at] for at in staying], ids[staying]
+        named = ids.tolist()
         self._block_of.update(zip(keys, named, strict=True))
         self._key_of.update(zip(named, keys, strict=True))
-        self._named[places] = True
+        self._named[ids] = True
         return refused
 
     def drop(self, blocks: Iterable[int]) -> None:

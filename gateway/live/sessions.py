@@ -196,7 +196,7 @@ class LiveSessions:
 
         The longest beginning that is known is not tokenized or prefilled again. If it is the whole history of
         an idle session of which no client has a handle or a connection, it continues in that session.
-        Otherwise it continues in a session that is forked at that place, from one in memory or in the journal,
+        Otherwise it continues in a session that is forked at that point, from one in memory or in the journal,
         whatever its protocol. If nothing is known, a new session begins.
 
         ``owner``: the digest of the client's key. ``salt``: the salt of its tenant. ``kept``: whether the

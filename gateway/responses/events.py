@@ -114,7 +114,7 @@ class ResponseObject(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ResponseStreamEvent(msgspec.Struct, kw_only=True, frozen=True):
-    """Base of the events of a stream. ``sequence_number``: the event's place in the stream, from 0."""
+    """Base of the events of a stream. ``sequence_number``: the event's position in the stream, from 0."""
 
     type: str
     sequence_number: int
@@ -135,7 +135,7 @@ class OutputItemEvent(ResponseStreamEvent, kw_only=True, frozen=True):
 
 
 class _OfItem(ResponseStreamEvent, kw_only=True, frozen=True):
-    """Base of the events about one output item. ``output_index``: its place in the output."""
+    """Base of the events about one output item. ``output_index``: its index in the output."""
 
     output_index: int
     item_id: str

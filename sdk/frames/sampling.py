@@ -59,9 +59,7 @@ _SEED = "Makes a reply repeatable: each draw depends on it and on the token's po
 Seed: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1, description=_SEED)]
 _LEAST = "Nothing ends the reply before it has so many tokens."
 MinOutputTokens: TypeAlias = Annotated[Count, Meta(description=_LEAST)]
-_LOGPROBS = (
-    "Send each token's log probability, and those of so many of the most likely tokens at its position."
-)
+_LOGPROBS = "Send each token's log probability, and those of that many of the most likely tokens there."
 TopLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=20, description=_LOGPROBS)]
 
 

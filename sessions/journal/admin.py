@@ -442,8 +442,8 @@ def erase(root: Path, chosen: Callable[[JournalStore], list[int]]) -> Iterator[s
                 except StorageUnavailable as fault:
                     raise StoreUnusable(f"{folder / FOLDER} cannot be written: {fault.message}") from None
                 _rewrite(store, folder)
-                left = len(store.sessions.states)
-                yield f"{folder / FOLDER}: {len(numbers)} sessions erased, {left} are left"
+                left = f"{len(numbers)} sessions erased, {len(store.sessions.states)} are left"
+                yield f"{folder / FOLDER}: {left}"
             older = {folder / REPAIRED, *folder.glob(f"{ASIDE}*"), *(folder / FOLDER).glob("*.unreadable")}
             for path in sorted(path for path in older if path.exists()):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -604,14 +604,12 @@ class LogFolder:
         return unknown
 
     def _known(self, one: Log, entries: Any, hits: Any, extras: dict[int, bytes]) -> LoadedLog:
-        locations = segment.locations_of(
-            one.slot, entries["offset"], _ends_of(one, entries) - entries["offset"]
-        )
-        locations[hits | (entries["word"] & segment.LOST != 0)] = segment.HIT
+        found = segment.locations_of(one.slot, entries["offset"], _ends_of(one, entries) - entries["offset"])
+        found[hits | (entries["word"] & segment.LOST != 0)] = segment.HIT
         one.sessions = segment.marks_of(entries)
         if hits.any():
             self.findings.damaged.append(str(one.path))
-        return LoadedLog(entries, locations, extras)
+        return LoadedLog(entries, found, extras)
 
     # --- writing --------------------------------------------------------------------------------------------
 

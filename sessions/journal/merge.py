@@ -127,9 +127,8 @@ class Merge:
         self._rows.append(segment.entry(sequence, session, word, moment, at, len(payload), len(extra)))
         if extra:
             self._extras[at] = extra
-        self._moved.setdefault(session, []).append(
-            (kind, index, source, location_of(out.slot, at, len(data)))
-        )
+        target = location_of(out.slot, at, len(data))
+        self._moved.setdefault(session, []).append((kind, index, source, target))
         out.end += len(data)
         if kind in (Kind.START, Kind.DROP) or word & LOST or valid == MISSING:
             self._marks += len(data)

@@ -33,9 +33,8 @@ SHARDS = 1 << 10  # sorted arrays of digests: what is moved when one is added do
 
 @dataclass(slots=True, eq=False)
 class SessionState:
-    """Where the records of one session lie; a location is an integer (`segment.location_of`). ``record``,
-    ``ring``: the locations of its record and its keyring. ``operations``: those of its operations from index
-    ``first`` on.
+    """The locations of one session's records, integers (`segment.location_of`). ``record``, ``ring``: of its
+    record and its keyring. ``operations``: of its operations from index ``first`` on.
 
     ``snapshot``: the first of these is a snapshot of all before it, of ``base`` bytes; the others have
     ``grown`` bytes. ``kept``: false once the session was forgotten, while its forks need its operations.

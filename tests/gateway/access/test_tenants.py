@@ -250,7 +250,7 @@ def test_every_limit_is_shown() -> None:
     assert len(words) == len(limits) and all("7" in word for word in words)
 
 
-def test_the_table_of_quotas_is_the_one_place_of_limits() -> None:
+def test_the_table_of_quotas_has_all_limits() -> None:
     assert [field.name for field in fields(Allowance)] == [quota.name for quota in TENANT_QUOTAS]
     assert all(hasattr(ClientLimits(), quota.name) for quota in CLIENT_QUOTAS)
     for quota in (*TENANT_QUOTAS, *CLIENT_QUOTAS):

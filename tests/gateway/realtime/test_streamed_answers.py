@@ -183,7 +183,7 @@ def test_an_earlier_journal_has_no_calls() -> None:
 
 
 @pytest.mark.parametrize("way", ["item", "response"])
-def test_an_output_that_comes_whole_takes_the_place_of_its_pieces(stage: Stage, way: str) -> None:
+def test_an_output_that_comes_whole_replaces_its_pieces(stage: Stage, way: str) -> None:
     """A client streamed a part and is gone; another one answers the call, and the pieces do not matter."""
     stage.appends("21 deg", call_id="c")
     whole = {"type": "function_call_output", "call_id": "c", "output": "22 degrees"}

@@ -291,9 +291,8 @@ class History:
             assert found.get(number) in [self.sessions.get(number), *self.unsure.get(number, [])]
         self.sessions, self.unsure = found, {}
         for one in self.store.logs.logs.values():
-            locations = [
-                location for state in self.store.sessions.states.values() for location in state.locations()
-            ]
+            states = self.store.sessions.states.values()
+            locations = [location for state in states for location in state.locations()]
             assert one.live == sum(
                 self.store.logs.size(location) for location in locations if slot_of(location) == one.slot
             )
