@@ -2,7 +2,7 @@
 
 Eight sequences of 64 prompt and 128 generated tokens, the time includes the prompts: without adapters, with one
 adapter of rank 16 on all linear layers for all, with one for each; and without adapters in an engine that has
-no room for any. They are measured in turn, in the same process, and compared inside a round.
+no room for any. They are measured one after the other, in the same process, and compared inside a round.
 """
 
 from __future__ import annotations

@@ -147,11 +147,11 @@ def measured(
             caller = Caller.make(model, Path(folder), options.seed, options.dtype)
             for history in histories:
                 with serving_loops(caller, options, device) as running:
-                    loops = by_turns(running, caller, options, history, steps)
+                    loops = alternating(running, caller, options, history, steps)
                 yield _found(f"{model}, {history}", loops)
             for history in histories:
                 with serving_loops(caller, options, device) as running:
-                    loops = by_turns(running, caller, options, history, steps, streamed)
+                    loops = alternating(running, caller, options, history, steps, streamed)
                 name = f"{model}, {history}, {streamed.tokens} tokens stream for {streamed.seconds:g} s"
                 _, figures, goals = _found(name, loops)
                 yield name, figures, [goal for goal in goals if goal.name.endswith(STEP_TIME)]
@@ -168,7 +168,7 @@ def serving_loops(caller: Caller, options: Options, device: str) -> AbstractCont
     return server(str(caller.folder), options.threads, *words)
 
 
-def by_turns(
+def alternating(
     running: Server,
     caller: Caller,
     options: Options,

@@ -3,7 +3,7 @@
 The engine with its real scheduler, runner and sampler, on kernels that compute nothing, from sampled ids to
 the framed message. Rows decode under fair shares, half of them for each of two tenants. A figure is the median
 time of a step, in microseconds and as a ratio to a loop of fixed work in the same run; ``--before CHECKOUT``
-runs an older working tree of this repository too, in turn with this one, and gives the ratio of the two.
+runs an older working tree of this repository too, alternating with this one, and gives the ratio of the two.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ print(json.dumps(host.figures([name for name in sys.argv[1:] if name in host.CAS
 
 
 def measure(before: Path | None, rounds: int, seed: int, names: Sequence[str] = tuple(CASES)) -> None:
-    """Measure here, and in the checkout ``before`` if there is one, in turn; print and show the result."""
+    """Measure here, and in the checkout ``before`` if there is one, alternately; print and show the result."""
     sides = {"after": Path(__file__).resolve().parent.parent, **({"before": before} if before else {})}
     told: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
     for _ in range(rounds):

@@ -2,7 +2,7 @@
 
 ``--models`` names GGUF files (``smollm2``: the fetched one), ``--llama-server`` the program (or the variable
 LLAMA_SERVER, or one on the path); without it ours is measured alone. Both have the same threads and room for
-context, and take turns in each round:
+context, and alternate in each round:
 
 - decode: tokens per second of 1, 8 and 32 sequences, 16 prompt + 128 generated tokens each; and how much of the
   bandwidth that the same threads read with, measured in the same round, one sequence takes: file bytes × tokens

@@ -42,8 +42,8 @@ TALKERS, TALK_TOKENS, QUICK_TOKENS = 4, 200, 40
 READERS, HALF_OPEN = 200, 2000
 GAP = 1.2
 WINDOWS = 3
-"""Windows of token gaps of each kind, in turn. Bad clients that are stopped in between keep their connections,
-as far as the server lets them."""
+"""Windows of token gaps of each kind, alternating. Bad clients that are stopped in between keep their
+connections, as far as the server lets them."""
 SLO_SECONDS = 2.0
 QUEUE_SECONDS = 1.0
 """The server's `--max-queue-seconds` under overload."""
@@ -136,7 +136,7 @@ def _served(options: Options, folder: str, *words: str) -> Iterator[Server]:
 
 async def _bad_clients(options: Options, seconds: float, bad: dict[str, int]) -> dict[str, Any]:
     """Measure other sessions' token gaps while no bad client runs, while those of another server on these cores
-    do, and while those of the same server do, in turn. ``bad``: how many of each kind, by its name."""
+    do, and while those of the same server do, alternating. ``bad``: how many of each kind, by its name."""
     tokens = QUICK_TOKENS if options.quick else TALK_TOKENS
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -1,5 +1,5 @@
-"""``holdfast bench paired --before CHECKOUT NAME…``: run other benchmarks in turn on this code and on older
-code.
+"""``holdfast bench paired --before CHECKOUT NAME…``: run other benchmarks on this code and on older code,
+alternately.
 
 ``CHECKOUT`` is another working tree of this repository with its own environment (`make .venv/ready` there).
 Each round gives the ratio of every figure, new code ÷ old code; the result is the geometric mean of the rounds'

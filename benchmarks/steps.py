@@ -165,8 +165,8 @@ def run(course: Course, steps: int, seed: int) -> Passed:
         try:
             Storm(course, seed).rage(min(CHUNK, steps - passed.steps), passed)
         except Exception as fault:  # an assertion of the world, a leak, an illegal move of a state
-            place = extract_tb(fault.__traceback__)[-1]
-            where = f"{Path(place.filename).name}:{place.lineno}"
+            frame = extract_tb(fault.__traceback__)[-1]
+            where = f"{Path(frame.filename).name}:{frame.lineno}"
             passed.mismatch = f"seed {seed}: {type(fault).__name__} at {where}: {fault}"
         seed += 1
     passed.seconds = time.perf_counter() - began

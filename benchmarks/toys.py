@@ -112,7 +112,7 @@ def make_toy(
 
     ``family``: a model type of `FAMILIES`. ``projection_scale`` multiplies every projection matrix; ``noise``
     times a normal number is added to biases and norm weights, which begin as 0 and 1. ``shard_size``: the
-    largest file of weights, as transformers takes it ("100KB"). ``changes``: configuration fields in place of
+    largest file of weights, as transformers takes it ("100KB"). ``changes``: configuration fields instead of
     the shape's.
     """
     import torch

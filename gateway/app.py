@@ -112,7 +112,7 @@ class RealtimeParameters(msgspec.Struct, kw_only=True, frozen=True):
 
 async def realtime(service: Service, socket: WebSocket) -> None:
     """The WebSocket route of Realtime: let one client be served to its end (`_SocketsLast`). A client that is
-    refused gets an HTTP answer in place of the WebSocket. One that comes while the engine loads waits,
+    refused gets an HTTP answer instead of the WebSocket. One that comes while the engine loads waits,
     ``handshake_seconds`` at most.
 
     Two query parameters are our own. ``resumable=true``: the client can come back with the handle that it is

@@ -64,7 +64,7 @@ IGNORED = (
     Ignored(MESSAGES, "context_management", "no edit is applied, and the answer says so", clients=_CLAUDE),
     Ignored(MESSAGES, "diagnostics", "none are made", dict[str, Any] | None),
     Ignored(MESSAGES, "fallbacks", "there is one model", ANY),
-    Ignored(MESSAGES, "inference_geo", "there is one place", TEXT),
+    Ignored(MESSAGES, "inference_geo", "there is one region", TEXT),
     Ignored(MESSAGES, "messages[].content[].cache_control", _CACHED, clients=_CLAUDE),
     Ignored(MESSAGES, "metadata", _LABEL, dict[str, Any] | None, _CLAUDE),
     Ignored(MESSAGES, "output_config.effort", _EFFORT, clients=_CLAUDE),

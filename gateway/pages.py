@@ -76,7 +76,7 @@ def page_routes(root_path: str) -> list[BaseRoute]:
         for path in FOLDER.rglob("*")
         if path.suffix in KINDS and path.suffix != ".html"
     }
-    playground, documents = (_placed(FOLDER / name, root_path) for name in ("index.html", "docs.html"))
+    playground, documents = (_based(FOLDER / name, root_path) for name in ("index.html", "docs.html"))
     return [
         Route("/", playground.answer),
         Route("/docs", documents.answer),
@@ -84,7 +84,7 @@ def page_routes(root_path: str) -> list[BaseRoute]:
     ]
 
 
-def _placed(path: Path, root_path: str) -> PageFile:
+def _based(path: Path, root_path: str) -> PageFile:
     """The HTML file at ``path``, ready to be sent. With a ``root_path``, the page's base URL is set to that
     prefix, so that its links work also where the page's URL ends without a slash."""
     text = path.read_text()

@@ -171,7 +171,7 @@ class GatewaySettings:
     tool_fallback: Annotated[bool, Option()] = False
     """If the model's template does not show tools, write them into the instructions."""
     served_names: Annotated[tuple[str, ...], Option(name="served_model_name")] = ()
-    """A name that clients may ask for, in place of MODEL's; may be repeated. A client that asks for none gets
+    """A name that clients may ask for, instead of MODEL's; may be repeated. A client that asks for none gets
     the first."""
     lora_folder: Annotated[Path | None, Option()] = None
     """Folder below which an operator may load adapters while the server runs; by default none may be."""

@@ -170,10 +170,10 @@ class BlockMover:
         from the host slot to the block, else from the block to the slot."""
         if not pairs:
             return
-        places = np.array(pairs, dtype=np.int64)
-        places[:, 0] = self._memory.offsets_of(places[:, 0])
+        offsets = np.array(pairs, dtype=np.int64)
+        offsets[:, 0] = self._memory.offsets_of(offsets[:, 0])
         for _, cells, size, start in self._parts:
-            pieces = places * (1, size) + (start, 0)
+            pieces = offsets * (1, size) + (start, 0)
             if up:
                 self._copy(self._bytes, cells, pieces, size)
             else:

@@ -60,7 +60,7 @@ class BlockTable:
         self._length = end
 
     def replace(self, index: int, block: int) -> int:
-        """Put ``block`` in place of the block at ``index``, for copy on write. Returns the id of the block
+        """Replace the block at ``index`` by ``block``, for copy on write. Returns the id of the block
         that was there."""
         before = self[index]
         self._ids[: self._length][index] = block

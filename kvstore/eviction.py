@@ -14,7 +14,7 @@ The chance that a block is wanted again is estimated by how often it was found, 
 
 Rules 1 and 3 keep rule 2 true: each hit of a block is a hit of all before it, and ranks overflow in order.
 Rule 2 also needs sequences that hold every block they build on (`pool.join`) and report a longer match
-(``behind`` of `pool.share`). Otherwise a block may outlive one before it, and waste its place.
+(``behind`` of `pool.share`). Otherwise a block may outlive one before it, and waste its memory.
 
 ::
 
@@ -104,9 +104,9 @@ class _Leased:
 
     def add(self, block: int, returns: float) -> None:
         """Add a block that is wanted again at ``returns``; it is not foreseen."""
-        place = -returns, next(self._count)
-        self._all.put(block, place)
-        self.others.put(block, place)
+        order = -returns, next(self._count)
+        self._all.put(block, order)
+        self.others.put(block, order)
 
     def remove(self, block: int) -> bool:
         """Remove a block, which is here. Returns whether it was foreseen."""
@@ -174,7 +174,7 @@ class EvictionOrder:
 
     def lease(self, block: int, returns: float | None) -> None:
         """Note that a lease covers ``block``, which is expected to be wanted again at ``returns`` (seconds);
-        with None, that no lease covers it any more. A cached block gets the place that follows from that."""
+        with None, that no lease covers it any more. A cached block gets the position that follows from that."""
         if returns is None:
             self._returns.pop(block, None)
         else:
@@ -187,7 +187,7 @@ class EvictionOrder:
         np.add.at(self._hits, as_array(blocks), np.int32(times))
 
     def forget(self, blocks: Iterable[int]) -> None:
-        """Forget the hits and leases of these blocks, which have lost their keys; their places in the order
+        """Forget the hits and leases of these blocks, which have lost their keys; their positions in the order
         stay."""
         for block in blocks:
             self._hits[block] = 0
@@ -210,7 +210,7 @@ class EvictionOrder:
 
     def put_first(self, block: int) -> None:
         """Add a cached block so that it is evicted before all others, because it is kept elsewhere too. One
-        that a lease covers gets its usual place instead."""
+        that a lease covers gets its usual position instead."""
         if block in self._returns:
             return self.add([block])
         self._elsewhere[block] = None

@@ -33,7 +33,7 @@ NO_FOLDER_LOCKS = (errno.EBADF, errno.EINVAL, errno.EISDIR, errno.ENOLCK, errno.
 
 OWN = re.compile(
     r"(lock|holder|identity|reserve|secret|payloads|data\.mdb|lock\.mdb)(\..*)?|(about|costs)\..*"
-    r"|(compacted-)?[0-9a-f]{8,}\.(log|index|unreadable)(\..*)?"
+    r"|((compacted|merged)-)?[0-9a-f]{8,}\.(log|index|unreadable)(\..*)?"
     r"|journal(\..*)?|backup\..*|kv|[0-9a-f]{32}|model-.*|lost\+found"
 )
 """The names of a store's files, in all its folders, with those that are being made or are kept aside; and the
@@ -47,7 +47,7 @@ class FolderLock:
     def __init__(self, folder: Path, name: str) -> None:
         self.folder = folder.absolute()  # as seen now: the process may go elsewhere
         self._path = self.folder / name
-        self._place: int | None = None  # the folder
+        self._folder_fd: int | None = None  # the folder
         self._fd: int | None = None  # the file in it
         self._keeps_out = False  # the folder is locked, too
         self._words = b""
@@ -58,9 +58,9 @@ class FolderLock:
         until = time.monotonic() + seconds
         try:
             make_private(self.folder)
-            self._place = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._folder_fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                self._wait(self._place, until)
+                self._wait(self._folder_fd, until)
                 self._keeps_out = True
             except OSError as fault:
                 if fault.errno not in NO_FOLDER_LOCKS:
@@ -75,10 +75,10 @@ class FolderLock:
 
     def release(self) -> None:
         """Free the lock."""
-        for fd in (self._fd, self._place):
+        for fd in (self._fd, self._folder_fd):
             if fd is not None:
                 os.close(fd)
-        self._fd = self._place = None
+        self._fd = self._folder_fd = None
 
     def __enter__(self) -> FolderLock:
         return self
@@ -93,9 +93,9 @@ class FolderLock:
 
         A lock file that was removed is made again, unless another process can have had the folder meanwhile.
         """
-        assert self._place is not None
+        assert self._folder_fd is not None
         assert self._fd is not None
-        if moved := elsewhere(self.folder, self._place):
+        if moved := elsewhere(self.folder, self._folder_fd):
             return moved
         try:
             fd = self._opened(os.O_RDONLY)  # anew: a network file system looks again then
@@ -114,7 +114,7 @@ class FolderLock:
 
     def _opened(self, flags: int) -> int:
         """Open the file in the folder that this process has, wherever the path leads now."""
-        return os.open(self._path.name, flags | os.O_CLOEXEC, 0o600, dir_fd=self._place)
+        return os.open(self._path.name, flags | os.O_CLOEXEC, 0o600, dir_fd=self._folder_fd)
 
     def _wait(self, fd: int, until: float) -> None:
         while True:
@@ -188,10 +188,10 @@ def make_private(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with os.scandir(folder) as entries:
         own = {one.name: one.is_file(follow_symlinks=False) for one in entries if OWN.fullmatch(one.name)}
-    places = [(folder / name, 0o600) for name, is_file in own.items() if is_file]
+    paths = [(folder / name, 0o600) for name, is_file in own.items() if is_file]
     if len(own) == len(os.listdir(folder)):
-        places.append((folder, 0o700))
-    for path, mode in places:
+        paths.append((folder, 0o700))
+    for path, mode in paths:
         with suppress(FileNotFoundError, PermissionError):  # another user's, such as a mounted volume
             if path.stat().st_mode & 0o077:
                 path.chmod(mode)

@@ -131,17 +131,17 @@ class KeyChain(Sequence[bytes]):
         return self._length
 
     @overload
-    def __getitem__(self, place: int) -> bytes: ...
+    def __getitem__(self, index: int) -> bytes: ...
 
     @overload
-    def __getitem__(self, place: slice) -> list[bytes]: ...
+    def __getitem__(self, index: slice) -> list[bytes]: ...
 
-    def __getitem__(self, place: int | slice) -> bytes | list[bytes]:
-        if isinstance(place, slice):
-            return self._keys[slice(*place.indices(self._length))]
-        if not -self._length <= place < self._length:
-            raise IndexError(f"key {place} of {self._length}")
-        return self._keys[place % self._length]
+    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
+        if isinstance(index, slice):
+            return self._keys[slice(*index.indices(self._length))]
+        if not -self._length <= index < self._length:
+            raise IndexError(f"key {index} of {self._length}")
+        return self._keys[index % self._length]
 
     def extend(self, keys: Iterable[bytes]) -> None:
         """Append the keys of the next blocks."""

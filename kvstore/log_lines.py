@@ -114,8 +114,8 @@ class LineFormatter(logging.Formatter):
                 del facts[name]
         words = [message, *(f"{name}={value}" for name, value in facts.items() if value is not None)]
         text = " ".join(words) + (f"\n{traceback}" if traceback else "")
-        place = f"{self._process}[{subject}]" if subject else self._process
-        return f"{when} {record.levelname} {place}: {text.translate(CONTROLS)}".replace("\n", "\n    ")
+        origin = f"{self._process}[{subject}]" if subject else self._process
+        return f"{when} {record.levelname} {origin}: {text.translate(CONTROLS)}".replace("\n", "\n    ")
 
 
 class LineWriter(logging.Handler):

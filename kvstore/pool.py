@@ -191,7 +191,7 @@ class BlockPool:
         self._unwanted: set[int] = set()  # of the cached ones: see `evict_first`
         self._in_flight: deque[int] = deque()
         self._last_step: int | None = None
-        self._leased = self._evicted = self._found = 0
+        self._allocated = self._evicted = self._found = 0
 
     @property
     def available(self) -> int:
@@ -208,7 +208,7 @@ class BlockPool:
     def version(self) -> tuple[int, ...]:
         """Numbers of which one is another after blocks were allocated, found, released, named or freed, or a
         step was launched or finished."""
-        counted = self._leased, self._found, self.references_held, len(self.index), len(self._free)
+        counted = self._allocated, self._found, self.references_held, len(self.index), len(self._free)
         return *counted, len(self._fenced), len(self._in_flight)
 
     @property
@@ -236,7 +236,7 @@ class BlockPool:
         evicted = self._evict(count - len(taken)) if len(taken) < count else []
         taken += [block for block, _, _ in evicted]
         self._references.take(as_array(taken))
-        self._leased += count
+        self._allocated += count
         if self.owners is not None:
             each = owners if len(owners) == count else (owners or (None,)) * count
             for block, owner in zip(taken, each, strict=True):
@@ -416,7 +416,7 @@ class BlockPool:
         count since the start.
 
         ``available``: could be allocated now. ``sealed``: can be found by a key. ``in_flight``: unfinished
-        steps. ``leased``: blocks allocated. ``evicted``: cached blocks evicted. ``found``: references that
+        steps. ``allocated``: blocks handed out. ``evicted``: cached blocks evicted. ``found``: references that
         ``share`` took on sealed blocks.
         """
         return {
@@ -428,7 +428,7 @@ class BlockPool:
             "available": self.available,
             "sealed": len(self.index),
             "in_flight": len(self._in_flight),
-            "leased": self._leased,
+            "allocated": self._allocated,
             "evicted": self._evicted,
             "found": self._found,
         }

@@ -29,17 +29,17 @@ def tenant_of(root: bytes) -> int:
     return int.from_bytes(root[:TENANT_BYTES], "little")
 
 
-def by_largest(held: Mapping[int, int], queues: Mapping[int, Iterator[T]]) -> Iterator[T]:
+def by_largest(held: Mapping[int, int], orders: Mapping[int, Iterator[T]]) -> Iterator[T]:
     """Yield records in eviction order across tenants: always the next of the tenant that then holds most.
 
-    ``held``: how many records each tenant holds at first. ``queues``: each tenant's records, in the order in
+    ``held``: how many records each tenant holds at first. ``orders``: each tenant's records, in the order in
     which it gives them up.
     """
-    heap = [(-held.get(tenant, 0), tenant) for tenant in queues]
+    heap = [(-held.get(tenant, 0), tenant) for tenant in orders]
     heapq.heapify(heap)
     while heap:
         count, tenant = heap[0]
-        for given in queues[tenant]:
+        for given in orders[tenant]:
             heapq.heapreplace(heap, (count + 1, tenant))
             yield given
             break
@@ -116,7 +116,7 @@ class FairOrder:
 
     def put_first(self, slots: Iterable[int]) -> None:
         """Put each of these slots into the eviction order before all others of its tenant. One that a lease
-        covers gets its usual place instead."""
+        covers gets its usual position instead."""
         for order, those in self._by_tenant(slots):
             for slot in those:
                 order.put_first(slot)
@@ -137,9 +137,9 @@ class FairOrder:
         ``others``. None if no slot can be evicted. The slot stays in the order."""
         held = self._held
         largest = sorted(self._orders, key=lambda one: (-held[one] - (one == tenant), one))
-        queues = [self._orders[one].unleased() for one in largest]
-        queues += [self._orders[one].leased() for one in largest]
-        return next((slot for slot in chain.from_iterable(queues) if slot not in others), None)
+        orders = [self._orders[one].unleased() for one in largest]
+        orders += [self._orders[one].leased() for one in largest]
+        return next((slot for slot in chain.from_iterable(orders) if slot not in others), None)
 
     def is_elsewhere(self, slot: int) -> bool:
         """Whether the slot stands among those that `put_first` has put before all others of its tenant."""

@@ -80,7 +80,7 @@ def roam() -> None:
     that does not compute.
 
     The engine's thread may be bound to a core of its own (`kernels.cpu.cores`). A thread that it makes starts
-    there, and would run in place of a step instead of beside it. Does nothing but on Linux, and where the
+    there, and would delay a step instead of running beside it. Does nothing but on Linux, and where the
     system forbids it.
     """
     if sys.platform != "linux":

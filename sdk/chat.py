@@ -21,7 +21,7 @@ from .agent.run import HINT_SECONDS, Run, RunLimits
 from .agent.tracing import Tracer, Tracers
 from .connection.connection import Connection
 from .connection.reconnect import Resumption
-from .connection.responses import Finished, Progress, Rounds, characters_heard, is_aside, place_in
+from .connection.responses import Finished, Progress, Rounds, characters_heard, end_in, is_aside
 from .connection.transport import Transport
 from .errors import ChatBusy, ConnectionLost, FrameError, NoSummary, ServerError, SessionLost
 from .frames import client, server
@@ -247,13 +247,13 @@ class Chat:
         text = progress.text[: characters_heard(progress.text, heard)]
         if reading is not None:
             reading.stop()
-        place = place_in(progress.texts, len(text))
-        if place is None:  # no text came
+        point = end_in(progress.texts, len(text))
+        if point is None:  # no text came
             await self.cancel()
             await self._connection.ended(take)
-            place = place_in(progress.texts, 0)
-        if place is not None:
-            item_id, end = place
+            point = end_in(progress.texts, 0)
+        if point is not None:
+            item_id, end = point
             cut = client.ItemTruncate(item_id=item_id, text_end=end)
             matches = lambda event: event.item_id == item_id
             await self._connection.request(cut, server.ItemTruncated, matches, take)
@@ -327,7 +327,7 @@ class Chat:
         **overrides: Unpack[ResponseOptions],
     ) -> Chat:
         """Make a new session from this one with a shorter context: a summary, which the model writes now,
-        stands in the place of all turns but the last `turns` ones. Instructions and tools stay. This session
+        stands for all turns but the last `turns` ones. Instructions and tools stay. This session
         does not change.
 
         The model answers `request` out of band, behind this session's context, so that only the request and the

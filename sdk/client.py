@@ -172,7 +172,7 @@ async def connect(
     `ssl`: `ssl.create_default_context(cafile="ca.pem")` for an authority of your own.
 
     A lost connection is made again, and the session goes on where it was; `patience` sets for how long that is
-    tried. The first connection of a session is tried once. `msgpack`: send and receive MessagePack in place of
+    tried. The first connection of a session is tried once. `msgpack`: send and receive MessagePack instead of
     JSON, if the server has it. Raises `ConnectionFailed` at once if `url` is no address.
     """
     address = url or os.environ.get("HOLDFAST_URL") or DEFAULT_URL

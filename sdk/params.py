@@ -65,7 +65,7 @@ class RunOptions(SamplingOptions, total=False):
 
 class ResponseOptions(RunOptions, total=False):
     """Types of the keyword arguments of `Chat.say`, `respond` and `steer`; the fields of
-    `frames.response.ResponseParams`. `tools`: what the model may call in this turn, in place of the session's
+    `frames.response.ResponseParams`. `tools`: what the model may call in this turn, instead of the session's
     tools. They are only offered: calls of new ones are yours to answer."""
 
     tools: Iterable[ToolLike] | None

@@ -33,7 +33,7 @@ class Unread:
         while frame.f_back is not None and _is_ours(frame):
             frame = frame.f_back
         self._what: str | None = what
-        self._place = (frame.f_code.co_filename, frame.f_lineno)
+        self._line = (frame.f_code.co_filename, frame.f_lineno)
         self._seen: dict[Any, Any] = frame.f_globals.setdefault("__warningregistry__", {})
 
     def read(self) -> None:
@@ -44,7 +44,7 @@ class Unread:
         if getattr(self, "_what", None) is None or sys.is_finalizing():
             return
         told = f"{self._what} was never read, so nothing was sent: await it, or iterate over it"
-        warnings.warn_explicit(told, UnreadTurn, *self._place, registry=self._seen)
+        warnings.warn_explicit(told, UnreadTurn, *self._line, registry=self._seen)
 
 
 class Reading(ABC, Generic[_Piece, _End]):

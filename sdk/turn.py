@@ -25,8 +25,8 @@ class Turn(Reading[str, Finished]):
     reads to the end and gives the last response. `rounds`: the responses that have ended: one, and one more for
     each time that tools were run.
 
-    `first`: items to add before the first response. `steer`: the event that asks for the first response in
-    place of `create`, while another turn runs. `max_rounds`: how often tools are run. `claim` is awaited before
+    `first`: items to add before the first response. `steer`: the event that asks for the first response instead
+    of `create`, while another turn runs. `max_rounds`: how often tools are run. `claim` is awaited before
     anything is sent.
 
     If a call is the caller's to answer, because its tool has no callable, the turn ends: the call is in

@@ -246,7 +246,7 @@ class EngineCopy:
 
     def take_retracted(self) -> bool:
         """Whether tokens that `prefill` had sent were removed again since this was last called, because a later
-        prefill or turn had other tokens in their place. Resets the answer to false."""
+        prefill or turn had other tokens there. Resets the answer to false."""
         retracted, self._retracted = self._retracted, False
         return retracted
 

@@ -70,7 +70,7 @@ class InputInvalid(RequestInvalid):
 
 
 class CutInvalid(RequestInvalid):
-    """There is no such place to cut a reply, to rewind to or to fork at."""
+    """There is no such point to cut a reply, to rewind to or to fork at."""
 
 
 class MemberUnknown(RequestInvalid):

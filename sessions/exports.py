@@ -40,8 +40,8 @@ class ExportedEntry:
 def at_rest(replayed: Replayed) -> History:
     """The history of a session as the journal has it, without the reply that was interrupted, if one was."""
     last = replayed.last
-    if last is not None and last.ended is None and last.placed.turn is not None:
-        replayed.history.abort_turn(last.placed.turn)
+    if last is not None and last.ended is None and last.prepared.turn is not None:
+        replayed.history.abort_turn(last.prepared.turn)
     return replayed.history
 
 
@@ -50,8 +50,8 @@ def exported(history: History) -> list[ExportedEntry]:
     left: dict[int, str] = {}
     for gap in history.gaps:
         since = (gap.since.items if isinstance(gap.since, TurnReply) else (gap.since,)) if gap.since else ()
-        place = getattr(since[-1], "id", "") if since else ""
-        left.update((id(entry), place) for entry in gap.entries)
+        since_id = getattr(since[-1], "id", "") if since else ""
+        left.update((id(entry), since_id) for entry in gap.entries)
     found: list[ExportedEntry] = []
     for entry in history.entries:
         out = left.get(id(entry))
@@ -105,7 +105,7 @@ def imported(
         ends[entry.items[-1].id] = added[-1]
         if entry.left_after is not None:
             left.setdefault(entry.left_after, []).extend(added)
-    order = {id(segment): place for place, segment in enumerate(segments)}
+    order = {id(segment): index for index, segment in enumerate(segments)}
     gaps = [ContextGap(ends.get(after), tuple(gone)) for after, gone in left.items()]
     gaps.sort(key=lambda gap: order.get(id(gap.since), -1))
     history = History(max_items=max_items)

@@ -67,7 +67,7 @@ class ForkTree:
         """Ids of the sessions that changed since the journal began to be read for `load`; None: it is not."""
         self._numbers: list[int] = []
         self._members: dict[int, Member] = {}
-        self._places: dict[str, int] = {}
+        self._number_of: dict[str, int] = {}
         self._names: dict[str, str] = {}
         self._past: dict[str, int] = {}  # numbers of removed sessions
         self._loaded: float | None = None
@@ -80,7 +80,7 @@ class ForkTree:
     def drop(self, session_id: str) -> None:
         """Remove a session from the tree, if it is there. Its number is remembered, so that a page can begin
         behind it."""
-        number = self._places.pop(session_id, None)
+        number = self._number_of.pop(session_id, None)
         if number is None:
             return
         self._note(session_id)
@@ -108,7 +108,7 @@ class ForkTree:
             there.add(record.id)
             if record.id not in changed and record.id not in self.open and record.id not in pruned:
                 self._put(number, record)
-        for session_id in list(self._places):
+        for session_id in list(self._number_of):
             if session_id not in there and session_id not in changed and session_id not in self.open:
                 self.drop(session_id)
         self.changed = None
@@ -117,13 +117,13 @@ class ForkTree:
     def page(self, limit: int | None, after: str | None) -> Page:
         """At most ``limit`` sessions (None: all) behind the session with the id ``after``; `Member.open` is
         false. Raises ``MemberUnknown``."""
-        place = -1
+        behind = -1
         if after is not None:
-            known = self._places.get(after, self._past.get(after))
+            known = self._number_of.get(after, self._past.get(after))
             if known is None:
                 raise MemberUnknown(f"This tree has no session {after!r} to go on after", param="after")
-            place = known
-        first = bisect_right(self._numbers, place)
+            behind = known
+        first = bisect_right(self._numbers, behind)
         last = len(self._numbers) if limit is None else first + limit
         found = [self._members[number] for number in self._numbers[first:last]]
         return Page(found, found[-1].id if last < len(self._numbers) else None)
@@ -141,7 +141,7 @@ class ForkTree:
     def check_pruned(self, target: str, asking: str) -> int:
         """Check that the session ``asking`` may prune the session ``target``. Returns the number of
         ``target`` in the journal. Raises ``MemberUnknown``, or ``PruneInvalid`` if the two are the same."""
-        number = self._places.get(target)
+        number = self._number_of.get(target)
         if number is None:
             raise MemberUnknown(f"This tree has no session {target!r}", param="session")
         if target == asking:
@@ -161,7 +161,7 @@ class ForkTree:
         elif self._names.get(before.name) == record.id:
             del self._names[before.name]
         self._members[number] = Member(record.id, record.parent or None, record.name)
-        self._places[record.id] = number
+        self._number_of[record.id] = number
         if record.name:
             self._names[normalize("NFC", record.name)] = record.id
 

@@ -149,8 +149,8 @@ class Forks:
             replayed = await asyncio.to_thread(replay, stored.operations, **limits)
             history, operations = replayed.history, list[AnyOperation]()
             last = replayed.last
-            if last is not None and last.ended is None and last.placed.turn is not None:
-                history.abort_turn(last.placed.turn)  # its client did not get it whole
+            if last is not None and last.ended is None and last.prepared.turn is not None:
+                history.abort_turn(last.prepared.turn)  # its client did not get it whole
                 operations.append(refused(last.id, None))
             history = history.branch(operations.append)
             history.drop_silent()

@@ -186,8 +186,8 @@ class SessionRegistry:
         return await self.aside(salt, script.characters(), render)
 
     async def aside(self, salt: bytes, size: int, work: Callable[[Stopped], _T]) -> _T:
-        """Call ``work`` and return its result: if ``size``, in characters or bytes, is large, at the tenant's
-        place at the worker threads. ``work`` gets a function that returns true once the caller was
+        """Call ``work`` and return its result: if ``size``, in characters or bytes, is large, in the tenant's
+        slot at the worker threads. ``work`` gets a function that returns true once the caller was
         cancelled."""
         if size < self.settings.aside_characters:
             return work(bool)

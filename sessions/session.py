@@ -141,11 +141,11 @@ class Session:
         bound = self._turn_grammar.prepare(request, tools)
         form = {} if request.out_of_band else request_form(request)
         with ExitStack() as undo:  # until the journal has the turn, any error takes it back
-            placed = self.history.place(request)
-            if placed.turn is not None:
-                undo.callback(self.history.abort_turn, placed.turn)
+            prepared = self.history.prepare(request)
+            if prepared.turn is not None:
+                undo.callback(self.history.abort_turn, prepared.turn)
             response = TurnResponse(
-                self._branch, bound, placed, response_id, ended=self._ended, whole_calls=whole_calls
+                self._branch, bound, prepared, response_id, ended=self._ended, whole_calls=whole_calls
             )
             undo.callback(self._tenant.left, [response])
             undo.callback(response.withdraw)
@@ -164,8 +164,8 @@ class Session:
         try:
             response = TurnResponse(
                 self._branch,
-                self._turn_grammar.prepare(past.request, past.placed.script.preamble.tools),
-                past.placed,
+                self._turn_grammar.prepare(past.request, past.prepared.script.preamble.tools),
+                past.prepared,
                 past.id,
                 ended=self._ended,
                 said=past.ids,
@@ -175,8 +175,8 @@ class Session:
             )
             self._own(response)
         except BaseException as fault:
-            if past.placed.turn is not None:
-                self.history.abort_turn(past.placed.turn)
+            if past.prepared.turn is not None:
+                self.history.abort_turn(past.prepared.turn)
             self.log.append(refused(past.id, fault))
             raise
         return response

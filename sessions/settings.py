@@ -87,7 +87,7 @@ class JournalSettings:
     sweep_seconds: float = 600.0
     """Time between two runs of retention, which forgets sessions by age and number."""
     snapshot_operations: int = 256
-    """A session gets a new snapshot, one record in the place of its operations so far, when it has this many
+    """A session gets a new snapshot, one record instead of its operations so far, when it has this many
     operations after its last snapshot and they take at least as many bytes as that one."""
     max_events: int = 1024
     """How many ids of client events are kept per session, to detect an event that is sent twice."""

@@ -152,7 +152,7 @@ class StoredObjects:
         return grown
 
     def rewrite(self, stored: StoredObject, notes: Sequence[bytes], *, owner: bytes = b"") -> StoredObject:
-        """Put ``notes`` in the place of all notes of an object, which are forgotten as in `drop`. Returns the
+        """Replace all notes of an object, which are forgotten as in `drop`, by ``notes``. Returns the
         object's next version. ``stored``: its latest one. ``owner``: as in `add`."""
         made = StoredObject(stored.name, stored.salt, next(self._numbers), tuple(notes), len(notes))
         if self._journal is not None:

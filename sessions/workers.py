@@ -60,7 +60,7 @@ class Workers:
 
 
 class WorkerSlot:
-    """One tenant's place at the threads: it runs one piece of work at a time, in the order of the calls."""
+    """One tenant's slot at the threads: it runs one piece of work at a time, in the order of the calls."""
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers

@@ -178,9 +178,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    places = {name: place for place, name in enumerate(LONGEST)}
+    order = {name: index for index, name in enumerate(LONGEST)}
     files = {item: str(item.path.relative_to(config.rootpath)) for item in items}
-    items.sort(key=lambda item: places.get(files[item], len(places)))
+    items.sort(key=lambda item: order.get(files[item], len(order)))
     for item in items:
         if files[item] in MORE:
             item.add_marker(pytest.mark.more)

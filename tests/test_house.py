@@ -314,7 +314,7 @@ def texts() -> list[Path]:
     ]
 
 
-# Measures: each finds places that a test forbids, or allows a few of.
+# Measures: each finds lines that a test forbids, or allows a few of.
 
 
 def at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -390,18 +390,18 @@ def test_no_circle_between_the_folders_of_a_room(room: str) -> None:
 
 
 def upward_imports(room: str) -> list[str]:
-    """Imports inside a room, wherever in a file, from a lower place to a higher one."""
-    places = {name: level for level, names in enumerate(INSIDE[room]) for name in names}
+    """Imports inside a room, wherever in a file, from a lower level to a higher one."""
+    levels = {name: level for level, names in enumerate(INSIDE[room]) for name in names}
 
-    def place(module: str) -> int | None:
+    def level(module: str) -> int | None:
         parts = module.split(".")
         stems = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
-        return next((places[stem] for stem in stems if stem in places), None)
+        return next((levels[stem] for stem in stems if stem in levels), None)
 
     wrong = []
     for module, others in room_imports(room, everywhere).items():
         for other in sorted(others):
-            here, there = place(module), place(other)
+            here, there = level(module), level(other)
             if here is not None and there is not None and there > here:
                 wrong.append(f"{room}: {module} imports {other}")
     return wrong
@@ -431,7 +431,7 @@ HOOKS = {Path("kernels/gpu/compiling.py")}
 
 
 def callbacks() -> list[str]:
-    """Places where a function, a method, a lambda or a partial is assigned to an attribute of another object.
+    """Lines where a function, a method, a lambda or a partial is assigned to an attribute of another object.
 
     ``self.x = …`` is the object's own; ``pool.x = self._method`` and ``self.pool.x = function`` are not.
     Anything that is assigned to an attribute that is declared ``Callable`` counts too.
@@ -573,13 +573,13 @@ def test_a_field_of_a_sequence_has_one_writer() -> None:
 
 
 def doubled_classes() -> list[str]:
-    """Class names that stand in more than one place of the rooms, with the places."""
-    places = defaultdict(list)
+    """Class names that stand in more than one file of the rooms, with the files."""
+    files = defaultdict(list)
     for path in modules():
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ClassDef):
-                places[node.name].append(str(path))
-    return [f"{name}: {', '.join(paths)}" for name, paths in sorted(places.items()) if len(paths) > 1]
+                files[node.name].append(str(path))
+    return [f"{name}: {', '.join(paths)}" for name, paths in sorted(files.items()) if len(paths) > 1]
 
 
 def test_a_class_name_stands_for_one_class() -> None:

@@ -16,9 +16,9 @@ from pathlib import Path
 from holdfast.tests import conftest
 from holdfast.tests.test_house import ROOMS, ROOT, names_in, tracked, tree_of
 
-PLACES = "|".join((*ROOMS, "tests"))
+FOLDERS = "|".join((*ROOMS, "tests"))
 FILE = re.compile(
-    rf"(?<![\w./~-])((?:{PLACES}|\.ci)/(?:[\w.-]+/)*(?:[\w-]+\.(?:c|json|md|mjs|py|toml|txt|yaml))?)"
+    rf"(?<![\w./~-])((?:{FOLDERS}|\.ci)/(?:[\w.-]+/)*(?:[\w-]+\.(?:c|json|md|mjs|py|toml|txt|yaml))?)"
     r"(?![\w/.-]*\w)(?:::(\w+))?"
 )
 """A file or folder of the repository, ``tests/kernels/`` or ``kvstore/pool.py``, perhaps with a test."""
@@ -29,7 +29,7 @@ LINK = re.compile(r"\]\(((?!https?:)[^)#\s]+)")
 EXAMPLES = {"runtime/order/mine.py", "gateway/NAME/", "benchmarks/NAME.py", "benchmarks/NAME/bench.py"}
 EXAMPLES |= {"holdfast.runtime.order.mine", "holdfast.sdk.examples.NAME"}
 """What a document tells its readers to write, and patterns of names."""
-DOTTED = re.compile(rf"(?<![\w.])holdfast\.(?:{PLACES})(?:\.\w+)*(?::\w+)?")
+DOTTED = re.compile(rf"(?<![\w.])holdfast\.(?:{FOLDERS})(?:\.\w+)*(?::\w+)?")
 COMMAND = re.compile(r"(?:`|^ *\$ |^ {4})(make|holdfast bench) ([a-z][\w-]*)", re.MULTILINE)
 
 
@@ -149,9 +149,9 @@ def test_files_that_documents_name_without_their_folder_are_there() -> None:
             continue
         wrong += [f"{path}: {name}" for name in BARE.findall(text) if name not in known]
         for folder, cells in ROW.findall(text):
-            place = ROOT / path.parent / folder
-            names = NAMED.findall(cells) if place.is_dir() else ()
-            gone = (name for name in names if not any((one / name).exists() for one in (place, ROOT)))
+            cell_folder = ROOT / path.parent / folder
+            names = NAMED.findall(cells) if cell_folder.is_dir() else ()
+            gone = (name for name in names if not any((one / name).exists() for one in (cell_folder, ROOT)))
             wrong += [f"{path}: {folder}/{name}" for name in gone]
     assert not wrong
 

@@ -108,9 +108,9 @@ def main(what: str, first: int, tries: int) -> int:
 
 
 def journal(folder: Path, disk: BadDisk, arm: Callable[[], None], found: dict[str, Any]) -> int:
-    """The workload on the journal: sessions begin, grow, are forgotten and compacted; everything acknowledged
-    must be there. ``arm`` makes the calls fail that are to fail. Adds what came of it to ``found``. Returns how
-    many calls there were."""
+    """The workload on the journal: sessions begin, grow and are forgotten, logs are merged; everything
+    acknowledged must be there. ``arm`` makes the calls fail that are to fail. Adds what came of it to
+    ``found``. Returns how many calls there were."""
     return asyncio.run(_journal(folder, disk, arm, found))
 
 

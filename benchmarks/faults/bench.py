@@ -75,7 +75,7 @@ ROWS: dict[str, tuple[int, Row]] = {
     "two-servers": (220, store_faults.two_servers),
     "moved-store": (60, store_faults.moved),
     "clocks": (100, store_faults.stepped),
-    "kill-compaction": (400, store_faults.killed_in_compactions),
+    "kill-merge": (400, store_faults.killed_in_merges),
     "empty-disk": (60, store_faults.emptied),
     "badio-kv": (1000, lambda tries, seed: badio.worked("kv", tries)),
     "badio-journal": (1000, lambda tries, seed: badio.worked("journal", tries)),
@@ -122,7 +122,7 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="holdfast bench faults", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--tries", type=int, help="of each row, in place of the long run's")
+    parser.add_argument("--tries", type=int, help="of each row, instead of the long run's")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args(words)
     tallies = asyncio.run(measured(asked.only, asked.scale, asked.seed, asked.tries))

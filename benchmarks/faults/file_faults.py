@@ -104,11 +104,11 @@ def flipped_records(tries: int, seed: int) -> FaultTally:
         records(folder).close()
         path, listed = folder / FILE, folder / index.FILE
         whole, entries = path.read_bytes(), listed.read_bytes()
-        places = [whole.find(payload(number)[:64]) for number in range(RECORDS)]
+        offsets = [whole.find(payload(number)[:64]) for number in range(RECORDS)]
         for _ in range(tries):
             hit = rng.randrange(RECORDS)
             data = bytearray(whole)
-            data[places[hit] + rng.randrange(SIZE)] ^= 1 << rng.randrange(8)
+            data[offsets[hit] + rng.randrange(SIZE)] ^= 1 << rng.randrange(8)
             path.write_bytes(data)
             listed.write_bytes(entries)
             store = RecordStore(folder, SPACE, SIZE, 1 << 30)
@@ -163,7 +163,7 @@ def told(store: JournalStore, number: int) -> list[str]:
 
 
 def kept(folder: Path, count: int = SESSIONS) -> None:
-    """Write a journal of several log files, with ``count`` sessions that take turns."""
+    """Write a journal of several log files, with ``count`` sessions that write alternately."""
     with opened(folder, SMALL_LOGS) as store:
         groups = [session(number) for number in range(1, count + 1)]
         for group in groups:
@@ -188,14 +188,14 @@ def opened(folder: Path, settings: JournalSettings = SETTINGS) -> Iterator[Journ
         speaking.setLevel(logging.NOTSET)
 
 
-def places(folder: Path) -> dict[int, list[tuple[Path, int, int]]]:
+def locations(folder: Path) -> dict[int, list[tuple[Path, int, int]]]:
     """For each session, by number, where its records lie in the journal: log file, offset, length in bytes."""
     store = JournalStore(folder, MODEL, SMALL_LOGS, write=False)
     found = {
         state.number: [
-            (store.logs.logs[slot_of(place)].path, offset_of(place), store.logs.size(place))
-            for place in state.places()
-            if place
+            (store.logs.logs[slot_of(location)].path, offset_of(location), store.logs.size(location))
+            for location in state.locations()
+            if location
         ]
         for state in store.sessions.states.values()
     }
@@ -229,7 +229,7 @@ def flipped_journal(tries: int, seed: int) -> FaultTally:
     tally, rng = FaultTally("bit flipped in the journal"), Random(seed)
     with memory_folder() as folder:
         kept(folder)
-        held = places(folder)
+        held = locations(folder)
         whole = {path: path.read_bytes() for path in (folder / "journal").iterdir()}  # the indexes, too
         for _ in range(tries):
             hit = rng.randrange(1, SESSIONS + 1)
@@ -254,7 +254,7 @@ def damaged_pages(tries: int, seed: int) -> FaultTally:
     for attempt in range(tries):
         with memory_folder() as folder:
             kept(folder)
-            held = places(folder)
+            held = locations(folder)
             log = rng.choice(sorted((folder / "journal").glob("*.log")))
             before = log.read_bytes()
             after = spoilt(before, attempt, rng)

@@ -62,7 +62,7 @@ class Proxy:
 
 @asynccontextmanager
 async def proxy(target: str, allowance: Callable[[], int | None] = lambda: None) -> AsyncIterator[Proxy]:
-    """Run a proxy on a free port, for the block; clients use its ``url`` in place of the server's."""
+    """Run a proxy on a free port, for the block; clients use its ``url`` instead of the server's."""
     made = Proxy(target, allowance)
     server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
     made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"

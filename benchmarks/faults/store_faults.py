@@ -1,5 +1,5 @@
 """Faults of the store as a whole: two servers on one, stores that move, clocks that step, kills in a
-compaction, and everything deleted on a full disk.
+merge, and everything deleted on a full disk.
 
 One function per row of the table of `bench`. The servers are journals in processes of their own
 (`store_child`), which write all the time. Lost: an acknowledged text that is not there, or a deleted one that
@@ -41,7 +41,7 @@ SMALL: dict[str, Any] = {
     "snapshot_operations": 24,
     "erase_seconds": 0.1,
 }
-"""Settings of a journal with small logs, which compacts all the time."""
+"""Settings of a journal with small logs, which merges all the time."""
 
 
 @dataclass
@@ -186,12 +186,12 @@ def heard(store: Any, number: int) -> list[str]:
 def _compare(number: int, said: list[str], found: list[str], tally: FaultTally) -> None:
     strange = [text for text in found if not text.startswith(f"{number:x} ")]
     tally.wrong += len(strange) + len(found) - len(set(found))
-    places = {text: at for at, text in enumerate(found)}
-    at = [places[text] for text in said if text in places]
+    index_of = {text: at for at, text in enumerate(found)}
+    at = [index_of[text] for text in said if text in index_of]
     tally.wrong += at != sorted(at)
     if len(at) < len(said):
         tally.lost += len(said) - len(at)
-        gone = [text for text in said if text not in places]
+        gone = [text for text in said if text not in index_of]
         tally.notes.append(
             f"{number:x}: {len(gone)} of {len(said)} texts are gone: {gone[0][:60]!r} at {said.index(gone[0])}"
         )
@@ -302,8 +302,8 @@ async def two_servers(tries: int, seed: int) -> FaultTally:
     names = [*WAYS, "no locks"]
     for attempt in range(tries):
         name = names[attempt % len(names)]
-        with memory_folder() as place, lying(place) as lies:
-            path, aside = place / "store", place / "aside"
+        with memory_folder() as base, lying(base) as lies:
+            path, aside = base / "store", base / "aside"
             nolock = {**lies, "BADLOCK": "1"} if name == "no locks" else {}
             if name == "no locks" and not lies:
                 tally.notes.append("no C compiler: servers with locks alone")
@@ -322,7 +322,7 @@ async def two_servers(tries: int, seed: int) -> FaultTally:
                     await _both(first, second, path, rng, tally)
                     await second.end(kill=rng.random() < 0.5)
                 await first.end(kill=rng.random() < 0.5)
-            _settle(name, place, first, second, tally)
+            _settle(name, base, first, second, tally)
             tally.tries += 1
     return tally
 
@@ -341,9 +341,9 @@ async def _both(
             tally.notes.append(f"{one.name} writes nothing, and says nothing")
 
 
-def _settle(name: str, place: Path, first: StoreServer, second: StoreServer, tally: FaultTally) -> None:
+def _settle(name: str, base: Path, first: StoreServer, second: StoreServer, tally: FaultTally) -> None:
     """Compare each store there is now with what was acknowledged in it."""
-    path, aside = place / "store", place / "aside"
+    path, aside = base / "store", base / "aside"
     before = tally.lost, tally.wrong
     match name:
         case "copied" | "linked":  # two stores from then on
@@ -383,8 +383,8 @@ async def moved(tries: int, seed: int) -> FaultTally:
     tally, rng = FaultTally("store moved away and back"), random.Random(seed)
     loop = asyncio.get_running_loop()
     for attempt in range(tries):
-        with memory_folder() as place:
-            path, aside = place / "store", place / "aside"
+        with memory_folder() as base:
+            path, aside = base / "store", base / "aside"
             async with server(path, "first") as first:
                 for _ in range(3):
                     await first.work(rng)
@@ -419,11 +419,11 @@ async def stepped(tries: int, seed: int) -> FaultTally:
     tally, rng = FaultTally("clock set wrong, in service and at boot"), random.Random(seed)
     always = {"sweep_seconds": -1.0, "max_age_seconds": 30 * DAY}
     for _ in range(tries):
-        with memory_folder() as place, lying(place) as lies:
+        with memory_folder() as base, lying(base) as lies:
             if not lies:
                 tally.notes.append("no C compiler: nothing tried")
                 return tally
-            path, hands = place / "store", place / "clock"
+            path, hands = base / "store", base / "clock"
             servers: list[StoreServer] = []
             _set(hands, 0.0)
             for number in range(3):
@@ -457,12 +457,12 @@ def _set(hands: Path, seconds: float) -> None:
 # --- kills --------------------------------------------------------------------------------------------------
 
 
-async def killed_in_compactions(tries: int, seed: int) -> FaultTally:
-    """Kill a server (``kill -9``) that compacts small logs all the time, so many times, and start the next on
+async def killed_in_merges(tries: int, seed: int) -> FaultTally:
+    """Kill a server (``kill -9``) that merges small logs all the time, so many times, and start the next on
     the store."""
-    tally, rng = FaultTally("server killed while it compacts"), random.Random(seed)
-    with memory_folder() as place:
-        path, servers = place / "store", list[StoreServer]()
+    tally, rng = FaultTally("server killed while it merges logs"), random.Random(seed)
+    with memory_folder() as base:
+        path, servers = base / "store", list[StoreServer]()
         while tally.tries < tries:
             async with server(path, f"server {tally.tries}") as one:
                 servers.append(one)

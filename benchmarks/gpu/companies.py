@@ -58,9 +58,9 @@ def _products(bench: Bench, companies: int) -> list[Figure]:
     equal = 0
     for _ in range(companies):
         some = x[torch.from_numpy(random.permutation(511)[: random.integers(1, bench.size(500, 8))] + 1)]
-        place = int(random.integers(0, len(some) + 1))
-        company = torch.cat((some[:place], x[:1], some[place:]))
-        equal += int(torch.equal(invariant_kernels.linear(company, weight)[place], alone))
+        at = int(random.integers(0, len(some) + 1))
+        company = torch.cat((some[:at], x[:1], some[at:]))
+        equal += int(torch.equal(invariant_kernels.linear(company, weight)[at], alone))
     lines = [figure("product, companies with equal bits", equal, f"of {companies}", companies)]
     for rows in (1, 64, 512):
         ours = median_us(bench, [partial(invariant_kernels.linear, x[:rows], weight)])

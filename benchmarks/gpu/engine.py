@@ -104,7 +104,7 @@ def generate(
 ) -> tuple[list[list[Any]], list[Figure]]:
     """Generate ``new`` tokens after each prompt, all in one batch. Returns the ids for each prompt, and with
     ``graphs`` what `captured` tells. ``step_tokens``: the most that one step computes. ``sampling``: of all, or
-    of each in turn. ``scored``: pairs of id and log probability in place of ids."""
+    of each. ``scored``: pairs of id and log probability instead of ids."""
     scheduler, runner = parts_of(model, step_tokens)
     told = captured(model, runner, scheduler.settings) if graphs else []
     each = [sampling] if isinstance(sampling, verbs.Sampling) else sampling

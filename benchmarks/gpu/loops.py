@@ -31,9 +31,9 @@ def figures(bench: Bench) -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         caller = Caller.make(model, Path(folder), options.seed, options.dtype)
         with agent.serving_loops(caller, options, device) as running:
-            agent.by_turns(running, caller, replace(options, rounds=1, seed=WARMING), history, 3)
-            plain = agent.by_turns(running, caller, options, history, steps)
-            slow = agent.by_turns(running, caller, options, history, steps, streamed)
+            agent.alternating(running, caller, replace(options, rounds=1, seed=WARMING), history, 3)
+            plain = agent.alternating(running, caller, options, history, steps)
+            slow = agent.alternating(running, caller, options, history, steps, streamed)
         dispatch = asyncio.run(agent.dispatched(caller, options, device, history, steps))
     found, name = agent.shares(plain), f"{steps} calls on {history}"
     return [

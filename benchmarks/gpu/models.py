@@ -55,7 +55,7 @@ TOY = {
     "num_key_value_heads": 1,
     "vocab_size": 1536,
 }
-"""The fields that a rehearsal puts in place of each shape's own."""
+"""The fields that a rehearsal puts instead of each shape's own."""
 
 
 def drawn(bench: Bench, name: str) -> LoadedModel:

@@ -28,7 +28,7 @@ ODD = (1088, 1040)
 """A width that no step divides, and outputs that no tile divides; torch's FP8 needs multiples of 16."""
 FEW, MANY = (1, 4, 16), (64, 512, 4096)
 COPIES = 4
-"""The number of weights that are read in turn: together they are larger than any L2 cache."""
+"""The number of weights that are read one after the other: together they are larger than any L2 cache."""
 MOST_WRONG = 0.01
 """The greatest error against the reference, as a share of its greatest number: bf16 rounds results by up to
 0.004, and activations may be rounded to the next code."""

@@ -61,10 +61,10 @@ class BareSender:
             while len(self._answers) < wanted:
                 self._more.clear()
                 await self._more.wait()
-            for place, answer in list(self._answers.items()):
+            for number, answer in list(self._answers.items()):
                 answer.left -= 1
                 if not answer.left:
-                    del self._answers[place]
+                    del self._answers[number]
                 await answer.send({"type": "websocket.send", "text": answer.frame})
 
 

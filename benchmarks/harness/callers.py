@@ -90,7 +90,7 @@ class Caller:
         return {"temperature": 0, "tool_choice": {"type": "function", "name": TOOL}, "max_output_tokens": 64}
 
     def words(self, count: int, seed: int) -> str:
-        """A text of ``count`` tokens, from a random place in the source."""
+        """A text of ``count`` tokens, from a random point in the source."""
         at = random.Random(seed).randrange(len(self.said) - 2 * count)
         while True:
             text: str = self.tokenizer.decode(list(self.said[at : at + count]), skip_special_tokens=False)

@@ -17,8 +17,8 @@ from statistics import NormalDist
 from .agents import HUMAN, LONGEST_PAUSE, TOOL, Pause, Scale, TraceTurn
 
 Absence = Callable[[int, int], float]
-"""How long a session will stay away, in a unit of its own: a function of the place in the trace of the
-session's last turn, and of the present place."""
+"""How long a session will stay away, in a unit of its own: a function of the position in the trace of the
+session's last turn, and of the present position."""
 
 
 def optimum(
@@ -29,8 +29,8 @@ def optimum(
 
     Belady's MIN on this trace, with all tiers as one store without duplicates: it evicts what is used again
     latest, or never. A session's blocks are used together, so it evicts the end of the session that returns
-    last, and keeps prefixes. A lower bound. ``runs``: turns run in this store, one at a time; their blocks take
-    the place of others, and the bound is reached except for partial blocks.
+    last, and keeps prefixes. A lower bound. ``runs``: turns run in this store, one at a time; their blocks
+    evict others, and the bound is reached except for partial blocks.
     """
     uses: dict[int, list[int]] = {}
     for at, turn in enumerate(trace):

@@ -28,7 +28,7 @@ def prompt(rng: random.Random, length: int, vocabulary_size: int) -> list[int]:
 
 
 def rotated(items: Sequence[T], by: int) -> list[T]:
-    """The items rotated by ``by``, so that each comes first in turn."""
+    """The items rotated by ``by``, so that each comes first once."""
     by %= len(items)
     return [*items[by:], *items[:by]]
 

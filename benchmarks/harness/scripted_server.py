@@ -1,4 +1,4 @@
-"""A real server with `scripted_engine` in place of its engine; run it with ``python -m``, end it with SIGTERM.
+"""A real server with `scripted_engine` instead of its engine; run it with ``python -m``, end it with SIGTERM.
 
 The gateway is that of ``holdfast serve``, with the journal in the folder ``--store`` and the same use of the
 garbage collector.

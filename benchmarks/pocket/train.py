@@ -184,7 +184,7 @@ def run(worker: int, job: Job) -> None:
 
 def export(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Write the model in bfloat16, and the tokenizer, as a Hugging Face folder: first to a folder of their own,
-    from which the files are moved to their place one by one."""
+    from which the files are moved one by one."""
     fresh = folder.with_name(folder.name + ".new")
     shutil.rmtree(fresh, ignore_errors=True)
     half = copy.deepcopy(model).bfloat16()

@@ -104,7 +104,7 @@ class WorldWords:
         return self.rng.choice(NOUNS) if not self.held_out and self.rng.random() < 0.25 else self.made_up()
 
     def one_of(self, known: Sequence[str]) -> str:
-        """One of the words in ``known``, or, as often, a made-up word in its place."""
+        """One of the words in ``known``, or, as often, a made-up word instead."""
         return self.rng.choice(known) if self.rng.random() < 0.5 else self.made_up()
 
     def code(self) -> str:

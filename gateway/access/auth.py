@@ -6,7 +6,7 @@ except web pages that the machine's user opens: a foreign ``Origin`` that was no
 a ``Host`` that is no name of this server. (Otherwise a page could point its own name at this machine and read
 the answers: DNS rebinding.)
 
-A keys file may hold a key's digest in place of the key, so that a thief of the file gets no key:
+A keys file may hold a key's digest instead of the key, so that a thief of the file gets no key:
 ``blake2b:HEX``, the BLAKE2b of the key in 32 bytes, or ``sha256:HEX``.
 """
 
@@ -89,7 +89,7 @@ MOST_FILE_BYTES = 1 << 20
 NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 """The form of a tenant's name."""
 DIGEST = re.compile(r"(blake2b|sha256):([0-9a-f]{64})", re.IGNORECASE)
-"""The form of a key's digest, as a keys file may hold it in place of the key."""
+"""The form of a key's digest, as a keys file may hold it instead of the key."""
 HOST = re.compile(r"(\[(?P<address>[^\[\]]+)\]|(?P<name>[^:\[\]]+))(:\d*)?", re.ASCII)
 """The form of a Host header's value."""
 
@@ -217,14 +217,14 @@ class Keys:
         """The BLAKE2b and the SHA-256 of a valid key; empty for a key that is not valid."""
         return () if self.tenant(key) is None else _digests(key)
 
-    def with_operators(self, keys: Iterable[str], place: str) -> Keys:
-        """A copy of these keys in which ``keys`` are operators' keys, too. ``place``: where they come from, for
-        the error. Raises ``KeysUnusable`` if one is empty or has blanks."""
+    def with_operators(self, keys: Iterable[str], source: str) -> Keys:
+        """A copy of these keys in which ``keys`` are operators' keys, too. ``source``: where they come from,
+        for the error. Raises ``KeysUnusable`` if one is empty or has blanks."""
         operators = set[bytes]()
         for key in keys:
             if len(key.split()) != 1 or key != key.strip():
-                raise KeysUnusable(f"{place} is empty, or has blanks in it")
-            operators.add(_stored(key, place))
+                raise KeysUnusable(f"{source} is empty, or has blanks in it")
+            operators.add(_stored(key, source))
         return Keys(self.tenants, self.operators | operators)
 
     def opens(self, digests: Iterable[bytes], salt: bytes) -> bool:
@@ -234,14 +234,14 @@ class Keys:
         return tenant is not None and salt_of(tenant) == salt
 
 
-def add_key(tenants: dict[bytes, str], key: str, tenant: str, place: str) -> None:
+def add_key(tenants: dict[bytes, str], key: str, tenant: str, source: str) -> None:
     """Add ``key``, a key or its digest, to ``tenants``, a mapping from digests of keys to tenants' names, as a
-    key of ``tenant``. ``place``: where the key comes from, for the error. Raises ``KeysUnusable`` if it is
+    key of ``tenant``. ``source``: where the key comes from, for the error. Raises ``KeysUnusable`` if it is
     empty, has blanks, is not a valid digest, or belongs to another tenant."""
     if len(key.split()) != 1 or key != key.strip():
-        raise KeysUnusable(f"{place} is empty, or has blanks in it")
-    if tenants.setdefault(_stored(key, place), tenant) != tenant:
-        raise KeysUnusable(f"{place} is another tenant's already")
+        raise KeysUnusable(f"{source} is empty, or has blanks in it")
+    if tenants.setdefault(_stored(key, source), tenant) != tenant:
+        raise KeysUnusable(f"{source} is another tenant's already")
 
 
 def read_text(path: Path) -> str:
@@ -261,18 +261,18 @@ def salt_of(tenant: str) -> bytes:
 
 
 def written_digest(key: str) -> str:
-    """A key's digest in the form in which a keys file may hold it in place of the key: ``blake2b:HEX``."""
+    """A key's digest in the form in which a keys file may hold it instead of the key: ``blake2b:HEX``."""
     return f"blake2b:{_blake2b(key).hex()}"
 
 
-def _stored(key: str, place: str) -> bytes:
+def _stored(key: str, source: str) -> bytes:
     """The digest for an entry of a keys file, which is a digest as text or a key; of a key it is the BLAKE2b.
-    ``place``: where the entry comes from, for the error. Raises ``KeysUnusable`` for a malformed digest."""
+    ``source``: where the entry comes from, for the error. Raises ``KeysUnusable`` for a malformed digest."""
     found = DIGEST.fullmatch(key)
     if found is not None:
         return bytes.fromhex(found[2])
     if key.lower().startswith(("blake2b:", "sha256:")):
-        raise KeysUnusable(f"{place} is no digest of a key: it has not 64 digits from 0 to f")
+        raise KeysUnusable(f"{source} is no digest of a key: it has not 64 digits from 0 to f")
     return _blake2b(key)
 
 
@@ -400,8 +400,8 @@ class Guard:
             wrong = "An operator's key opens no sessions" if operator else "This API key is not valid here"
             raise KeyInvalid(KEY_WANTED.format(wrong if bearer else "No API key"))
         if operators and not operator:
-            place = OPERATOR_PATH if path.startswith(OPERATOR_PATH) else path
-            raise OperatorWanted(f"{place} is for operators: send the key of --operator-key or [operators]")
+            what = OPERATOR_PATH if path.startswith(OPERATOR_PATH) else path
+            raise OperatorWanted(f"{what} is for operators: send the key of --operator-key or [operators]")
         scope[TENANT], scope[OPERATOR] = salt_of(tenant or ""), operator
         scope[ATTRIBUTION] = replace(scope[ATTRIBUTION], tenant=tenant or "")
         if tenant is not None:

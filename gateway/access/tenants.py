@@ -107,7 +107,7 @@ class Tenants:
 
     @classmethod
     def read(cls, path: Path) -> Tenants:
-        """Read a keys file in either form. Raises ``KeysUnusable``, which names the file and the place in it,
+        """Read a keys file in either form. Raises ``KeysUnusable``, which names the file and the table in it,
         never a key."""
         if path.suffix != ".toml":
             return cls(Keys.read(path), source=str(path))
@@ -190,22 +190,22 @@ def _from_toml(text: str, source: str) -> Tenants:
         raise KeysUnusable(str(error)) from None
     keys: dict[bytes, str] = {}
     limits: dict[str, Allowance] = {}
-    usual = _placed("[limits]", file.limits, NOTHING_SET)
+    usual = _allowance("[limits]", file.limits, NOTHING_SET)
     for name, tenant in file.tenants.items():
         if not NAME.fullmatch(name):
             raise KeysUnusable(f"{name!r} is no name of a tenant")
         for key in tenant.keys:
             add_key(keys, key, name, f"a key of [tenants.{name}]")
-        limits[name] = _placed(f"[tenants.{name}]", tenant, usual)
+        limits[name] = _allowance(f"[tenants.{name}]", tenant, usual)
     if not keys:
         raise KeysUnusable("it has no keys")
     held = Keys(keys).with_operators(file.operators.keys, "a key of [operators]")
     return Tenants(held, {name: one for name, one in limits.items() if one != NOTHING_SET}, source)
 
 
-def _placed(place: str, table: msgspec.Struct, usual: Allowance) -> Allowance:
-    """The limits in one table of the file, with those of ``usual`` where the table sets none. ``place``: the
-    table's name, for the error. Raises ``KeysUnusable``."""
+def _allowance(name: str, table: msgspec.Struct, usual: Allowance) -> Allowance:
+    """The limits in one table of the file, with those of ``usual`` where the table sets none. ``name``: the
+    table's, for the error. Raises ``KeysUnusable``."""
     given: dict[str, int] = {}
     try:
         for quota in TENANT_QUOTAS:
@@ -213,7 +213,7 @@ def _placed(place: str, table: msgspec.Struct, usual: Allowance) -> Allowance:
                 given[quota.name] = bytes_of(str(value)) if quota.in_bytes else value
         return replace(usual, **given)
     except (ValueError, KeysUnusable) as fault:
-        raise KeysUnusable(f"{place}: {fault}") from None
+        raise KeysUnusable(f"{name}: {fault}") from None
 
 
 # --- whether the limits fit the server ----------------------------------------------------------------------

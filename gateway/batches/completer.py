@@ -157,7 +157,7 @@ class CompletionBatch:
         completions have ended. A completion that fails ends alone, with its `CompletionOutput.error`. Raises
         ``EngineUnavailable`` if no engine is left that could complete anything.
         """
-        queue = ((place, index) for place, task in enumerate(self._tasks) for index in range(task.params.n))
+        queue = ((number, index) for number, task in enumerate(self._tasks) for index in range(task.params.n))
         count = sum(task.params.n for task in self._tasks)
         workers = [
             asyncio.create_task(self._work(queue, deliver, ended))
@@ -176,15 +176,15 @@ class CompletionBatch:
         self, queue: Iterator[tuple[int, int]], deliver: Deliver, ended: Callable[[PromptTask], None]
     ) -> None:
         """Run completions from ``queue``, one after the other, until it is empty. Its entries are pairs: the
-        place of a task in the batch, and the index of one of its completions. The others of a prompt wait until
-        the first one has begun."""
-        for place, index in queue:
-            task = self._tasks[place]
+        number of a task in the batch, and the index of one of its completions. The others of a prompt wait
+        until the first one has begun."""
+        for number, index in queue:
+            task = self._tasks[number]
             try:
                 async with self._completer.places:
                     if index:
                         await task.begun.wait()
-                    output = await self._complete(place, index, deliver)
+                    output = await self._complete(number, index, deliver)
             finally:
                 if not index:
                     task.begun.set()
@@ -194,8 +194,8 @@ class CompletionBatch:
             if task.ended:
                 ended(task)
 
-    async def _complete(self, place: int, index: int, deliver: Deliver) -> CompletionOutput:
-        completer, task = self._completer, self._tasks[place]
+    async def _complete(self, number: int, index: int, deliver: Deliver) -> CompletionOutput:
+        completer, task = self._completer, self._tasks[number]
         request = _numbered(task.request, index)
         hello = completer.link.hello
         ends: frozenset[int] = frozenset()
@@ -219,7 +219,7 @@ class CompletionBatch:
                 ending = run.ending
                 text = growing.take(events) + ("" if ending is None else growing.end())
                 if text:
-                    deliver(CompletionPiece.of(text, place, index))
+                    deliver(CompletionPiece.of(text, number, index))
                 if reader.ids and not index:
                     task.begun.set()
         finally:

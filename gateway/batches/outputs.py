@@ -31,7 +31,7 @@ _REASONS: dict[EndReason, FinishReason] = {
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """The log probability of a token at one place of a prompt or completion, as the model gives it, before
+    """The log probability of a token at one position of a prompt or completion, as the model gives it, before
     temperature, filters and penalties.
 
     ``rank``: 1 for the likeliest token; None for a token of the text that is not among the likeliest ones that
@@ -117,7 +117,7 @@ class RequestOutput:
 
 
 class CompletionPiece(str):
-    """Text that a running completion has added: a ``str`` with its origin. ``prompt``: the place of its prompt
+    """Text that a running completion has added: a ``str`` with its origin. ``prompt``: the index of its prompt
     in the call, from 0. ``completion``: which of that prompt's ``n`` completions, from 0."""
 
     __slots__ = ("completion", "prompt")
@@ -127,7 +127,7 @@ class CompletionPiece(str):
 
     @classmethod
     def of(cls, text: str, prompt: int, completion: int) -> CompletionPiece:
-        """Make a piece with this text. ``prompt``: the place of its prompt in the call, from 0. ``completion``:
+        """Make a piece with this text. ``prompt``: the index of its prompt in the call, from 0. ``completion``:
         which of that prompt's completions, from 0."""
         piece = cls(text)
         piece.prompt, piece.completion = prompt, completion

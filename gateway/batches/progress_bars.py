@@ -13,7 +13,7 @@ from ...runtime.link.messages import COMPILING, Heartbeat, Phase
 from .completer import PromptTask
 
 UseTqdm: TypeAlias = bool | Callable[..., Any]
-"""Whether to show a progress bar; or a callable that makes one, used in place of ``tqdm.auto.tqdm``."""
+"""Whether to show a progress bar; or a callable that makes one, used instead of ``tqdm.auto.tqdm``."""
 LONG_SECONDS = 5.0
 """Seconds of compiling kernels after which a line on stderr says so. Reading compiled kernels from disk takes
 less."""

@@ -71,13 +71,13 @@ class PromptEncoder:
         Raises ``InputInvalid`` for what is no prompt, ``PromptTooLong`` if the context has no room for a token
         behind it; both say which prompt it is.
         """
-        given = [_parts(prompt, place) for place, prompt in _placed(prompts)]
+        given = [_parts(prompt, name) for name, prompt in _named(prompts)]
         texts = [text for text, ids, _ in given if ids is None]
         backend = self._language.tokenizer.backend
         encoded = iter(backend.encode_batch(texts, add_special_tokens=True) if texts else ())
         made = []
-        for text, ids, place in given:
-            with _at(place):
+        for text, ids, name in given:
+            with _at(name):
                 made.append(self._fitting(text, self._ids(next(encoded).ids if ids is None else ids)))
         return made
 
@@ -144,7 +144,7 @@ _Parts: TypeAlias = tuple[str | None, Sequence[int] | None, str]
 stands in the call (``prompts[2]``), for errors."""
 
 
-def _placed(prompts: PromptType | Sequence[PromptType]) -> Iterable[tuple[str, PromptType]]:
+def _named(prompts: PromptType | Sequence[PromptType]) -> Iterable[tuple[str, PromptType]]:
     if isinstance(prompts, str | Mapping) or _is_ids(prompts):
         return [("prompts", prompts)]  # type: ignore[list-item]  # one prompt
     if not isinstance(prompts, Sequence):
@@ -156,7 +156,7 @@ def _is_ids(prompt: object) -> bool:
     return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], int)
 
 
-def _parts(prompt: PromptType, place: str) -> _Parts:
+def _parts(prompt: PromptType, name: str) -> _Parts:
     text: Any = None
     ids: Any = None
     if isinstance(prompt, Mapping):
@@ -168,24 +168,24 @@ def _parts(prompt: PromptType, place: str) -> _Parts:
         ids = prompt
     if (text is None and ids is None) or not isinstance(text, str | None):
         raise InputInvalid(
-            f"{place}: a prompt is a text, a list of token ids, or a dict with `prompt` or `prompt_token_ids`",
-            param=place,
+            f"{name}: a prompt is a text, a list of token ids, or a dict with `prompt` or `prompt_token_ids`",
+            param=name,
         )
     try:
         (text or "").encode()
     except UnicodeEncodeError:
-        raise InputInvalid(f"{place}: the text holds a lone surrogate, which is no character") from None
-    return text, ids, place
+        raise InputInvalid(f"{name}: the text holds a lone surrogate, which is no character") from None
+    return text, ids, name
 
 
 @contextmanager
-def _at(place: str) -> Iterator[None]:
-    """In the block, put ``place``, the name of an argument such as ``prompts[2]``, before the text of a
+def _at(name: str) -> Iterator[None]:
+    """In the block, put ``name``, the name of an argument such as ``prompts[2]``, before the text of a
     `SessionError`, and name it as the field at fault."""
     try:
         yield
     except SessionError as fault:
-        fault.message = f"{place}: {fault.message}"
+        fault.message = f"{name}: {fault.message}"
         fault.args = (fault.message,)
-        fault.param = place
+        fault.param = name
         raise

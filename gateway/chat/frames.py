@@ -82,7 +82,7 @@ class FunctionOfCall(_Body, kw_only=True, frozen=True):
 
 
 class ToolCall(_Body, kw_only=True, frozen=True):
-    """A tool call of the model, in a message of a request. ``index``: its place among the calls, which some
+    """A tool call of the model, in a message of a request. ``index``: its position among the calls, which some
     clients copy from a stream's chunk; it has no effect."""
 
     id: Annotated[str, Meta(min_length=1, max_length=64)]

@@ -40,7 +40,7 @@ from .terminal import PROMPT, Output, PlainLines, TerminalPrompt, in_units, prin
 LAST_ITEMS = 8
 """In so many items of a conversation its last turn is looked for."""
 LAST = "last"
-"""In place of a handle: the session that was used last."""
+"""Instead of a handle: the session that was used last."""
 NAMES = {"max_tokens": "max_output_tokens"}
 SETTABLE = [name for name in SamplingOptions.__annotations__ if name != "top_logprobs"]
 """The parameters that `/set` sets; log probabilities are not shown here."""
@@ -283,7 +283,7 @@ class TerminalChat:
         self._count_down(f"trying again: try {retry.number}, {retry.left:.0f} s left; Ctrl-C stops")
 
     def _count_down(self, text: str) -> None:
-        """While the connection is tried again, show ``text`` on the last line of a terminal, in place of what
+        """While the connection is tried again, show ``text`` on the last line of a terminal, instead of what
         was shown there before."""
         if self._console.is_terminal and self._retrying:
             width = self._console.width - 1

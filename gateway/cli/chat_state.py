@@ -62,7 +62,7 @@ class ChatState:
             return Kept()
 
     def keep(self, session: KeptSession) -> None:
-        """Put a session first, in place of its older entry; the least used ones beyond the bound go."""
+        """Put a session first, instead of its older entry; the least used ones beyond the bound go."""
         session.used = time.time()
         session.marks = session.marks[-MOST_MARKS:]
 

@@ -35,7 +35,7 @@ class Collector:
 
     def __init__(self, busy: Callable[[], bool]) -> None:
         self._busy = busy
-        self._rest = 0  # how many looks in turn found no turn
+        self._rest = 0  # how many looks in a row found no turn
         gc.collect()
         gc.set_threshold(*YOUNG, NEVER)
         gc.freeze()

@@ -87,7 +87,7 @@ def origin(context: typer.Context, name: str) -> str | None:
 @contextmanager
 def refusing(context: typer.Context) -> Iterator[None]:
     """Leave the command with exit code 2 and one line if no valid settings can be made in the block. It names
-    the places at which the settings concerned are written, as far as these are in the file or the
+    the lines at which the settings concerned are written, as far as these are in the file or the
     environment."""
     try:
         yield
@@ -96,12 +96,12 @@ def refusing(context: typer.Context) -> Iterator[None]:
     else:
         return
     named = set(re.findall(r"^\w+|(?<![\w-])--[\w-]+", cause))  # the setting it begins with, and options
-    places = [
-        place
+    lines = [
+        line
         for param in context.command.params
-        if named & {param.name, *param.opts} and (place := origin(context, param.name or "")) is not None
+        if named & {param.name, *param.opts} and (line := origin(context, param.name or "")) is not None
     ]
-    options.refuse(f"{cause} ({', '.join(places)})" if places else cause)
+    options.refuse(f"{cause} ({', '.join(lines)})" if lines else cause)
 
 
 # --- the file -----------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def _value(value: Any, kind: Any) -> Any:
 def printed(context: typer.Context, **resolved: Any) -> Iterator[str]:
     """All settings, each with its source, as lines of a file that ``--config`` accepts.
 
-    ``resolved``: values to show in place of the options' own, because they were computed from several. A
+    ``resolved``: values to show instead of the options' own, because they were computed from several. A
     setting without a value, and a secret, is shown as a comment.
     """
     for param in context.command.params:
@@ -209,8 +209,8 @@ def _line(name: str, value: Any) -> str:
 
 def _source(context: typer.Context, name: str) -> str:
     """Where the value of a setting comes from, as text: a file, a variable, ``command line`` or ``default``."""
-    place = origin(context, name)
-    if place is not None:
-        return place.removesuffix(f": {name}")
+    line = origin(context, name)
+    if line is not None:
+        return line.removesuffix(f": {name}")
     source = context.get_parameter_source(name)
     return "command line" if source is not None and source.name == "COMMANDLINE" else "default"

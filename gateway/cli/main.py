@@ -238,7 +238,7 @@ def sessions(
     ] = f"ws://{DEFAULT_HOST}:{DEFAULT_PORT}",
     api_key: options.OperatorsKey = None,
     store: Annotated[
-        Path | None, typer.Option(help="The folder of a server that does not run, in place of --url.")
+        Path | None, typer.Option(help="The folder of a server that does not run, instead of --url.")
     ] = None,
     keys: Annotated[
         Path | None, typer.Option(help="With --store: the keys file, to name the tenants.")
@@ -296,7 +296,7 @@ def key(
         Literal["new", "digest"],
         typer.Argument(
             help="new prints a fresh key and its line for the keys file; digest reads keys from stdin, one on "
-            "a line, and prints their lines. The lines hold digests in place of the keys."
+            "a line, and prints their lines. The lines hold digests instead of the keys."
         ),
     ],
     tenant: Annotated[str, typer.Argument(help="The name of the keys' tenant.")],

@@ -64,7 +64,7 @@ event that is refused changes nothing and is answered by `error`, which repeats 
 Events of one session are served, and answered, in the order in which they come. `response.create` is answered
 by its `response.created`, or by an `error`. `response.cancel`, `input_text_buffer.append` and `.replace` have
 no answer of their own unless they are refused. A `response.cancel` acts at once; any other event is served
-after the `response.created` before it, or the `error` in its place. Four events (ours) are answered when the
+after the `response.created` before it, or the `error` instead. Four events (ours) are answered when the
 engine has done what they ask, whatever came after them: `session.lease`, `session.stage`, `session.settle` and
 `session.blocks`.
 

@@ -95,7 +95,7 @@ class StoredSessions:
     there are none. Raises ``SettingsInvalid``, ``KeysUnusable``, ``StoreUnusable``."""
 
     def __init__(self, folder: Path, keys: Path | None) -> None:
-        if not admin.places(folder):
+        if not admin.journals(folder):
             raise SettingsInvalid(f"{folder}: " + ("no store" if folder.is_dir() else "no such folder"))
         self._folder = folder
         self._names = {} if keys is None else Tenants.of(GatewaySettings(keys=keys)).names()
@@ -103,25 +103,25 @@ class StoredSessions:
         try:
             self._stores = self._opened.enter_context(admin.locked(folder))
         except StoreHeld as held:
-            raise StoreHeld(f"{held.message}: ask that server, by --url in place of --store") from None
+            raise StoreHeld(f"{held.message}: ask that server, by --url instead of --store") from None
 
     def page(self, limit: int, after: str | None, tenant: str | None) -> SessionPage:
         """One model after the other."""
         found: list[ListedSession] = []
-        model, _, place = self._place_of(after).partition(".")
+        model, _, cursor = self._cursor_of(after).partition(".")
         salt = None if tenant is None else salt_of(tenant)
         for at, store in list(enumerate(self._stores))[int(model) :]:
-            walk = Walk((), int(place) if place else None)
+            walk = Walk((), int(cursor) if cursor else None)
             while True:
-                walk = store.walk(walk.place, WALK, salt)
-                for spot, number, record in walk.found:
+                walk = store.walk(walk.cursor, WALK, salt)
+                for behind, number, record in walk.found:
                     if record is None or record.is_session:
                         found.append(self._listed(store, number, record))
                     if len(found) == limit:
-                        return SessionPage(data=found, next=f"{at}.{spot}" if spot else f"{at + 1}.")
-                if walk.place is None:
+                        return SessionPage(data=found, next=f"{at}.{behind}" if behind else f"{at + 1}.")
+                if walk.cursor is None:
                     break
-            place = ""
+            cursor = ""
         return SessionPage(data=found)
 
     def shown(self, session_id: str, items: int) -> ShownSession:
@@ -159,8 +159,8 @@ class StoredSessions:
     def end(self) -> None:
         self._opened.close()
 
-    def _place_of(self, after: str | None) -> str:
-        """Where a page begins: the number of a model's store, and behind a point a place in its walk."""
+    def _cursor_of(self, after: str | None) -> str:
+        """Where a page begins: the number of a model's store, and behind a point a cursor of its walk."""
         if after is None:
             return "0"
         if "." in after and after.isascii() and after.replace(".", "", 1).isdecimal():
@@ -198,10 +198,10 @@ class StoredSessions:
 
 def _searched(store: JournalStore, session_id: str) -> tuple[int, int, SessionRecord | None] | None:
     """What `Walk.found` has of the session with this id; None if the store has none."""
-    place: int | None = None
+    cursor: int | None = None
     while True:
-        found, place = store.search(place, WALK, session_id)
-        if found is not None or place is None:
+        found, cursor = store.search(cursor, WALK, session_id)
+        if found is not None or cursor is None:
             return found
 
 
@@ -257,11 +257,11 @@ def _row(one: ListedSession) -> str:
     created = one.created[:19].replace("T", " ")
     unused = "-" if one.unused_seconds is None else in_units(one.unused_seconds)
     return _ROW.format(
-        one.id, one.state, one.tenant[:12] or "-", one.turns, one.tokens, created, unused, _places(one)
+        one.id, one.state, one.tenant[:12] or "-", one.turns, one.tokens, created, unused, _tiers(one)
     ).rstrip()
 
 
-def _places(one: ListedSession) -> str:
+def _tiers(one: ListedSession) -> str:
     if one.kv is None:
         return "-"
     counts = msgspec.structs.asdict(one.kv)
@@ -285,7 +285,7 @@ def show(sessions: SessionSource, session_id: str, items: int, *, as_json: bool)
         else f"{in_units(one.unused_seconds)} in which a server ran",
         "forked from": one.parent or "",
         "forks": ", ".join(f"{fork.id} {fork.name}".rstrip() for fork in one.forks),
-        "KV": "" if one.kv is None else _places(one),
+        "KV": "" if one.kv is None else _tiers(one),
         "instructions": _line(one.instructions),
         "tools": ", ".join(one.tools),
         "turns": str(one.turns),

@@ -56,7 +56,7 @@ def _lines(
         found = Tenants.of(GatewaySettings(keys=keys))
         if found.keys is None or tenant not in found.keys.tenants.values():
             raise SettingsInvalid(f"{keys} has no tenant {tenant!r}")
-    kv, journal = (folder / "kv").is_dir(), bool(admin.places(folder))
+    kv, journal = (folder / "kv").is_dir(), bool(admin.journals(folder))
     if not journal and (not kv or act in ("repair", "backup", "erase")):
         raise SettingsInvalid(f"{folder}: " + ("no store" if folder.is_dir() else "no such folder"))
     sessions: dict[str, Callable[[], Iterator[str]]] = {

@@ -1,4 +1,4 @@
-"""A terminal, or a pipe in its place: messages are read from it, replies are written to it."""
+"""A terminal, or a pipe instead: messages are read from it, replies are written to it."""
 
 from __future__ import annotations
 

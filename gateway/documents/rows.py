@@ -37,7 +37,7 @@ class RouteRow:
     `Service`. ``request``, ``response``: types of the JSON bodies, such as msgspec structs; None: no body, or
     with ``media_type`` a body that is not JSON. ``request_type``: the media type of the request's body.
     ``query``: a struct with a field for each parameter of the URL. ``streamed``: the type of the events if the
-    answer may come as server-sent events. ``refused``: the type of the body that refuses a request. In place of
+    answer may come as server-sent events. ``refused``: the type of the body that refuses a request. Instead of
     a type there may be a tuple of types: any of them. ``headers``: request headers that choose among these
     types, each with what it does. ``also``: other statuses with which the same answer may come, each with its
     meaning. ``needs_key``: a server with keys asks for one. ``group``: the heading in the document.

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class ScoredAlternative(msgspec.Struct, kw_only=True, frozen=True):
-    """A token that is likely at one place of a reply, with its bytes in UTF-8, also if these are a part of a
+    """A token that is likely at one position of a reply, with its bytes in UTF-8, also if these are a part of a
     character; none if the vocabulary does not tell them."""
 
     token: str
@@ -45,7 +45,7 @@ class ScoredAlternative(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ScoredToken(ScoredAlternative, kw_only=True, frozen=True):
-    """A token of a reply, and the most likely tokens at its place."""
+    """A token of a reply, and the most likely tokens at its position."""
 
     top_logprobs: list[ScoredAlternative]
 

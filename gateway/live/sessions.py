@@ -1,9 +1,8 @@
 """The live sessions of one server, by id, and the client's connection that each one uses.
 
 `LiveSessions` opens, resumes, forks and prunes sessions, whatever protocol their clients speak. It *puts away*,
-that is, closes in memory, the sessions to which no client comes back; the journal keeps them. It knows owners,
-tenants and leases, and no protocol. A lease, here, is the time for which a session without a connection stays
-in memory.
+that is, closes in memory, the sessions to which no client comes back within ``resume_seconds``; the journal
+keeps them. It knows owners and tenants, and no protocol.
 """
 
 from __future__ import annotations
@@ -107,7 +106,7 @@ class LiveSessions:
         self._limits = limits
         self._live: dict[str, LiveSession] = {}
         self._connections: dict[str, SessionConnection] = {}
-        self._leases: dict[str, tuple[asyncio.TimerHandle, bytes]] = {}  # each with its tenant's salt
+        self._timers: dict[str, tuple[asyncio.TimerHandle, bytes]] = {}  # each with its tenant's salt
         # OrderedDict: its first is O(1) even after deletions.
         self._left: dict[bytes, OrderedDict[str, LiveSession]] = {}
         """By tenant's salt, the sessions without a connection that may be closed at rest, by id. Those without
@@ -162,7 +161,7 @@ class LiveSessions:
         session = self.registry.create(owner=owner, salt=salt, config=config, imported=imported)
         live = self._begun(face, session, config, "imported")
         self._live[live.id] = live
-        self._begin_lease(live)
+        self._start_timer(live)
         return live
 
     def make_room(self, salt: bytes, more: int = 1) -> None:
@@ -197,7 +196,7 @@ class LiveSessions:
 
         The longest beginning that is known is not tokenized or prefilled again. If it is the whole history of
         an idle session of which no client has a handle or a connection, it continues in that session.
-        Otherwise it continues in a session that is forked at that place, from one in memory or in the journal,
+        Otherwise it continues in a session that is forked at that point, from one in memory or in the journal,
         whatever its protocol. If nothing is known, a new session begins.
 
         ``owner``: the digest of the client's key. ``salt``: the salt of its tenant. ``kept``: whether the
@@ -363,7 +362,7 @@ class LiveSessions:
             child.resumable, child.caller = True, live.caller
             log.info("session forked", extra=about_session(child.id, parent=live.id))
             self._live[child.id] = child
-            self._begin_lease(child)
+            self._start_timer(child)
             forks = self._unopened.setdefault(salt, OrderedDict())
             forks[child.id] = (child, asyncio.get_running_loop().time())
         return made
@@ -403,7 +402,7 @@ class LiveSessions:
                 number
             )  # if it is resumed now, it is in `_live` after this
         live, connection = self._live.pop(target, None), self._connections.pop(target, None)
-        self._end_lease(target)
+        self._stop_timer(target)
         if connection is not None:
             connection.taken(SessionDeleted())
         try:
@@ -441,7 +440,7 @@ class LiveSessions:
         if (connection := self._connections.pop(session_id, None)) is not None:
             connection.taken(SessionMoved())
             live.face.detach()
-            self._begin_lease(live)
+            self._start_timer(live)
         if live.session.log.durable:
             self._put_away(live)
             await self.registry.wait_closed(session_id)
@@ -461,14 +460,14 @@ class LiveSessions:
 
     def left(self, live: LiveSession, connection: SessionConnection) -> None:
         """Called when the connection of the session ``live`` is gone. If a client may come back, the session
-        stays in memory until its lease ends; otherwise it is closed in memory now. Does nothing if the session
-        is on another connection by now."""
+        stays in memory for ``resume_seconds``; otherwise it is closed in memory now. Does nothing if it is on
+        another connection by now."""
         if self._connections.get(live.id) is not connection:
             return  # the session has another connection
         del self._connections[live.id]
         live.face.detach()
         if (live.resumable or live.disposable) and not self._closing:
-            self._begin_lease(live)
+            self._start_timer(live)
         else:
             self._put_away(live)
 
@@ -521,19 +520,19 @@ class LiveSessions:
             self._put_away(live)
         await asyncio.gather(*self._leaving)
 
-    def _begin_lease(self, live: LiveSession) -> None:
+    def _start_timer(self, live: LiveSession) -> None:
         """Called when the session has no connection: closes it in memory after ``resume_seconds``, unless
-        `_end_lease` is called before."""
+        `_stop_timer` is called before."""
         loop = asyncio.get_running_loop()
         salt = self.registry.record_of(live.id).salt
         timer = loop.call_later(self._limits.resume_seconds, self._put_away, live)
-        self._leases[live.id] = (timer, salt)
+        self._timers[live.id] = (timer, salt)
         if live.session.log.durable or live.disposable or self.forks.unopened(live.session):
             self._left.setdefault(salt, OrderedDict())[live.id] = live
 
-    def _end_lease(self, session_id: str) -> None:
-        """End the lease of a session, if it has one, because it is on a connection again or is being closed."""
-        timer, salt = self._leases.pop(session_id, (None, b""))
+    def _stop_timer(self, session_id: str) -> None:
+        """Stop the session's timer, if it has one, because it is on a connection again or is being closed."""
+        timer, salt = self._timers.pop(session_id, (None, b""))
         if timer is not None:
             timer.cancel()
             for parts in (self._left, self._unopened):
@@ -554,14 +553,14 @@ class LiveSessions:
     def _attach(self, live: LiveSession, connection: SessionConnection) -> LiveSession:
         self._live[live.id] = live
         self._connections[live.id] = connection
-        self._end_lease(live.id)
+        self._stop_timer(live.id)
         live.caller = connection.caller
         return live
 
     def _put_away(self, live: LiveSession) -> None:
         """Close a session in memory unless it is on a connection; when the server ends, even then. Its place is
         free at once, and the rest is done in a task."""
-        self._end_lease(live.id)
+        self._stop_timer(live.id)
         gone = self._closing or live.id not in self._connections
         if gone and self._live.pop(live.id, None) is not None:
             self._connections.pop(live.id, None)  # what it is left by later finds nothing to do

@@ -63,7 +63,7 @@ class Ask:
     ``transcript``: the conversation. ``request``: parameters of the turn. ``choices``: the number of replies,
     each with a seed of its own; only the first joins the conversation. ``whole_calls``: deliver a tool call's
     arguments in one delta. ``prompts``: if there are any, each of these lists of token ids is a prompt of its
-    own in place of the transcript, with ``choices`` replies, and nothing is kept of them. ``kept``: whether the
+    own instead of the transcript, with ``choices`` replies, and nothing is kept of them. ``kept``: whether the
     journal keeps the conversation's session; otherwise it is found again as long as it stays in memory.
     ``silent``: what the reply says is not told (`prefilling`).
     """
@@ -406,17 +406,17 @@ class AskedTurn:
         if ask.prompts:
             for number in range(len(self.replies)):
                 prompt = ask.prompts[number // ask.choices]
-                self._place(replace(_choice(ask.request, number), prompt=prompt))
+                self._prepare(replace(_choice(ask.request, number), prompt=prompt))
                 self._run(number)
-                await asyncio.sleep(0)  # there may be thousands: others have their turn
+                await asyncio.sleep(0)  # there may be thousands: others run meanwhile
             return
-        self._place(ask.request)
+        self._prepare(ask.request)
         self._run(0)
         for number in range(1, ask.choices):  # now, as the first reply may join the conversation soon
-            self._place(_choice(ask.request, number))
+            self._prepare(_choice(ask.request, number))
         self._first = await self._queue.take()
 
-    def _place(self, request: TurnRequest) -> None:
+    def _prepare(self, request: TurnRequest) -> None:
         """Make the response to a request on the conversation as it is now. It does not run yet."""
         request = replace(request, verbatim=True)
         turn_id = new_id("turn")  # the client's answer has an id of its own

@@ -56,10 +56,10 @@ def models_page(service: Service, query: QueryParams) -> Response:
     if wanted and "active" not in wanted:
         names = []
     if (after := query.get("after_id")) is not None:
-        names = names[_place(names, after, "after_id") + 1 :]
+        names = names[_index(names, after, "after_id") + 1 :]
         chosen = names[:limit]
     elif (before := query.get("before_id")) is not None:
-        names = names[: _place(names, before, "before_id")]
+        names = names[: _index(names, before, "before_id")]
         chosen = names[-limit:]
     else:
         chosen = names[:limit]
@@ -89,7 +89,7 @@ def _limit(given: str) -> int:
     return int(given)
 
 
-def _place(names: Sequence[str], name: str, param: str) -> int:
+def _index(names: Sequence[str], name: str, param: str) -> int:
     if name not in names:
         raise FieldInvalid(f"`{param}` is no model of this server", param)
     return names.index(name)

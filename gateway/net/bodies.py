@@ -79,7 +79,7 @@ IDS = BodyBound(size=1 << 16, token_bytes=16, token_values=2)
 
 class BodyMemory:
     """The memory for bodies that are read and decoded. ``most``: bytes for each tenant. A tenant that has no
-    room left waits, each request in its turn, and its bytes stay with their sender."""
+    room left waits, the oldest request first, and its bytes stay with their sender."""
 
     def __init__(self, most: int = 16 << 20) -> None:
         self.most = most
@@ -154,7 +154,7 @@ async def read_body(request: Request, check_size: Callable[[int], None]) -> byte
             check_size(size)
             pieces.append(part)
             if plain is not None:
-                await asyncio.sleep(0)  # a small piece may become much: others have their turn
+                await asyncio.sleep(0)  # a small piece may become much: others run meanwhile
     if plain is not None and not plain.eof:
         raise FrameMalformed("The compressed body is cut off")
     return b"".join(pieces)

@@ -20,7 +20,7 @@ from ...sdk.frames.packed import packed, unpacked
 from .websocket_connection import BURST, DROP
 
 SERVE = "holdfast.serve"
-"""The place in the scope of an accepted WebSocket for the function that serves it to its end. The outermost
+"""The key in the scope of an accepted WebSocket of the function that serves it to its end. The outermost
 layer calls it, without arguments, when all others have returned: an open connection would otherwise keep the
 frame of each, 6 KiB in all."""
 

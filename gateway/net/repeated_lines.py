@@ -35,8 +35,8 @@ def _later(seconds: float, act: Callable[[], None]) -> None:
 
 class RepeatFilter(logging.Filter):
     """A log filter. Of the lines of one kind it lets the first ``most`` through within ``seconds``, drops the
-    others, and then logs one line with their number. For lines below the level of a warning, ``usual`` takes
-    the place of ``most``.
+    others, and then logs one line with their number. For lines below the level of a warning, ``usual`` counts
+    instead of ``most``.
 
     Two lines are of one kind if they have the same logger, level, format string and tenant. ``clock`` returns
     seconds. ``later(seconds, act)`` calls ``act`` after so many seconds; by default in a thread.

@@ -124,7 +124,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
 
     def __init__(self, *args: Any, **fields: Any) -> None:
         super().__init__(*args, **fields)
-        self.queue: Any = _Received()  # in place of uvicorn's, which are 4 KiB larger
+        self.queue: Any = _Received()  # instead of uvicorn's, which are 4 KiB larger
         self.writable: Any = Flag(on=True)
         self.conn = ServerProtocol(  # the head of the handshake was parsed already: it begins with frames
             state=State.OPEN, max_size=self.config.ws_max_size, logger=self.logger
@@ -298,7 +298,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             return
         self._holds.remove(why)
         if not self._holds:
-            self.loop.call_soon(self._go_on)  # not at once: others have their turn between two slices
+            self.loop.call_soon(self._go_on)  # not at once: others run between two slices
 
     def _go_on(self) -> None:
         self._parse()

@@ -36,7 +36,7 @@ from ..service import Service
 from .frames import (
     DeletedSession,
     ForkedSession,
-    KVPlaces,
+    KVTiers,
     ListedSession,
     SessionPage,
     SessionsQuery,
@@ -55,8 +55,8 @@ LEAST = 16
 """At least so many, where all sessions are wanted."""
 MOST_WALKS = 64
 """So many times that for one page."""
-_Place: TypeAlias = tuple[int, int, SessionRecord | None]
-"""What `Walk.found` has of a session: its place, number and record."""
+_Walked: TypeAlias = tuple[int, int, SessionRecord | None]
+"""What `Walk.found` has of a session: its cursor, number and record."""
 REMEMBERED = 1 << 14
 """The ids of so many sessions are remembered with their numbers."""
 
@@ -85,7 +85,7 @@ class SessionDirectory:
         come before all others. Raises ``FieldInvalid`` for an ``after`` that is none."""
         live, limit, after = self._live(), query.limit, query.after
         salt = None if query.tenant is None else salt_of(query.tenant)
-        memory, place = await self._place_of(live, after)
+        memory, cursor = await self._cursor_of(live, after)
         found: list[_Found] = []
         if memory is not None or after is None:
             for number in await live.registry.unkept(memory, salt):
@@ -100,14 +100,14 @@ class SessionDirectory:
             if journal is None or not more:
                 break
             most = WALK if salt is not None else max(LEAST, limit - len(found))
-            walk: Walk = await journal.read(methodcaller("walk", place, most, salt))
-            for place, number, record in walk.found:
+            walk: Walk = await journal.read(methodcaller("walk", cursor, most, salt))
+            for cursor, number, record in walk.found:
                 if record is None or record.is_session:
                     found.append(_Found(number, record, live.registry.numbered(number)))
                 if len(found) >= limit:
-                    return await self._told(live, found, str(place) if place else None)
-            place, more = walk.place, walk.place is not None
-        return await self._told(live, found, str(place) if more else None)
+                    return await self._told(live, found, str(cursor) if cursor else None)
+            cursor, more = walk.cursor, walk.cursor is not None
+        return await self._told(live, found, str(cursor) if more else None)
 
     async def shown(self, session_id: str, query: ShownQuery) -> ShownSession:
         """The session with this id, with its latest items. Raises ``SessionUnknown``, ``RecordDamaged``."""
@@ -193,18 +193,18 @@ class SessionDirectory:
                 return number, record
         return None
 
-    async def _searched(self, journal: Journal, session_id: str) -> _Place | None:
+    async def _searched(self, journal: Journal, session_id: str) -> _Walked | None:
         """What `Walk.found` has of the session with this id; None if the journal has none."""
-        place: int | None = None
-        found: _Place | None
+        cursor: int | None = None
+        found: _Walked | None
         while True:
-            found, place = await journal.read(methodcaller("search", place, WALK, session_id))
-            if found is not None or place is None:
+            found, cursor = await journal.read(methodcaller("search", cursor, WALK, session_id))
+            if found is not None or cursor is None:
                 return found
 
-    async def _place_of(self, live: LiveSessions, after: str | None) -> tuple[int | None, int | None]:
+    async def _cursor_of(self, live: LiveSessions, after: str | None) -> tuple[int | None, int | None]:
         """Where a page begins: before this number among the sessions that the journal does not keep, and before
-        this place in it. None: at the latest."""
+        this cursor in it. None: at the latest."""
         if after is None:
             return None, None
         digits = after.removeprefix("m")
@@ -269,9 +269,9 @@ class SessionDirectory:
         if self.service.state().ready:
             with suppress(EngineGone, EngineUnavailable, VerbRefused):
                 if found.session is not None and live.registry.is_open(found.session):
-                    kv = KVPlaces.of(await found.session.placement.locate())
+                    kv = KVTiers.of(await found.session.placement.locate())
                 elif whole and history.head is not None:
-                    kv = KVPlaces.of(await live.registry.locate(history.head.tokens(), record))
+                    kv = KVTiers.of(await live.registry.locate(history.head.tokens(), record))
         state = live.state_of(record.id) or "offloaded"
         return listed(record, history, self._tenant(record.salt), state, unused_seconds=unused, kv=kv)
 

@@ -37,7 +37,7 @@ class ShownQuery(msgspec.Struct, kw_only=True, frozen=True):
     items: Annotated[int, Meta(ge=0, le=MOST, description="How many items are shown, the latest.")] = PAGE
 
 
-class KVPlaces(msgspec.Struct, kw_only=True, frozen=True):
+class KVTiers(msgspec.Struct, kw_only=True, frozen=True):
     """How many tokens of a session have their KV in which tier; `none`: it is computed when it is needed."""
 
     device: int
@@ -46,7 +46,7 @@ class KVPlaces(msgspec.Struct, kw_only=True, frozen=True):
     none: int
 
     @classmethod
-    def of(cls, blocks: BlockMap) -> KVPlaces:
+    def of(cls, blocks: BlockMap) -> KVTiers:
         """By a map of the session's blocks."""
         counts = dict.fromkeys((tier.value for tier in KVTier), 0)
         left = blocks.tokens
@@ -79,7 +79,7 @@ class ListedSession(msgspec.Struct, kw_only=True, frozen=True):
     items: int = 0
     tokens: int = 0
     unused_seconds: float | None = None
-    kv: KVPlaces | None = None
+    kv: KVTiers | None = None
 
 
 class SessionPage(msgspec.Struct, kw_only=True, frozen=True):
@@ -136,7 +136,7 @@ def listed(
     state: SessionState,
     *,
     unused_seconds: float | None = None,
-    kv: KVPlaces | None = None,
+    kv: KVTiers | None = None,
 ) -> ListedSession:
     """What is told of the session with this ``record`` and ``history``."""
     head = history.head

@@ -30,7 +30,7 @@ export function button(text, act, properties = {}) {
   return element;
 }
 
-/** Put these children in the place of all. */
+/** Replace all children by these. */
 export function fill(element, ...children) {
   element.replaceChildren(...children.filter((child) => child !== null && child !== undefined));
 }

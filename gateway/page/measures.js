@@ -19,9 +19,9 @@ export function showMeasures(session) {
   const most = Math.max(...shown.map((turn) => turn.ttft), 1);
   const bars = shown.map((turn, at) => {
     const height = Math.max(2, (turn.ttft / most) * (HEIGHT - 4));
-    const place = { x: at * (WIDTH + 4), y: HEIGHT - height, width: WIDTH, height, rx: 2 };
+    const box = { x: at * (WIDTH + 4), y: HEIGHT - height, width: WIDTH, height, rx: 2 };
     const kind = turn.streamed ? "streamed input" : "sent whole";
-    return drawn("rect", { ...place, class: turn.streamed ? "streamed" : "whole" }, drawn("title", {}, `${milliseconds(turn.ttft)}, ${kind}`));
+    return drawn("rect", { ...box, class: turn.streamed ? "streamed" : "whole" }, drawn("title", {}, `${milliseconds(turn.ttft)}, ${kind}`));
   });
   const width = Math.max(1, shown.length) * (WIDTH + 4);
   const chart = byId("ttft-chart");

@@ -1,4 +1,4 @@
-// The conversation: one entry for each item, with what can be done at that place, and each response's receipt.
+// The conversation: one entry for each item, with what can be done there, and each response's receipt.
 
 import { button, byId, counted, eachFrame, make, milliseconds } from "./dom.js";
 import { Markdown } from "./markdown.js";
@@ -198,10 +198,10 @@ export class Transcript {
     const found = new Map();
     for (const turn of session.turns) {
       const running = turn.id === session.running;
-      const place = last.get(turn.id) ?? null;
-      if (place === null && !running && (turn.gone || turn !== session.turns.at(-1))) continue;
+      const id = last.get(turn.id) ?? null;
+      if (id === null && !running && (turn.gone || turn !== session.turns.at(-1))) continue;
       const element = turn.ended ? this._receipt(turn) : this._progress(turn);
-      found.set(place, [...(found.get(place) ?? []), element]);
+      found.set(id, [...(found.get(id) ?? []), element]);
     }
     return found;
   }

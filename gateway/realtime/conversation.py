@@ -239,16 +239,16 @@ class Conversation:
             raise ItemExists(f"An item with id {item.id!r} is in a running reply", param="item.id")
         if isinstance(item, FunctionCallOutput):
             self._check_call(item.call_id, "item.call_id")
-        previous, place = asked, asked
+        previous, behind = asked, asked
         if asked is None:
             previous = next(self._seen(), None)
         elif self._history.busy and writer is not None and asked in writer.item_ids:
             if asked != writer.item_ids[-1]:
                 raise ConversationBusy(_WRITTEN.format(asked), param="previous_item_id")
-            place = REPLY
+            behind = REPLY
         elif asked == ROOT:
             previous = None
-        self._history.insert(item, place)
+        self._history.insert(item, behind)
         return self._shown(item, previous)
 
     def _check_call(self, call_id: str, param: str) -> None:
@@ -300,9 +300,9 @@ class Conversation:
 
     def _seen(self) -> Iterator[str]:
         """The ids of the conversation's items as the client sees them, from the last to the first: those that a
-        running reply has begun stand in its place."""
+        running reply has begun stand for it."""
         writer = self._writer()
-        for item in self._history.places():
+        for item in self._history.backwards_with_reply():
             if item is not None:
                 yield item.id
             elif writer is not None:
@@ -321,9 +321,9 @@ class Conversation:
     def before_reply(self) -> str | None:
         """The id of the item before the running reply, or of the last item if none runs. None if there is
         none."""
-        items = self._history.places()
+        items = self._history.backwards_with_reply()
         if self._history.busy:
-            next(place for place in items if place is None)
+            next(item for item in items if item is None)
         before = next(items, None)
         return None if before is None else before.id
 

@@ -74,7 +74,7 @@ class DeltaFrames:
 
 
 @dataclass(frozen=True, slots=True)
-class EventPlace:
+class EventPosition:
     """How far a session's events have been sent; the id of an event is this as text. ``opening``: a random word
     for this stay of the session in memory. ``number``: the event's own number, from 1.
 
@@ -89,7 +89,7 @@ class EventPlace:
     told: int
 
     @classmethod
-    def parse(cls, event_id: str) -> EventPlace | None:
+    def parse(cls, event_id: str) -> EventPosition | None:
         """Read an event's id. None if it does not have the form of this server's ids."""
         found = _EVENT_ID.fullmatch(event_id)
         return None if found is None else cls(found[1], int(found[2]), int(found[3]), int(found[4]))
@@ -149,8 +149,8 @@ class EventLog:
         self._handle = handle
         self._opening = secrets.token_hex(4)
         self._number = 0
-        self._reply, self._told = replies, 0  # place of the event that was queued last
-        self._left = (replies, 0)  # place of the event that left last
+        self._reply, self._told = replies, 0  # position of the event that was queued last
+        self._left = (replies, 0)  # position of the event that left last
         self._read = _NO_REPLY  # what the client has read of a reply that is told again
         self._waiting: deque[_Pending] = deque()
         self._log: deque[_Sent] = deque()
@@ -193,8 +193,8 @@ class EventLog:
         """
         for event in events:
             self._told += of_reply
-            place = (self._reply, self._told) if of_reply else _NO_REPLY
-            self._waiting.append(_Pending(event, ticket, *place, patient))
+            position = (self._reply, self._told) if of_reply else _NO_REPLY
+            self._waiting.append(_Pending(event, ticket, *position, patient))
         if ticket is not None and not ticket.done():
             ticket.add_done_callback(lambda _: self._release())
         self._release()
@@ -215,17 +215,17 @@ class EventLog:
         outbox = self._outbox
         if outbox is None or not outbox.free or self._waiting:
             return False
-        place = _NO_REPLY
+        position = _NO_REPLY
         if of_reply:
-            place = (self._reply, self._told + 1)
-            if place <= self._read:
+            position = (self._reply, self._told + 1)
+            if position <= self._read:
                 return False
             self._told += 1
-            if place > self._left:
-                self._left = place
+            if position > self._left:
+                self._left = position
         self._number += 1
         frame = frames.frame(_event_id(self._opening, self._number, *self._left), text)
-        self._keep(_Sent(self._number, *place, frame))
+        self._keep(_Sent(self._number, *position, frame))
         outbox.post_now(frame)
         return True
 
@@ -243,12 +243,12 @@ class EventLog:
         *,
         running: bool = False,
     ) -> None:
-        """Use ``outbox``, of a client that has come back, from now on, in place of the one before. Send a
+        """Use ``outbox``, of a client that has come back, from now on, instead of the one before. Send a
         greeting, then the kept events behind the event with the id ``after``, and then each new event. If
         ``after`` is None, the client has read nothing: of the kept events it gets only those of the last reply,
         and only if that is ``running``.
 
-        ``greeting`` makes the greeting. Its arguments: the greeting's id, which names the place before the
+        ``greeting`` makes the greeting. Its arguments: the greeting's id, which names the position before the
         events that follow; and whether ``after`` is None or from before the session was last opened from the
         journal. Raises ``EventsExpired`` if the events behind ``after`` are not kept any more; then nothing has
         changed.
@@ -256,7 +256,7 @@ class EventLog:
         kept = self._since(after, running)
         self.detach()
         self._outbox = outbox
-        known = None if after is None else EventPlace.parse(after)
+        known = None if after is None else EventPosition.parse(after)
         other = known is None or known.opening != self._opening
         greeted = greeting(f"{self._before(kept, known)}-{secrets.token_hex(2)}", other)
         frames = [self._shown(told.done) if told.done else told.frame for told in kept]
@@ -305,34 +305,34 @@ class EventLog:
 
     def _leave(self, held: _Pending) -> None:
         self._number += 1
-        place = (held.reply, held.told)
-        self._left = max(self._left, place)
+        position = (held.reply, held.told)
+        self._left = max(self._left, position)
         event_id = _event_id(self._opening, self._number, *self._left)
         event = msgspec.structs.replace(held.event, event_id=event_id)
         done = event if isinstance(event, ResponseDone) else None
         frame = codec.encode(event) if done is None else self._shown(done)
-        self._keep(_Sent(self._number, *place, frame, done))
+        self._keep(_Sent(self._number, *position, frame, done))
         if self._outbox is None:
             self._unread += len(frame)
-        elif not self._was_read(held, place):
+        elif not self._was_read(held, position):
             if isinstance(event, _ALONE):
                 self._outbox.post_now(frame)
             else:
                 self._outbox.post([frame], patient=held.patient)
 
-    def _was_read(self, held: _Pending, place: tuple[int, int]) -> bool:
+    def _was_read(self, held: _Pending, position: tuple[int, int]) -> bool:
         """Whether the client has read this event already, before the session was opened from the journal, so
-        that it is not sent again. ``place``: the number of the event's reply and its number in it.
+        that it is not sent again. ``position``: the number of the event's reply and its number in it.
         `response.done` counts as not read: an interrupted reply ends only now."""
-        return _NO_REPLY < place <= self._read and not isinstance(held.event, ResponseDone)
+        return _NO_REPLY < position <= self._read and not isinstance(held.event, ResponseDone)
 
-    def _before(self, kept: list[_Sent], known: EventPlace | None) -> EventPlace:
-        """The place just before the events ``kept``, which are sent again, for the greeting's id. ``known``:
-        the place of the event that the client read last; None if it named none."""
+    def _before(self, kept: list[_Sent], known: EventPosition | None) -> EventPosition:
+        """The position just before the events ``kept``, which are sent again, for the greeting's id. ``known``:
+        the position of the event that the client read last; None if it named none."""
         number = kept[0].number - 1 if kept else self._number
         if known is not None:
-            return EventPlace(self._opening, number, known.reply, known.told)
-        return EventPlace(self._opening, number, *((self._reply, 0) if kept else self._left))
+            return EventPosition(self._opening, number, known.reply, known.told)
+        return EventPosition(self._opening, number, *((self._reply, 0) if kept else self._left))
 
     def _shown(self, done: ResponseDone) -> bytes:
         return codec.encode(msgspec.structs.replace(done, handle=self._handle() or UNSET))
@@ -353,14 +353,14 @@ class EventLog:
     def _since(self, after: str | None, running: bool) -> list[_Sent]:
         if after is None:
             return [told for told in self._log if running and told.reply == self._reply]
-        place = EventPlace.parse(after)
-        if place is None:
+        position = EventPosition.parse(after)
+        if position is None:
             raise EventsExpired("`last_event` names no event of this session", param="last_event")
-        if place.opening == self._opening:
+        if position.opening == self._opening:
             first = self._log[0].number if self._log else self._number + 1
-            if not first - 1 <= place.number <= self._number:
+            if not first - 1 <= position.number <= self._number:
                 raise EventsExpired("What came after `last_event` is not kept any more", param="last_event")
-            return [told for told in self._log if told.number > place.number]
-        self._number = max(self._number, place.number)
-        self._read = (place.reply, place.told)
+            return [told for told in self._log if told.number > position.number]
+        self._number = max(self._number, position.number)
+        self._read = (position.reply, position.told)
         return [told for told in self._log if (told.reply, told.told) > self._read]

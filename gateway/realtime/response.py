@@ -230,9 +230,9 @@ class LiveResponse(Telling[server.ServerEvent]):
             self._output.append(frame)
             return
         if isinstance(item, Message):
-            place = self._part(opened)
-            yield server.TextDone(**place, text=item.text, logprobs=opened.logprobs)
-            yield server.ContentPartDone(**place, part=server.ContentPart(text=item.text))
+            part = self._part(opened)
+            yield server.TextDone(**part, text=item.text, logprobs=opened.logprobs)
+            yield server.ContentPartDone(**part, part=server.ContentPart(text=item.text))
         else:
             yield server.ArgumentsDone(**self._call(opened, item), name=item.name, arguments=item.arguments)
         yield from self._shown(server.OutputItemDone, server.ItemDone, opened, item)
@@ -255,12 +255,12 @@ class LiveResponse(Telling[server.ServerEvent]):
             yield conversation(event_id=UNSENT, item=frame, previous_item_id=opened.previous_item_id)
 
     def _part(self, opened: _OpenItem) -> dict[str, Any]:
-        return {**self._place(opened), "content_index": 0}
+        return {**self._fields(opened), "content_index": 0}
 
     def _call(self, opened: _OpenItem, call: FunctionCall) -> dict[str, Any]:
-        return {**self._place(opened), "call_id": call.call_id}
+        return {**self._fields(opened), "call_id": call.call_id}
 
-    def _place(self, opened: _OpenItem) -> dict[str, Any]:
+    def _fields(self, opened: _OpenItem) -> dict[str, Any]:
         return {
             "event_id": UNSENT,
             "response_id": self.id,

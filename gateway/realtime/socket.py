@@ -178,7 +178,7 @@ class RealtimeSocket(ClientSocket):
     # --- which sessions are here ----------------------------------------------------------------------------
 
     async def _resume(self, event: SessionResume) -> None:
-        """Serve `session.resume`: make the session that its handle opens the socket's own, in place of the one
+        """Serve `session.resume`: make the session that its handle opens the socket's own, instead of the one
         before. Send the client `session.resumed` and the events that it missed. Raises a `SessionError`; the
         socket may have no session of its own then."""
         session = await self._face.resume(self, event.handle, self.caller.owner, self.client.former_owner)

@@ -114,7 +114,7 @@ class ResponseObject(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ResponseStreamEvent(msgspec.Struct, kw_only=True, frozen=True):
-    """Base of the events of a stream. ``sequence_number``: the event's place in the stream, from 0."""
+    """Base of the events of a stream. ``sequence_number``: the event's position in the stream, from 0."""
 
     type: str
     sequence_number: int
@@ -135,7 +135,7 @@ class OutputItemEvent(ResponseStreamEvent, kw_only=True, frozen=True):
 
 
 class _OfItem(ResponseStreamEvent, kw_only=True, frozen=True):
-    """Base of the events about one output item. ``output_index``: its place in the output."""
+    """Base of the events about one output item. ``output_index``: its index in the output."""
 
     output_index: int
     item_id: str
@@ -212,8 +212,8 @@ class ItemPage(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class CompactionResult(msgspec.Struct, kw_only=True, frozen=True):
-    """The answer of ``/v1/responses/compact``. ``output``: one item, which holds the summary and can stand in
-    place of the conversation."""
+    """The answer of ``/v1/responses/compact``. ``output``: one item, which holds the summary and can stand
+    for the conversation."""
 
     id: str
     created_at: int

@@ -349,7 +349,7 @@ class ResponsesFace:
         return CountedInput(input_tokens=len(await transcripts.prompt_tokens(client, transcript)))
 
     async def compact(self, client: TurnCaller, body: frames.CompactBody) -> CompactionResult:
-        """Shorten a conversation: the model summarises it. A client puts the result's item in place of the
+        """Shorten a conversation: the model summarises it. A client puts the result's item instead of the
         conversation into its next request. Raises what `begin` raises, and the error of a summary that
         failed."""
         transcripts = await self.service.transcripts(body.model)

@@ -116,7 +116,7 @@ class GivenReference(_Given, tag_field="type", tag="item_reference", kw_only=Tru
 
 
 class GivenCompaction(_Given, tag_field="type", tag="compaction", kw_only=True, frozen=True):
-    """A summary in place of a conversation, as the answer of ``/v1/responses/compact`` had it."""
+    """A summary instead of a conversation, as the answer of ``/v1/responses/compact`` had it."""
 
     encrypted_content: str
     id: Id | None = None
@@ -251,7 +251,7 @@ class KeptReasoning(msgspec.Struct, tag_field="type", tag="reasoning", kw_only=T
 
 
 class KeptCompaction(msgspec.Struct, tag_field="type", tag="compaction", kw_only=True, frozen=True):
-    """A summary in place of a conversation. `translate.summary_of` decodes its content."""
+    """A summary instead of a conversation. `translate.summary_of` decodes its content."""
 
     id: str
     encrypted_content: str

@@ -82,7 +82,7 @@ def items_of(notes: Sequence[bytes]) -> list[KeptItem]:
     """All items of an object, those of its past first, in order, without those that were removed. ``notes``:
     the notes of the object."""
     pieces: dict[str, tuple[int, list[KeptItem]]] = {}
-    removed: dict[str, int] = {}  # the place of the note that removed an item, by its id
+    removed: dict[str, int] = {}  # the index of the note that removed an item, by its id
     for at, raw in enumerate(notes):
         match decoded(raw):
             case KeptResponse() as note:

@@ -156,13 +156,13 @@ class ResponseReply(Telling[ResponseStreamEvent]):
             case PartKind.TEXT:
                 logprobs = list(map(ScoredToken.of, scores))
                 yield OutputTextDelta(
-                    type="response.output_text.delta", **self._place(), delta=text, logprobs=logprobs
+                    type="response.output_text.delta", **self._fields(), delta=text, logprobs=logprobs
                 )
             case PartKind.REASONING:
-                yield ReasoningTextDelta(type="response.reasoning_text.delta", **self._place(), delta=text)
+                yield ReasoningTextDelta(type="response.reasoning_text.delta", **self._fields(), delta=text)
             case PartKind.CALL:
                 yield CallArgumentsDelta(
-                    type="response.function_call_arguments.delta", **self._place(), delta=text
+                    type="response.function_call_arguments.delta", **self._fields(), delta=text
                 )
 
     def ended(self, reply: ReplyFold, part: ReplyPart) -> Iterator[ResponseStreamEvent]:
@@ -174,18 +174,18 @@ class ResponseReply(Telling[ResponseStreamEvent]):
                 said = KeptOutputText(text=text, logprobs=logprobs)
                 item = replace(item, content=[said], status=status)
                 yield OutputTextDone(
-                    type="response.output_text.done", **self._place(), text=text, logprobs=logprobs
+                    type="response.output_text.done", **self._fields(), text=text, logprobs=logprobs
                 )
                 yield self._part("done", said)
             case KeptReasoning():
                 thought = KeptReasoningText(text=text)
                 item = replace(item, content=[thought], status=status)
-                yield ReasoningTextDone(type="response.reasoning_text.done", **self._place(), text=text)
+                yield ReasoningTextDone(type="response.reasoning_text.done", **self._fields(), text=text)
                 yield self._part("done", thought)
             case KeptCall():
                 item = replace(item, arguments=text, status=status)
                 yield CallArgumentsDone(
-                    type="response.function_call_arguments.done", **self._place(), arguments=text
+                    type="response.function_call_arguments.done", **self._fields(), arguments=text
                 )
         self._items[-1] = item
         yield self._item("done", item)
@@ -196,7 +196,7 @@ class ResponseReply(Telling[ResponseStreamEvent]):
     def _at(self) -> int:
         return len(self._items) - 1
 
-    def _place(self) -> dict[str, Any]:
+    def _fields(self) -> dict[str, Any]:
         number = self._next()
         return {"sequence_number": number, "output_index": self._at, "item_id": self._items[-1].id}
 

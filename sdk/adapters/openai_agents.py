@@ -308,7 +308,7 @@ def _format(schema: Any) -> dict[str, Any]:
 
 @contextmanager
 def _grammar_errors(schema: Any) -> Iterator[None]:
-    """Raise `agents.UserError` in place of the server's error if it can make no grammar of the output type or
+    """Raise `agents.UserError` instead of the server's error if it can make no grammar of the output type or
     the tools."""
     try:
         yield

@@ -21,7 +21,7 @@ MAX_QUEUED = 4096
 """At most so many frames wait for a slow session. One with more is detached, so that it does not hold up the
 others."""
 
-PATIENT_TURNS = 8
+PATIENT_PASSES = 8
 
 
 class _Error(msgspec.Struct):
@@ -90,9 +90,9 @@ class SharedTransport:
             session.end(cause, code)
 
     async def _put(self, session: SessionTransport, frame: bytes) -> None:
-        """Queue a frame for a session. If its queue stays full for `PATIENT_TURNS` turns of the event loop,
+        """Queue a frame for a session. If its queue stays full for `PATIENT_PASSES` passes of the event loop,
         detach it."""
-        for _ in range(PATIENT_TURNS):
+        for _ in range(PATIENT_PASSES):
             if session.put(frame):
                 return
             await asyncio.sleep(0)

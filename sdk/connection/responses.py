@@ -213,7 +213,7 @@ def labelled(create: ResponseCreate, label: str) -> ResponseCreate:
     return msgspec.structs.replace(create, response=params)
 
 
-def place_in(texts: Mapping[str, str], end: int) -> tuple[str, int] | None:
+def end_in(texts: Mapping[str, str], end: int) -> tuple[str, int] | None:
     """Where the first `end` characters of all messages end: the id of the message that they end in, and how
     many of its characters belong to them. None if there is no message. `texts`: the messages, by item id, in
     order."""

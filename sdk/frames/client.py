@@ -120,7 +120,7 @@ class TextCommit(ClientFrame, frozen=True, tag="input_text_buffer.commit"):
 
 
 class SessionResume(ClientFrame, frozen=True, tag="session.resume"):
-    """Make the session that `handle` opens this socket's own, in place of any other (ours). Answered by
+    """Make the session that `handle` opens this socket's own, instead of any other (ours). Answered by
     `session.resumed`.
 
     `last_event`: the `event_id` of the last server event that the client received; the server sends those after
@@ -131,7 +131,7 @@ class SessionResume(ClientFrame, frozen=True, tag="session.resume"):
     last_event: EventId | None = None
 
 
-# --- the place of KV: ours, not in the standard ---
+# --- where KV is: ours, not in the standard ---
 
 
 class SessionLease(ClientFrame, frozen=True, tag="session.lease"):
@@ -175,7 +175,7 @@ class SessionBlocks(ClientFrame, frozen=True, tag="session.blocks"):
 
 
 class Heard(Given, kw_only=True, frozen=True):
-    """A place in a spoken message: at `ms` milliseconds of its audio the first `text_end` characters of its
+    """A point in a spoken message: at `ms` milliseconds of its audio the first `text_end` characters of its
     text had been spoken."""
 
     ms: Annotated[int, Meta(ge=0)]
@@ -209,7 +209,7 @@ class SessionRewind(ClientFrame, frozen=True, tag="session.rewind"):
 
 
 class ForkCompaction(Given, kw_only=True, frozen=True, omit_defaults=True):
-    """How a fork's context is shortened: `summary` stands in the place of all turns but the last `turns`
+    """How a fork's context is shortened: `summary` stands for all turns but the last `turns`
     ones."""
 
     summary: MessageItem

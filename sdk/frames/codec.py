@@ -254,11 +254,11 @@ def _refusal(whole: Any, text: str, unserved: Callable[[str, Any], bool]) -> Fra
 def _fault(text: str) -> tuple[str, str]:
     """The path of the field at fault by a message of msgspec, such as `session.tools[0]`, and the cause; the
     path is "" if the message names no field."""
-    cause, _, place = text.rpartition(" - at `")
-    place = place.removeprefix("key` in `")
-    if not cause or not place.startswith("$"):
-        cause, place = text, "$"
-    path = _quoted(place[1:].removesuffix("`").removeprefix("."))
+    cause, _, where = text.rpartition(" - at `")
+    where = where.removeprefix("key` in `")
+    if not cause or not where.startswith("$"):
+        cause, where = text, "$"
+    path = _quoted(where[1:].removesuffix("`").removeprefix("."))
     if cause.startswith((_UNKNOWN, _MISSING)):
         path = f"{path}.{_quoted(cause.split('`', 1)[1].removesuffix('`'))}".removeprefix(".")
     return path, cause

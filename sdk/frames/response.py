@@ -36,7 +36,7 @@ class ResponseParams(SamplingFields, kw_only=True, frozen=True, forbid_unknown_f
     is absent or null, the session's value counts.
 
     `conversation` "none": the response is out of band: it does not change the history, and may run beside other
-    responses. `input`: items that the model reads in place of the conversation. `metadata`: comes back in the
+    responses. `input`: items that the model reads instead of the conversation. `metadata`: comes back in the
     `Response`.
 
     At most one of `text.format` (as in the Responses API), `response_format` (as in Chat Completions) and

@@ -59,7 +59,7 @@ _SEED = "Makes a reply repeatable: each draw depends on it and on the token's po
 Seed: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1, description=_SEED)]
 _LEAST = "Nothing ends the reply before it has so many tokens."
 MinOutputTokens: TypeAlias = Annotated[Count, Meta(description=_LEAST)]
-_LOGPROBS = "Send each token's log probability, and those of so many of the most likely tokens in its place."
+_LOGPROBS = "Send each token's log probability, and those of that many of the most likely tokens there."
 TopLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=20, description=_LOGPROBS)]
 
 
@@ -138,7 +138,7 @@ class SamplingResource(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class TopLogprob(msgspec.Struct, kw_only=True, frozen=True):
-    """A token that may stand in one place of a reply. `token`: its text alone, with U+FFFD for a part of a
+    """A token that may stand at one position of a reply. `token`: its text alone, with U+FFFD for a part of a
     character; `id`: its token id; `logprob`: its natural log probability by the model, before any penalty or
     filter."""
 
@@ -148,7 +148,7 @@ class TopLogprob(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class TokenLogprob(TopLogprob, frozen=True):
-    """A token of the reply with its own `logprob`. `top_logprobs`: the most likely tokens in its place, the
+    """A token of the reply with its own `logprob`. `top_logprobs`: the most likely tokens at its position, the
     best first."""
 
     top_logprobs: list[TopLogprob]

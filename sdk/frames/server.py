@@ -156,7 +156,7 @@ class ResponseDone(ServerFrame, frozen=True, tag="response.done"):
 
 
 class OutputFrame(ServerFrame, frozen=True):
-    """Base of events about one output item of the response `response_id`. `output_index`: the item's place in
+    """Base of events about one output item of the response `response_id`. `output_index`: the item's index in
     the output, from 0."""
 
     response_id: str
@@ -184,7 +184,7 @@ class ContentPart(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ContentFrame(OutputFrame, frozen=True):
-    """Base of events about one part of the output message `item_id`. `content_index`: the part's place in the
+    """Base of events about one part of the output message `item_id`. `content_index`: the part's index in the
     message, 0."""
 
     item_id: str

@@ -153,7 +153,7 @@ def size_of(text: str) -> int:
 
 
 def characters(text: str) -> str:
-    """The text with U+FFFD in place of each lone surrogate: file names may hold them, frames may not."""
+    """The text with U+FFFD instead of each lone surrogate: file names may hold them, frames may not."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -154,7 +154,7 @@ class Detached:
             with CancelScope(shield=True):
                 await asyncio.wait([task], timeout=TIDY_SECONDS)
         finally:
-            shield.shield = True  # else the cancelled scope cancels the task again in each turn of the loop
+            shield.shield = True  # else the cancelled scope cancels the task again in each pass of the loop
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._left.discard(task)

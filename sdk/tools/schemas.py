@@ -169,9 +169,9 @@ def _field(name: str, parameter: inspect.Parameter) -> tuple[str, Any, Any]:
 
 
 def _schema(arguments: type[msgspec.Struct], documented: Mapping[str, str]) -> dict[str, Any]:
-    (place,), components = msgspec.json.schema_components([arguments], ref_template="#/$defs/{name}")
+    (reference,), components = msgspec.json.schema_components([arguments], ref_template="#/$defs/{name}")
     own = components.pop(
-        place["$ref"].removeprefix("#/$defs/")
+        reference["$ref"].removeprefix("#/$defs/")
     )  # also where a parameter's type has this name
     properties = own["properties"]
     for name, text in documented.items():

@@ -62,7 +62,7 @@ class GivenConversation:
         self.preamble = preamble
         self.items = items
         self._truncates = truncates
-        self._hashed: dict[int, bytes] = {}  # hashes of items, by their places
+        self._hashed: dict[int, bytes] = {}  # hashes of items, by their indexes
 
     @cached_property
     def said(self) -> int:

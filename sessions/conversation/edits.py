@@ -1,4 +1,4 @@
-"""Edits of a history: cut a reply at a place in its text or among its tokens, rewind to an item or a token.
+"""Edits of a history: cut a reply at a character or a token, rewind to an item or a token.
 
 All ids before a cut stay as the model sampled them, so that their KV stays valid. If the cut goes through a
 token, only the part of that token before the cut is tokenized again. Knows a history and the tokenizer, not the
@@ -58,7 +58,7 @@ def end_with(history: History, item_id: str, end: int | None, tokenizer: ChatTok
     """Cut the reply that holds ``item_id``, in the history: after the first ``end`` characters of that item, or
     behind the whole item if ``end`` is None.
 
-    An item that is not part of a reply is itself shortened. If the place cannot be found among the reply's
+    An item that is not part of a reply is itself shortened. If the point cannot be found among the reply's
     tokens, the reply is replaced by its items up to there, and its token ids are lost.
     """
     item, reply = history.get(item_id), history.reply_of(item_id)
@@ -119,10 +119,10 @@ def checked_end(item: Item, end: int) -> None:
     ``CutInvalid``."""
     if not isinstance(item, Message) or item.role != "assistant":
         raise CutInvalid(f"The item {item.id!r} is no message of the assistant", param="item_id")
-    check_place(item.text, end)
+    check_cut(item.text, end)
 
 
-def check_place(text: str, end: int) -> None:
+def check_cut(text: str, end: int) -> None:
     """Check that ``text`` may be cut after ``end`` characters. Raises ``CutInvalid``."""
     if end > len(text):
         raise CutInvalid(f"The text has {len(text)} characters, none at {end}", param="text_end")
@@ -141,52 +141,52 @@ def cut_after(reply: TurnReply, item_id: str, end: int | None, tokenizer: ChatTo
     """The operation that cuts the reply after the first ``end`` characters of its message ``item_id``, or
     behind the whole item if ``end`` is None. Changes nothing: `History.cut` applies the operation.
 
-    Returns None if that place cannot be found among the reply's tokens. Then the reply has to be replaced by
+    Returns None if that point cannot be found among the reply's tokens. Then the reply has to be replaced by
     its items.
     """
     at = [item.id for item in reply.items].index(item_id)
     item = reply.items[at]
     kept = cut_message(item, end) if end is not None and isinstance(item, Message) else item
     said = _ReplyText(reply, tokenizer)
-    place = said.spans[at][1] if at < len(said.spans) else None
-    if place is None:
+    point = said.spans[at][1] if at < len(said.spans) else None
+    if point is None:
         return None
     if isinstance(item, Message) and isinstance(kept, Message):
-        place -= len(item.text) - len(kept.text)
-    keep, tail = said.ids_up_to(place)
+        point -= len(item.text) - len(kept.text)
+    keep, tail = said.ids_up_to(point)
     cut = Truncated(item=item_id, items=(*reply.items[:at], kept), keep=keep, tail=bytes_of(ids_of(tail)))
-    return cut if said.decodes(reply.up_to(keep, ids_of(tail), cut.items).ids, place) else None
+    return cut if said.decodes(reply.up_to(keep, ids_of(tail), cut.items).ids, point) else None
 
 
 def cut_tokens(reply: TurnReply, keep: int, tokenizer: ChatTokenizer) -> Truncated:
     """The operation that cuts the reply behind its first ``keep`` tokens. Changes nothing: `History.cut`
     applies the operation.
 
-    Raises ``CutInvalid`` if the place is inside a character or a tool call, or if its tokens cannot be
+    Raises ``CutInvalid`` if the point is inside a character or a tool call, or if its tokens cannot be
     matched to its items.
     """
     said = _ReplyText(reply, tokenizer)
-    place = said.steps[keep]
-    if not said.decodes(reply.ids[:keep], place) or inside_character(said.text, place):
+    point = said.steps[keep]
+    if not said.decodes(reply.ids[:keep], point) or inside_character(said.text, point):
         raise CutInvalid("The cut would take a character apart", param="to")
     items: list[Item] = []
     for item, span in zip_longest(reply.items, said.spans):
         begin, end = span or (-1, None)
-        if begin >= place:
+        if begin >= point:
             break
         if span is None:
             raise CutInvalid(
                 "The tokens of this reply cannot be matched to its items: name an item", param="to"
             )
-        if end is None or (place < end and not isinstance(item, Message)):
+        if end is None or (point < end and not isinstance(item, Message)):
             raise CutInvalid("A reply cannot be cut inside a tool call", param="to")
-        items.append(cut_message(item, place - begin) if isinstance(item, Message) else item)
+        items.append(cut_message(item, point - begin) if isinstance(item, Message) else item)
     return Truncated(item=reply.items[0].id, items=tuple(items), keep=keep)
 
 
 def trimmed(reply: TurnReply, tokenizer: ChatTokenizer) -> TurnReply | None:
     """The reply without the tokens behind its last item: the rest of a stop string, a stop id, a call that
-    was cut before its name. None if that place cannot be found among its tokens: then it has to be replaced
+    was cut before its name. None if that point cannot be found among its tokens: then it has to be replaced
     by its items. A call that was cut keeps its tokens."""
     last = reply.items[-1]
     if isinstance(last, FunctionCall) and not last.complete:
@@ -221,17 +221,17 @@ class _ReplyText:
         self.spans: list[tuple[int, int | None]] = []
         channels = tokenizer.special_ids.get(CHANNEL) in ids
         self._least = 0  # number of ids up to the end of the reasoning, if a special token ends it
-        place = self._after_reasoning(reply.items)
+        point = self._after_reasoning(reply.items)
         for item in () if channels else reply.items:
             words, close = (item.text, "") if isinstance(item, Message) else (OPEN, CLOSE)
-            begin = self.text.find(words, place)
+            begin = self.text.find(words, point)
             if begin < 0:
                 break
             closed = self.text.find(close, begin + len(words))
             self.spans.append((begin, closed + len(close) if closed >= 0 else None))
             if closed < 0:
                 break
-            place = closed + len(close)
+            point = closed + len(close)
 
     def _after_reasoning(self, items: tuple[Item, ...]) -> int:
         """The index in the text at which the first item may begin: behind the reply's reasoning, which may
@@ -247,20 +247,20 @@ class _ReplyText:
                 return found + len(end)
         return 0
 
-    def ids_up_to(self, place: int) -> tuple[int, list[int]]:
-        """The ids for the text before the character ``place``: how many of the reply's ids stay, and new ids
-        for the text between them and ``place``."""
-        through = bisect_left(self.steps, place)
+    def ids_up_to(self, point: int) -> tuple[int, list[int]]:
+        """The ids for the text before the character ``point``: how many of the reply's ids stay, and new ids
+        for the text between them and ``point``."""
+        through = bisect_left(self.steps, point)
         if through == len(self.steps):  # the ids behind it are parts of a character
             return through - 1, []
-        if self.steps[through] == place and self._whole[through]:
+        if self.steps[through] == point and self._whole[through]:
             return max(through, self._least), []
         whole = bisect_left(self.steps, self.steps[through - 1])
         while not self._whole[whole]:
             whole -= 1
         specials = self._tokenizer.special_ids.values()  # they have no text, as the parts of a character
         whole = max((at for at in range(whole, through) if self._ids[at - 1] in specials), default=whole)
-        rest = self.text[self.steps[whole] : place]
+        rest = self.text[self.steps[whole] : point]
         return whole, self._tokenizer.encode(rest, leads=False)
 
     def decodes(self, ids: Ids, end: int) -> bool:

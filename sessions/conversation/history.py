@@ -4,7 +4,7 @@ An entry is an item of the client, a reply of the model, or the slot of a runnin
 again and never made from its text. Entries that no longer match the tree's path are rendered again at the next
 turn.
 
-Entries leave the context, as a *gap*, when a turn finds the context full, or when a summary takes their place
+Entries leave the context, as a *gap*, when a turn finds the context full, or when a summary replaces them
 (`compact`). They stay in the history, where they can be read, edited and rewound to, but later turns leave them
 out of the prompt. They come back if the history is rewound to a point before they left. Knows nothing of
 tokenizers, links or event loops.
@@ -63,8 +63,8 @@ class RunningTurn:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Placed:
-    """A request that has its place in the history: what its response runs on.
+class Prepared:
+    """A request with its prompt, and its slot in the history: what its response runs on.
 
     ``turn``: the running turn that its reply will end; None if the reply does not join the history. ``script``:
     its prompt, as items. ``aside``: it runs on a sequence of its own in the engine, because it is out of band
@@ -75,17 +75,17 @@ class Placed:
     script: Script
     aside: bool
 
-    def without(self, places: Collection[int]) -> Placed:
-        """The same request with a shorter prompt: without the segments (items and replies) at the indexes
-        ``places`` of the script. Later turns leave these out, too, unless this turn runs aside."""
-        script, turn = self.script.without(places), self.turn
+    def without(self, indexes: Collection[int]) -> Prepared:
+        """The same request with a shorter prompt: without the segments (items and replies) at
+        ``indexes`` of the script. Later turns leave these out, too, unless this turn runs aside."""
+        script, turn = self.script.without(indexes), self.turn
         if turn is not None and not self.aside:
             segments = self.script.segments
-            left_out = tuple(segments[place] for place in sorted(places))
+            left_out = tuple(segments[index] for index in sorted(indexes))
             turn = replace(turn, script=script, left_out=left_out, on=segments[-1])
         return replace(self, script=script, turn=turn)
 
-    def rewritten(self, shared: int) -> Placed:
+    def rewritten(self, shared: int) -> Prepared:
         """The same request with a prompt in which only the first ``shared`` segments of the script are as
         they were. The replies behind them are replaced by their items, in later turns too."""
         script, turn = self.script.rewritten(shared), self.turn
@@ -96,7 +96,7 @@ class Placed:
 
 
 class ReplySlot:
-    """The place of the running turn's reply. Items that are added during the turn come behind it."""
+    """Stands for the running turn's reply. Items that are added during the turn come behind it."""
 
 
 _Entry: TypeAlias = Item | TurnReply | ReplySlot
@@ -236,8 +236,8 @@ class History:
         """All items from the last to the first."""
         return (item for entry in reversed(self._entries) for item in reversed(_items_of(entry)))
 
-    def places(self) -> Iterator[Item | None]:
-        """All items from the last to the first; None in the place of the reply that runs."""
+    def backwards_with_reply(self) -> Iterator[Item | None]:
+        """All items from the last to the first; None instead of the reply that runs."""
         for entry in reversed(self._entries):
             yield from (None,) if isinstance(entry, ReplySlot) else reversed(_items_of(entry))
 
@@ -255,17 +255,17 @@ class History:
         if len(self._home) >= self._max_items:
             raise ItemInvalid(f"A conversation holds at most {self._max_items} items", param="item")
         if previous_item_id is None:
-            place = len(self._entries)
+            index = len(self._entries)
         elif previous_item_id == ROOT:
-            place = 0
+            index = 0
         elif previous_item_id == REPLY and self._slot is not None:
-            place = self._index(self._slot) + 1
+            index = self._index(self._slot) + 1
         else:
-            place = self._after(previous_item_id)
-        self._edited(place)
+            index = self._after(previous_item_id)
+        self._edited(index)
         calls = self._calls
         self._own()
-        self._entries.insert(place, item)
+        self._entries.insert(index, item)
         self._home[item.id] = item
         if calls is not None:
             calls.add(item)
@@ -325,36 +325,36 @@ class History:
         than that come back into it. Raises ``ItemUnknown``, and ``ConversationBusy`` while a turn runs."""
         if self._slot is not None:
             raise ConversationBusy("A response writes this conversation: cancel it before going back")
-        place = 0 if item_id is None else self._after(item_id)
+        index = 0 if item_id is None else self._after(item_id)
         self._own()
-        for entry in self._entries[place:]:
+        for entry in self._entries[index:]:
             for item in _items_of(entry):
                 del self._home[item.id]
-        del self._entries[place:]
+        del self._entries[index:]
         self._matched = 0
         self._close_gaps()
         self.head = self._found(self.segments())[0]
         self.record(Rewound(item=item_id))
 
-    def compact(self, item: Message, places: Collection[int]) -> None:
-        """Insert ``item``, a summary, before the segments that stay. The segments at the indexes
-        ``places`` leave the context. Raises ``ItemInvalid``, ``ItemExists``, and ``ConversationBusy``
+    def compact(self, item: Message, indexes: Collection[int]) -> None:
+        """Insert ``item``, a summary, before the segments that stay. The segments at
+        ``indexes`` leave the context. Raises ``ItemInvalid``, ``ItemExists``, and ``ConversationBusy``
         while a turn runs."""
         if self._slot is not None:
             raise ConversationBusy("A response writes this conversation")
         segments = self.segments()
-        gone = tuple(segments[place] for place in sorted(places))
-        left = frozenset(places)
-        kept = [segment for place, segment in enumerate(segments) if place not in left]
-        place = self._index(kept[0]) if kept else len(self._entries)
+        gone = tuple(segments[index] for index in sorted(indexes))
+        left = frozenset(indexes)
+        kept = [segment for index, segment in enumerate(segments) if index not in left]
+        index = self._index(kept[0]) if kept else len(self._entries)
         self._check_new(checked_item(item))
         self._own()
-        self._entries.insert(place, item)
+        self._entries.insert(index, item)
         self._home[item.id] = item
         self._matched = 0
         self._set_gaps((*self._gaps, ContextGap(item, gone)))
         self.head = self._found(self.segments())[0]
-        self.record(Compacted(item=item, places=tuple(sorted(places))))
+        self.record(Compacted(item=item, indexes=tuple(sorted(indexes))))
 
     def branch(self, record: Callable[[AnyOperation], None] = lambda operation: None) -> History:
         """A second history that begins as a copy of this one. The two share their entries until one of them
@@ -385,7 +385,7 @@ class History:
     ) -> Script:
         """The prompt, as items, of a turn that would begin now. Changes nothing.
 
-        ``preamble`` and ``items`` stand in the place of the conversation's own (None: those are used);
+        ``preamble`` and ``items`` stand instead of the conversation's own (None: those are used);
         ``more`` items follow them. ``verbatim``: as in `TurnRequest`.
         """
         heading = self._heading if preamble is None else size_of(preamble)
@@ -398,7 +398,7 @@ class History:
         base, miss, shared = self._base(segments)
         return Script(self._preamble, (*segments, *more), base, miss, shared, self._heading, verbatim)
 
-    def place(self, request: TurnRequest) -> Placed:
+    def prepare(self, request: TurnRequest) -> Prepared:
         """Begin the requested turn: make its prompt, and hold a slot at the history's end if its reply is to
         join the history. Raises ``ConversationBusy`` if it is and another turn runs."""
         preamble = request.preamble(self._preamble)
@@ -407,9 +407,9 @@ class History:
         items = () if request.prompt is not None else request.input
         script = self.script(None if plain else preamble, items, request.more, verbatim=request.verbatim)
         if request.out_of_band:
-            return Placed(None, script, aside=True)
+            return Prepared(None, script, aside=True)
         turn = self._hold(script if plain else self.script())  # nothing after this may raise
-        return Placed(turn, script, aside=not plain)
+        return Prepared(turn, script, aside=not plain)
 
     def check_free(self, request: TurnRequest) -> None:
         """Raises ``ConversationBusy`` if the request's reply would join the history and another turn runs. A
@@ -435,37 +435,37 @@ class History:
         """End the turn with its reply, which takes the turn's slot. A new node of the tree becomes the head
         and is returned. ``draft``: the prompt in tokens. ``node_id``: the node's id; None makes a new one.
         ``loose``: the reply's items take the slot instead, because its ids say more than they do."""
-        place = self._close(turn)
+        index = self._close(turn)
         for rewritten in turn.rewritten:
             if self._home.get(rewritten.items[0].id) is rewritten:
-                place += self._rewrite(rewritten)
+                index += self._rewrite(rewritten)
         node = draft.node(reply, node_id)
-        self._entries.insert(place, reply)
+        self._entries.insert(index, reply)
         self._home.update((item.id, reply) for item in reply.items)
         self.head = node
         self.rendered = turn.script.preamble
-        self._leave_out(turn, place)
+        self._leave_out(turn, index)
         if loose:
             self._rewrite(reply)
         return node
 
-    def _leave_out(self, turn: RunningTurn, place: int) -> None:
+    def _leave_out(self, turn: RunningTurn, index: int) -> None:
         """Take out of the context what the ended turn left out of its prompt, as far as it is still in the
-        history, with outputs of its calls that came while the turn ran. ``place``: the index of the turn's
+        history, with outputs of its calls that came while the turn ran. ``index``: the index of the turn's
         reply."""
         there = {id(entry) for entry in self._entries}
         gone = [entry for entry in turn.left_out if id(entry) in there]
         outside = len(self._outside) + len(gone)
-        self._matched = place + 1 - outside if self._appended else 0
+        self._matched = index + 1 - outside if self._appended else 0
         if gone:
             calls = {
                 item.call_id for entry in gone for item in _items_of(entry) if isinstance(item, FunctionCall)
             }
-            late = (entry for entry in self._entries[place + 1 :] if isinstance(entry, FunctionCallOutput))
+            late = (entry for entry in self._entries[index + 1 :] if isinstance(entry, FunctionCallOutput))
             gone += [
                 entry for entry in late if entry.call_id in calls
             ]  # outputs that came while the turn ran
-            since = turn.on if id(turn.on) in there else self._entries[place]
+            since = turn.on if id(turn.on) in there else self._entries[index]
             self._set_gaps((*self._gaps, ContextGap(since, tuple(gone))))
 
     def abort_turn(self, turn: RunningTurn) -> None:
@@ -474,11 +474,11 @@ class History:
 
     def _close(self, turn: RunningTurn) -> int:
         assert self._slot is turn.slot, "only the running turn can end"
-        place = self._index(turn.slot)
+        index = self._index(turn.slot)
         self._own()
-        del self._entries[place]
+        del self._entries[index]
         self._slot = None
-        return place
+        return index
 
     def calls(self) -> ToolCalls:
         """The tool calls of all entries in the context, and which of them have outputs."""
@@ -532,13 +532,13 @@ class History:
             ]
         )
 
-    def _edited(self, place: int) -> None:
-        """Call this when an entry is inserted, removed or replaced at the index ``place``. It notes whether the
-        prompt so far changes with it (`_matched` is set to 0), and whether the place is before the slot of the
+    def _edited(self, index: int) -> None:
+        """Call this when an entry is inserted, removed or replaced at ``index``. It notes whether the
+        prompt so far changes with it (`_matched` is set to 0), and whether the index is before the slot of the
         running turn (`_appended` is set to False)."""
-        if place < self._matched + len(self._outside):
+        if index < self._matched + len(self._outside):
             self._matched = 0
-        if self._slot is not None and place <= self._index(self._slot):
+        if self._slot is not None and index <= self._index(self._slot):
             self._appended = False
 
     def _base(self, segments: tuple[Segment, ...]) -> tuple[TurnNode | None, MissReason | None, int]:
@@ -605,17 +605,17 @@ class History:
         return len(reply.items) - 1
 
     def _swap(self, entry: _Entry, left: Sequence[_Entry]) -> None:
-        """Put the entries ``left`` in the place of ``entry``, in the history and in its gap; empty: remove
+        """Replace ``entry`` by the entries ``left``, in the history and in its gap; empty: remove
         it."""
-        place = self._index(entry)
-        self._edited(place)
+        index = self._index(entry)
+        self._edited(index)
         self._own()
-        self._entries[place : place + 1] = left
+        self._entries[index : index + 1] = left
         for item in _items_of(entry):
             del self._home[item.id]
         self._home.update((item.id, other) for other in left for item in _items_of(other))
         if self._gaps:
-            near = self._entries[place : place + 1] or self._entries[-1:]
+            near = self._entries[index : index + 1] or self._entries[-1:]
             heir = left[-1] if left else near[0] if near else None
 
             def follow(gap: ContextGap) -> ContextGap:

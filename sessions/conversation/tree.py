@@ -83,7 +83,7 @@ class TurnNode:
         ids = np.empty(self.length, dtype=np.int32)
         end = self.length
         for node in self.ancestry():
-            # a descendant keeps [0, end) of this path: place what falls into this node's span
+            # a descendant keeps [0, end) of this path: put what falls into this node's span
             reply_end, prompt_end = min(end, node.length), min(end, node.start)
             ids[node.start : reply_end] = node.reply.ids[: max(0, reply_end - node.start)]
             ids[node.keep : prompt_end] = node.prompt[: max(0, prompt_end - node.keep)]
@@ -150,11 +150,11 @@ class Script:
         before = (sum(map(_length, old)) + self.heading - heading) // WRITTEN
         return sum(map(_length, new)) + before + heading + AROUND * len(self.segments)
 
-    def without(self, places: Collection[int]) -> Script:
-        """The same script without the segments at the indexes ``places``. Turns before the first of them can
+    def without(self, indexes: Collection[int]) -> Script:
+        """The same script without the segments at ``indexes``. Turns before the first of them can
         still use their tokens again."""
-        gone = frozenset(places)
-        kept = tuple(segment for place, segment in enumerate(self.segments) if place not in gone)
+        gone = frozenset(indexes)
+        kept = tuple(segment for index, segment in enumerate(self.segments) if index not in gone)
         base, shared = matched(self.base, kept)
         return replace(self, segments=kept, base=base, shared=shared, miss=MissReason.CONTEXT_TRUNCATED)
 

@@ -10,10 +10,10 @@ costs the sessions that have records in the damaged place. Knows nothing of sock
 | `records.py` | what is written: operations, records, changes |
 | `replay.py` | operations to a history, and to one snapshot |
 | `store.py` | changes to records, room, reading |
-| `state.py`, `session_states.py` | the index in memory: which record counts, and where; its compact form |
+| `state.py`, `session_states.py` | the index in memory: which record counts, and where; its packed form |
 | `retention.py`, `clock.py` | which sessions are forgotten next; the time that servers ran, by which they age |
 | `logs.py`, `segment.py` | the log files; their bytes |
-| `compaction.py` | rewrites logs without dead records |
+| `merge.py` | rewrites logs without dead records |
 | `model_store.py`, `folder.py`, `lock.py` | a model's store at start; its identity, calls on files; its lock |
 | `backup.py` | a copy of the logs that the next run brings up to date, in one step |
 | `admin.py` | stat, verify, repair, backup, gc, erase |
@@ -25,7 +25,7 @@ Format 4, in which two servers on one store can neither mix nor lose what was ac
   second. If the folder was moved, replaced or mounted over, if the lock is another process's, or if a log is
   not at its path, nothing is acknowledged (`StoreLost`) until all is as it was.
 - Nothing below relies on that. Each opening to write is a *run* with 64 random bits. It writes only logs that
-  it has made as new files, and so do compactions. The key of a log, random too, begins the checksum of each of
+  it has made as new files, and so do merges. The key of a log, random too, begins the checksum of each of
   its records. So no byte of one run is ever a record in another run's log.
 - A session's number has 128 bits: a count, and the run that began the session. Two runs give no number twice.
 - A run knows all logs with lower numbers than its own. The header of each of its logs says where those that
@@ -35,12 +35,12 @@ Format 4, in which two servers on one store can neither mix nor lose what was ac
   nowhere.
 
 Logs of format 3 are read by the same code (all keys are 0, numbers have 64 bits, times count as 0), and each is
-rewritten by the next compactions. Formats 1 and 2, in LMDB, are refused.
+rewritten by the next merges. Formats 1 and 2, in LMDB, are refused.
 
 What a client deletes leaves the logs: the mark says that it was deleted (`ERASED`), the logs that have records
 of the session are stained, and ``erase_seconds`` later the log that is being written is sealed and all of them
 are rewritten. An item that is removed from a session that goes on is treated alike: a snapshot of the session,
-which has nothing of it, takes the place of the operations before. The one that removed it stays in the logs as
+which has nothing of it, replaces the operations before. The one that removed it stays in the logs as
 long as another stained log has records of the session, so that the next server finds that log. Operations that
 forks need stay: so forks get such snapshots first where text has to go that they do not have, and need nothing
 of the other session then. A full disk is left the same way. Then logs are rewritten in which less is dead, and

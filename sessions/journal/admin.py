@@ -35,14 +35,14 @@ EMPTY = frozenset({LOCK, NEXT, "lost+found"})
 """Names in a folder that is as good as empty, for a backup."""
 
 
-def places(root: Path) -> list[Path]:
+def journals(root: Path) -> list[Path]:
     """The folders that have a journal: ``root``, the store's folder, and those of other models below it. Of a
     backup that is whole and not in place yet, it is those of that one. Raises ``StoreUnusable``."""
     root = current(root)
     found = [root, *sorted(root.glob(MODELS))]
-    for place in found:
-        refuse_lmdb(place)
-    return [place for place in found if (place / FOLDER).is_dir() or awaits_repair(place, SETTINGS)]
+    for folder in found:
+        refuse_lmdb(folder)
+    return [folder for folder in found if (folder / FOLDER).is_dir() or awaits_repair(folder, SETTINGS)]
 
 
 @contextmanager
@@ -56,17 +56,17 @@ def _held(root: Path) -> Iterator[None]:
         yield
 
 
-def opened(place: Path, *, write: bool = False, whole: bool = True) -> JournalStore:
-    """Open the journal in the folder ``place``, of any model, and return its store; the caller closes it.
+def opened(folder: Path, *, write: bool = False, whole: bool = True) -> JournalStore:
+    """Open the journal in ``folder``, of any model, and return its store; the caller closes it.
     ``write``: it is to be changed, and the caller holds the lock. ``whole``: read every log, not only the
     indexes. Raises ``StoreUnusable``."""
-    _check_repaired(place)
-    return JournalStore(place, b"", SETTINGS, known=_known(place), write=write, whole=whole)
+    _check_repaired(folder)
+    return JournalStore(folder, b"", SETTINGS, known=_known(folder), write=write, whole=whole)
 
 
-def _check_repaired(place: Path) -> None:
-    if awaits_repair(place, SETTINGS):
-        raise StoreUnusable(f"{place}: a repair did not end: repair it again, or start a server with it")
+def _check_repaired(folder: Path) -> None:
+    if awaits_repair(folder, SETTINGS):
+        raise StoreUnusable(f"{folder}: a repair did not end: repair it again, or start a server with it")
 
 
 @contextmanager
@@ -75,33 +75,33 @@ def locked(root: Path) -> Iterator[list[JournalStore]]:
     ``StoreUnusable``, ``StoreHeld`` if a server runs on it."""
     with ExitStack() as stack:
         stack.enter_context(StoreLock(root).acquire(LOCK_SECONDS))
-        yield [stack.enter_context(closing(opened(place, whole=False))) for place in places(root)]
+        yield [stack.enter_context(closing(opened(folder, whole=False))) for folder in journals(root)]
 
 
 def stat(root: Path) -> Iterator[str]:
     """Yield a line for each journal below ``root``: its sessions and its bytes. Changes nothing. Raises
     ``StoreUnusable``."""
-    for place in places(root):
-        with closing(opened(place, whole=False)) as store:
-            yield _account(place, store)
+    for folder in journals(root):
+        with closing(opened(folder, whole=False)) as store:
+            yield _account(folder, store)
 
 
 def verify(root: Path, damage: list[str]) -> Iterator[str]:
     """Read and check every record, and yield lines to print. A line for each damage is added to ``damage``,
     too. Raises ``StoreUnusable``."""
-    for place in places(root):
-        known = _known(place)
-        with closing(opened(place)) as store:
-            found = [*_damage(store), *_differs(known and known.without_removed(_known(place)), store)]
-            yield f"{_account(place, store)}, {len(found)} damaged"
+    for folder in journals(root):
+        known = _known(folder)
+        with closing(opened(folder)) as store:
+            found = [*_damage(store), *_differs(known and known.without_removed(_known(folder)), store)]
+            yield f"{_account(folder, store)}, {len(found)} damaged"
             yield from (f"  damaged: {line}" for line in found)
             damage += found
 
 
-def _known(place: Path) -> Identity | None:
+def _known(folder: Path) -> Identity | None:
     """The journal's identity; None if it is absent or cannot be read."""
     with suppress(ValueError):
-        return read_identity(place)
+        return read_identity(folder)
     return None
 
 
@@ -111,11 +111,11 @@ def _differs(known: Identity | None, store: JournalStore) -> list[str]:
     return [line] if known is not None and (line := store.logs.mismatch(known)) else []
 
 
-def _account(place: Path, store: JournalStore) -> str:
+def _account(folder: Path, store: JournalStore) -> str:
     told = store.statistics()
     kept = sum(state.kept for state in store.sessions.states.values())
     return (
-        f"{place / FOLDER}: {kept} sessions, {int(told['journal_live_bytes'])} bytes"
+        f"{folder / FOLDER}: {kept} sessions, {int(told['journal_live_bytes'])} bytes"
         f" in {int(told['journal_logs'])} logs of {int(told['journal_bytes'])}"
     )
 
@@ -140,18 +140,18 @@ def repair(root: Path) -> Iterator[str]:
     ``StoreUnusable``.
     """
     with _held(root):
-        for place in places(root):
-            if finish_repair(place, SETTINGS):
-                yield f"{place / FOLDER}: an earlier repair has ended now"
-            with closing(opened(place)) as store:
+        for folder in journals(root):
+            if finish_repair(folder, SETTINGS):
+                yield f"{folder / FOLDER}: an earlier repair has ended now"
+            with closing(opened(folder)) as store:
                 if not _damage(store):
-                    yield f"{place / FOLDER}: nothing is damaged"
+                    yield f"{folder / FOLDER}: nothing is damaged"
                     continue
-                yield from _repaired(place, store)
+                yield from _repaired(folder, store)
 
 
-def _repaired(place: Path, store: JournalStore) -> Iterator[str]:
-    fresh = place / REPAIRED
+def _repaired(folder: Path, store: JournalStore) -> Iterator[str]:
+    fresh = folder / REPAIRED
     shutil.rmtree(fresh, ignore_errors=True)
     model = store.logs.header.model
     logs = LogFolder(fresh, model, SETTINGS.log_bytes, Disk())
@@ -168,13 +168,13 @@ def _repaired(place: Path, store: JournalStore) -> Iterator[str]:
             elif state.number not in gone:
                 _copy(store, logs, state)
         logs.append([Fresh(0, logs.generation, Kind.START, b"")])
-        write_identity(place, logs.identity(), Disk())
+        write_identity(folder, logs.identity(), Disk())
     except StorageUnavailable as fault:
-        raise StoreUnusable(f"{place / FOLDER} cannot be repaired: {fault.message}") from None
+        raise StoreUnusable(f"{folder / FOLDER} cannot be repaired: {fault.message}") from None
     finally:
         logs.close()
-    aside = exchange(place)
-    yield f"{place / FOLDER}: rewritten; the damaged one is {aside}"
+    aside = exchange(folder)
+    yield f"{folder / FOLDER}: rewritten; the damaged one is {aside}"
     yield from (f"  {line}" for line in told)
     if lost := store.logs.findings.lost:
         yield f"  lost: {lost} records of unknown sessions"
@@ -197,8 +197,8 @@ def _copy(store: JournalStore, logs: LogFolder, state: SessionState) -> None:
     if state.kept and state.ring:
         payload = store.logs.read(state.ring).payload
         group.append(Fresh(state.number, 0, Kind.KEYRING, payload, extra_of(Kind.KEYRING, payload)))
-    for index, place in enumerate(state.operations, state.first):
-        group.append(Fresh(state.number, index, state.kind_at(index), store.logs.read(place).payload))
+    for index, location in enumerate(state.operations, state.first):
+        group.append(Fresh(state.number, index, state.kind_at(index), store.logs.read(location).payload))
     if not state.kept:
         group.append(drop(state.number))
     logs.append(group, state.used)
@@ -240,9 +240,9 @@ def _until_damage(store: JournalStore, state: SessionState) -> tuple[list[AnyOpe
         needed = list(store.sessions.needed(state.number))
     except RecordDamaged:
         return [], 1
-    for owner, index, place in needed:
+    for owner, index, location in needed:
         try:
-            found.append(store._decoded(place, owner.kind_at(index), owner.number, index, AnyOperation))
+            found.append(store._decoded(location, owner.kind_at(index), owner.number, index, AnyOperation))
         except RecordDamaged:
             return _replayable(found), len(needed) - len(found)
     return found, 0
@@ -304,8 +304,8 @@ def _next(root: Path, target: Path, damage: list[str], disk: Disk) -> list[str]:
     """Write the next state of the backup in ``target``. Returns lines to print. Raises ``OSError``,
     ``StoreUnusable``."""
     there = current(root)
-    names = [place.relative_to(there) for place in places(root)]
-    before = {place.relative_to(target) for place in places(target)}
+    names = [folder.relative_to(there) for folder in journals(root)]
+    before = {folder.relative_to(target) for folder in journals(target)}
     if not before and (others := set(os.listdir(target)) - EMPTY):
         raise StoreUnusable(f"{target} holds {named(sorted(others))}, and no backup: choose another folder")
     if gone := sorted(before - {*names}):
@@ -333,23 +333,23 @@ def _next(root: Path, target: Path, damage: list[str], disk: Disk) -> list[str]:
     return lines
 
 
-def _copied(place: Path, had: Path, fresh: Path, anew: set[str], disk: Disk, *, first: bool) -> int:
-    """Copy the journal in ``place`` into the new folder ``fresh``, where its logs are not those of ``had``, the
-    backup of before. ``first``: there is none. ``anew``: names of logs that are damaged there. Returns how many
-    logs were copied. Raises ``OSError``, ``StoreUnusable``."""
-    known = _known(place)  # first: the logs may be ahead of it, never behind
-    logs = LogFolder(place / FOLDER, b"", SETTINGS.log_bytes, disk, known, write=False)
+def _copied(folder: Path, had: Path, fresh: Path, anew: set[str], disk: Disk, *, first: bool) -> int:
+    """Copy the journal in ``folder`` into the new folder ``fresh``, where its logs are not those of ``had``,
+    the backup of before. ``first``: there is none. ``anew``: names of logs that are damaged there. Returns how
+    many logs were copied. Raises ``OSError``, ``StoreUnusable``."""
+    known = _known(folder)  # first: the logs may be ahead of it, never behind
+    logs = LogFolder(folder / FOLDER, b"", SETTINGS.log_bytes, disk, known, write=False)
     with closing(logs):
         if logs.made and logs.findings.damaged:
-            raise StoreUnusable(f"{place / FOLDER}: none of its logs can be read: copy the folder itself")
-        later, identity = _known(place), logs.identity()
+            raise StoreUnusable(f"{folder / FOLDER}: none of its logs can be read: copy the folder itself")
+        later, identity = _known(folder), logs.identity()
         known = known and known.without_removed(later)
         lost = logs.mismatch(known)
         if later is not None and identity.runs:  # with the run of a server that has just started
             begun = identity.generation > later.generation  # or its first record is all that it has
             identity = replace(identity, runs=later.runs, copied=identity.sequence - begun)
         if not first:
-            _check_backup(place, had, identity, next(iter(logs.vanished), lost))
+            _check_backup(folder, had, identity, next(iter(logs.vanished), lost))
         copied = copy_logs(logs, had / FOLDER, fresh / FOLDER, anew, disk)
         if known is not None and lost:  # so that the copy says it, too
             identity = replace(known, runs=())
@@ -357,36 +357,36 @@ def _copied(place: Path, had: Path, fresh: Path, anew: set[str], disk: Disk, *, 
     return copied
 
 
-def _check_backup(place: Path, had: Path, identity: Identity, lost: str) -> None:
+def _check_backup(folder: Path, had: Path, identity: Identity, lost: str) -> None:
     """Raise ``StoreUnusable`` unless the folder ``had`` holds a backup that may give way to a copy of the
-    journal in ``place``. ``identity``: of that journal. ``lost``: what it has lost, as a sentence; or ""."""
+    journal in ``folder``. ``identity``: of that journal. ``lost``: what it has lost, as a sentence; or ""."""
     before = _known(had)
     why = ""
     if before is None or not before.backup:
         why = "holds a store, not a backup"
     elif before.store != identity.store:
-        why = f"is the backup of another store than {place}"
+        why = f"is the backup of another store than {folder}"
     elif not before.runs:
-        why = f"cannot be compared with {place}: an earlier version made it, or it was damaged then"
+        why = f"cannot be compared with {folder}: an earlier version made it, or it was damaged then"
     elif lost:
-        why = f"stays as it is, because {lost}{_missing(place, had)}"
+        why = f"stays as it is, because {lost}{_missing(folder, had)}"
     elif not identity.follows(before):
-        why = f"has what {place} has lost or never had{_missing(place, had)}"
+        why = f"has what {folder} has lost or never had{_missing(folder, had)}"
     if why:
         raise StoreUnusable(f"{had} {why}: choose another folder for this store, and keep this one")
 
 
-def _missing(place: Path, had: Path) -> str:
-    """How many sessions the backup in ``had`` has that the store in ``place`` does not have, in brackets."""
-    with closing(opened(place, whole=False)) as store, closing(opened(had, whole=False)) as copy:
+def _missing(folder: Path, had: Path) -> str:
+    """How many sessions the backup in ``had`` has that the store in ``folder`` does not have, in brackets."""
+    with closing(opened(folder, whole=False)) as store, closing(opened(had, whole=False)) as copy:
         kept = [number for number, state in copy.sessions.states.items() if state.kept]
         gone = sum(not store.sessions.states.keeps(number) for number in kept)
     return f" ({gone} of its {len(kept)} sessions and stored objects are not in the store)"
 
 
-def _check_damage(place: Path, had: Path, fresh: JournalStore) -> None:
+def _check_damage(folder: Path, had: Path, fresh: JournalStore) -> None:
     """Raise ``StoreUnusable`` if the backup in ``had`` has whole what is damaged in the ``fresh`` copy of the
-    journal in ``place``."""
+    journal in ``folder``."""
     with closing(opened(had)) as copy:
         _damage(copy)
         lost = {*fresh.damaged()} - {*copy.damaged()}
@@ -397,7 +397,7 @@ def _check_damage(place: Path, had: Path, fresh: JournalStore) -> None:
             "records of unknown sessions"
         ]
     raise StoreUnusable(
-        f"{had} stays as it is, because it has whole what is damaged in {place}: {named(what)}: "
+        f"{had} stays as it is, because it has whole what is damaged in {folder}: {named(what)}: "
         "choose another folder for this store, and keep this one"
     )
 
@@ -406,12 +406,12 @@ def gc(root: Path) -> Iterator[str]:
     """Rewrite the logs without the records that no session needs. Yields lines to print. Raises
     ``StoreUnusable``."""
     with _held(root):
-        for place in places(root):
-            with closing(opened(place, write=True)) as store:
+        for folder in journals(root):
+            with closing(opened(folder, write=True)) as store:
                 before = store.logs.bytes
-                yield from (f"{place / FOLDER}: {line}" for line in _differs(_known(place), store))
-                _rewrite(store, place)
-                yield f"{_account(place, store)}, {before - store.logs.bytes} bytes less"
+                yield from (f"{folder / FOLDER}: {line}" for line in _differs(_known(folder), store))
+                _rewrite(store, folder)
+                yield f"{_account(folder, store)}, {before - store.logs.bytes} bytes less"
 
 
 def of_tenant(salt: bytes) -> Callable[[JournalStore], list[int]]:
@@ -432,18 +432,19 @@ def erase(root: Path, chosen: Callable[[JournalStore], list[int]]) -> Iterator[s
     """
     with _held(root):
         found = 0
-        for place in places(root):
-            with closing(opened(place, write=True)) as store:
+        for folder in journals(root):
+            with closing(opened(folder, write=True)) as store:
                 numbers = chosen(store)
                 found += len(numbers)
-                yield from (f"{place / FOLDER}: {line}" for line in _differs(_known(place), store))
+                yield from (f"{folder / FOLDER}: {line}" for line in _differs(_known(folder), store))
                 try:
                     store.erase(numbers)
                 except StorageUnavailable as fault:
-                    raise StoreUnusable(f"{place / FOLDER} cannot be written: {fault.message}") from None
-                _rewrite(store, place)
-                yield f"{place / FOLDER}: {len(numbers)} sessions erased, {len(store.sessions.states)} are left"
-            older = {place / REPAIRED, *place.glob(f"{ASIDE}*"), *(place / FOLDER).glob("*.unreadable")}
+                    raise StoreUnusable(f"{folder / FOLDER} cannot be written: {fault.message}") from None
+                _rewrite(store, folder)
+                left = f"{len(numbers)} sessions erased, {len(store.sessions.states)} are left"
+                yield f"{folder / FOLDER}: {left}"
+            older = {folder / REPAIRED, *folder.glob(f"{ASIDE}*"), *(folder / FOLDER).glob("*.unreadable")}
             for path in sorted(path for path in older if path.exists()):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
                 yield f"{path}: removed"
@@ -451,11 +452,11 @@ def erase(root: Path, chosen: Callable[[JournalStore], list[int]]) -> Iterator[s
             yield f"{root} has none of these sessions: is the name right? --keys FILE checks a tenant's"
 
 
-def _rewrite(store: JournalStore, place: Path) -> None:
-    """Rewrite every log of the ``store`` in the folder ``place`` with the needed records alone. Raises
+def _rewrite(store: JournalStore, folder: Path) -> None:
+    """Rewrite every log of the ``store`` in ``folder`` with the needed records alone. Raises
     ``StoreUnusable``."""
     store.logs.findings = Findings()
     try:
         store.rewrite()
     except StorageUnavailable as fault:
-        raise StoreUnusable(f"{place / FOLDER} cannot be rewritten: {fault.message}") from None
+        raise StoreUnusable(f"{folder / FOLDER} cannot be rewritten: {fault.message}") from None

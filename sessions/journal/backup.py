@@ -2,7 +2,7 @@
 
 The folder is a store itself. A run writes the next state of the whole backup beside it (`NEXT`): logs that are
 sealed and have not changed as second names of the files that are there, the others copied. When that is on the
-disk it is renamed to `WHOLE`, in one step. From then on it counts in place of the rest (`current`), until
+disk it is renamed to `WHOLE`, in one step. From then on it counts instead of the rest (`current`), until
 `finish` has put it in place. So whenever a run dies, the folder is the backup of before or the new one, and
 what was erased in the store is gone when the run has ended.
 
@@ -37,14 +37,14 @@ def finish(root: Path, disk: Disk) -> None:
     Whenever this dies, the next call does all of it. Raises ``OSError``."""
     whole = root / WHOLE
     if whole.is_dir():
-        for place in _places(root):
-            disk.remove_folder(place / FOLDER)
-            disk.remove(place / IDENTITY)
-        for place in _places(whole):
-            there = root / place.relative_to(whole)
+        for folder in _journals(root):
+            disk.remove_folder(folder / FOLDER)
+            disk.remove(folder / IDENTITY)
+        for folder in _journals(whole):
+            there = root / folder.relative_to(whole)
             disk.make_folder(there / FOLDER)
-            for file in [*sorted((place / FOLDER).iterdir()), place / IDENTITY]:
-                disk.link(file, there / file.relative_to(place))
+            for file in [*sorted((folder / FOLDER).iterdir()), folder / IDENTITY]:
+                disk.link(file, there / file.relative_to(folder))
             disk.sync_folder(there / FOLDER)
             disk.sync_folder(there)
         disk.sync_folder(root)
@@ -55,7 +55,7 @@ def finish(root: Path, disk: Disk) -> None:
 
 
 def commit(root: Path, disk: Disk) -> None:
-    """Let the backup in ``root`` that a run has written whole take the place of the one before. Raises
+    """Let the backup in ``root`` that a run has written whole replace the one before. Raises
     ``OSError``."""
     disk.sync_folder(root / NEXT)
     disk.rename(root / NEXT, root / WHOLE)
@@ -63,23 +63,23 @@ def commit(root: Path, disk: Disk) -> None:
     finish(root, disk)
 
 
-def copy_logs(logs: LogFolder, had: Path, place: Path, anew: Container[str], disk: Disk) -> int:
+def copy_logs(logs: LogFolder, had: Path, folder: Path, anew: Container[str], disk: Disk) -> int:
     """Write the logs and their indexes, as of the moment at which ``logs`` was opened, into the new folder
-    ``place``. Returns how many were copied; the others are second names of files in ``had``, the folder of an
+    ``folder``. Returns how many were copied; the others are second names of files in ``had``, the folder of an
     earlier copy. ``anew``: names of logs that are damaged there. Raises ``OSError``."""
     copied = 0
-    disk.make_folder(place)
+    disk.make_folder(folder)
     for one in logs.logs.values():
         before = had / one.path.name
         if before.name not in anew and _is_same(logs, one, before, disk):
-            disk.link(before, place / before.name)
-            disk.link(before.with_suffix(".index"), place / one.index_path.name)
+            disk.link(before, folder / before.name)
+            disk.link(before.with_suffix(".index"), folder / one.index_path.name)
             continue
         copied += 1
         if index := disk.contents(one.index_path, one.index_end):
-            disk.replace(place / one.index_path.name, index)
-        _copy(logs, one, place / one.path.name, disk)
-    disk.sync_folder(place)
+            disk.replace(folder / one.index_path.name, index)
+        _copy(logs, one, folder / one.path.name, disk)
+    disk.sync_folder(folder)
     return copied
 
 
@@ -104,7 +104,7 @@ def _copy(logs: LogFolder, one: Log, path: Path, disk: Disk) -> None:
         os.close(fd)
 
 
-def _places(root: Path) -> Iterator[Path]:
+def _journals(root: Path) -> Iterator[Path]:
     """The folders of journals in a backup, also of those that are put in place or removed in part."""
     found = (root, *sorted(root.glob(MODELS)))
-    return (place for place in found if (place / FOLDER).exists() or (place / IDENTITY).exists())
+    return (folder for folder in found if (folder / FOLDER).exists() or (folder / IDENTITY).exists())

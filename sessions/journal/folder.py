@@ -1,6 +1,6 @@
 """The folder of a store, beside its logs: the calls on files, and the file `identity`.
 
-`identity` repeats in a second place what the logs say of themselves. Where the two differ, the journal was
+`identity` repeats what the logs say of themselves. Where the two differ, the journal was
 removed, exchanged or rolled back while no server ran. A start takes such a journal as it is; but its list of
 runs begins anew then, so that it does not pass for what a backup was copied from (`Identity.follows`).
 """
@@ -118,7 +118,7 @@ class Disk:
         """Rename ``old``; it replaces a file named ``new``."""
         os.rename(old, new)
 
-    def place(self, old: Path, new: Path) -> None:
+    def rename_new(self, old: Path, new: Path) -> None:
         """Rename ``old``; raises ``FileExistsError`` if there is a file named ``new``."""
         try:
             os.link(old, new)

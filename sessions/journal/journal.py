@@ -317,7 +317,7 @@ class Journal:
                     self._answer(job, answer)
                 self._upkeep(self._keep_shares)
                 self._shorten()
-                self._compact()
+                self._merge()
                 if time.monotonic() - swept > self.settings.sweep_seconds:
                     swept = time.monotonic()
                     self._upkeep(lambda: self._store.sweep(self.live))
@@ -330,13 +330,13 @@ class Journal:
 
     def _next(self) -> tuple[list[Fresh], list[Any]]:
         """In the journal's thread: wait for work. Returns the queued group and the jobs. Both may be empty: the
-        journal closes, there is time to compact or to shorten a session, or `WATCH_SECONDS` are over."""
-        compacting = self._store.wants_compaction
+        journal closes, there is time to merge or to shorten a session, or `WATCH_SECONDS` are over."""
+        merging = self._store.wants_merge
         shortening = self._fault is None and self._store.overlong is not None
         seconds = SHORTEN_SECONDS if shortening else WATCH_SECONDS
         with self._changed:
             while not (self._urgent or self._jobs or self._closing):
-                if compacting or not self._changed.wait(seconds):
+                if merging or not self._changed.wait(seconds):
                     return [], []
             jobs = list(self._jobs)
             self._jobs.clear()
@@ -410,10 +410,10 @@ class Journal:
         except Exception:  # its operations are unchanged
             log.exception("session %d cannot be condensed", number)
 
-    def _compact(self) -> None:
-        """Do a slice of compaction, if nothing else is to be done or if it is overdue."""
-        if (not (self._urgent or self._jobs) or self._store.overdue) and self._store.wants_compaction:
-            self._upkeep(self._store.compact)
+    def _merge(self) -> None:
+        """Do a slice of a merge, if nothing else is to be done or if it is overdue."""
+        if (not (self._urgent or self._jobs) or self._store.overdue) and self._store.wants_merge:
+            self._upkeep(self._store.merge)
 
     def _commit(self, group: list[Fresh]) -> bool:
         """Try to write ``group`` until it succeeds, with what is queued meanwhile: a deletion among that may

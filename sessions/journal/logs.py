@@ -7,7 +7,7 @@ means.
 
 Only the run (`segment`) that has made a log writes to it, and a log's file is made only where none was: so one
 run alone has each number, and it knew all logs with lower ones. What a run finds of the others it takes as it
-is then: where each unfinished log ended stands in the headers of its own logs, and what comes behind that place
+is then: where each unfinished log ended stands in the headers of its own logs, and what comes behind that point
 later counts for nothing. A group is written when, after it is on the disk, the store is still this run's
 (`LogFolder.check`).
 """
@@ -60,11 +60,11 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(slots=True, eq=False)
 class Log:
-    """One log file. ``slot``: a small number that this process gives it; the place of a record begins with it.
-    ``end``: the offset at which the next group of records is written. ``room``: the file's length, which may
-    include zeros behind ``end``. ``index_end``: the length of its index.
+    """One log file. ``slot``: a small number that this process gives it; the location of a record begins with
+    it. ``end``: the offset at which the next group of records is written. ``room``: the file's length, which
+    may include zeros behind ``end``. ``index_end``: the length of its index.
 
-    ``live``: bytes of records that are still needed. ``marks``: bytes of other records that a compaction kept,
+    ``live``: bytes of records that are still needed. ``marks``: bytes of other records that a merge kept,
     such as those that a session was forgotten. ``stained``: since when, by the monotonic clock, it has records
     of a session that a client has deleted; None: it has none. ``sessions``: the marks (`segment.mark_of`),
     sorted, of the sessions of which it had records when it was opened or sealed; ``fresh``: those added since.
@@ -184,7 +184,7 @@ class LogFolder:
         self.header = SegmentHeader(format=segment.FORMAT, store=b"", seed=0, sync=b"", model=b"", number=0)
         self._lost = lost
         self._astray = False  # the last `check` failed
-        self._place: int | None = None  # the folder, opened
+        self._folder_fd: int | None = None  # the folder, opened
         self._next_count = 1
         self._ends: dict[int, int] = {}  # by number, where unfinished logs of earlier runs end
         self._slots = iter(range(1, segment.MOST_SLOTS))
@@ -260,7 +260,7 @@ class LogFolder:
         """Raises ``StoreLost`` if another server may have the store now, or if this folder or the log that is
         being written is not at its path any more."""
         why = self._lost()
-        opened = [(self.folder, self._place)]
+        opened = [(self.folder, self._folder_fd)]
         if self.active is not None:
             opened.append((self.active.path, self.active.fd))
         for path, fd in opened:
@@ -284,16 +284,16 @@ class LogFolder:
         self.active = None
         for one in self.logs.values():
             self._close_files(one)
-        for fd in (*self._held.values(), *([] if self._place is None else [self._place])):
+        for fd in (*self._held.values(), *([] if self._folder_fd is None else [self._folder_fd])):
             os.close(fd)
         self._held.clear()
-        self._place = None
+        self._folder_fd = None
 
     def _opened(self, model: bytes, known: Identity | None) -> list[LoadedLog]:
         if self.writes:
             make_private(self.folder.parent)
             make_private(self.folder)
-            self._place = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._folder_fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         numbers = self._listed() if self.writes else self._hold()
         headers = {number: self._header_of(number) for number in numbers}
         for number in [number for number, header in headers.items() if header is None]:
@@ -373,13 +373,13 @@ class LogFolder:
         numbers = sorted(int(found[1]) for name in names if (found := NAME.fullmatch(name)))
         if self.writes:
             for name in names:
-                if name.endswith(".new"):  # left by an unfinished compaction
+                if name.endswith(".new"):  # left by an unfinished merge
                     self.disk.remove(self.folder / name)
         return numbers
 
     def _hold(self) -> list[int]:
         """Open all logs, as they were at one moment, to read them beside a server; returns their numbers. A
-        compaction adds its log before it removes those that it replaces. So if all listed logs are still there
+        merge adds its log before it removes those that it replaces. So if all listed logs are still there
         after they were opened, the list was complete. Raises ``StoreUnusable`` if it changes too fast."""
         for attempt in range(TRIES):
             numbers = self._listed()
@@ -401,7 +401,7 @@ class LogFolder:
         """Report each log that is absent while its index is there. A server removes the index first, so
         something else removed these logs.
 
-        ``numbers``: those of the logs that are there. ``replaced``: those of logs that a compaction replaced,
+        ``numbers``: those of the logs that are there. ``replaced``: those of logs that a merge replaced,
         which are not reported. A server removes the index of an absent log.
         """
         for path in sorted(self.folder.glob("*.index")):
@@ -604,12 +604,12 @@ class LogFolder:
         return unknown
 
     def _known(self, one: Log, entries: Any, hits: Any, extras: dict[int, bytes]) -> LoadedLog:
-        places = segment.places_of(one.slot, entries["offset"], _ends_of(one, entries) - entries["offset"])
-        places[hits | (entries["word"] & segment.LOST != 0)] = segment.HIT
+        found = segment.locations_of(one.slot, entries["offset"], _ends_of(one, entries) - entries["offset"])
+        found[hits | (entries["word"] & segment.LOST != 0)] = segment.HIT
         one.sessions = segment.marks_of(entries)
         if hits.any():
             self.findings.damaged.append(str(one.path))
-        return LoadedLog(entries, places, extras)
+        return LoadedLog(entries, found, extras)
 
     # --- writing --------------------------------------------------------------------------------------------
 
@@ -617,7 +617,7 @@ class LogFolder:
         """Write the records as one group at the end of the active log, and sync it.
 
         ``moment``: the time that the records carry, in microseconds of the store's clock; None: now. Returns
-        the records' places (`segment.place_of`), the first one's sequence number, and that time. Raises
+        the records' locations (`segment.location_of`), the first one's sequence number, and that time. Raises
         ``StorageUnavailable``: then none of the group counts as written.
         """
         if self._astray:  # otherwise it is enough to look when the group is on the disk
@@ -627,15 +627,15 @@ class LogFolder:
         first, self.next_sequence = self.next_sequence, self.next_sequence + len(records)
         self.full = False
         active = self._room_for(total)
-        places, pieces, entries = [], [], []
+        locations, pieces, entries = [], [], []
         at, last, frame = active.end, len(records) - 1, active.header.frame
-        for place, one in enumerate(records):
-            word, sequence = one.word(place == last), first + place
+        for index, one in enumerate(records):
+            word, sequence = one.word(index == last), first + index
             pieces.append(segment.encoded_record(frame, at, sequence, one.session, word, moment, one.payload))
             entries.append(
                 segment.entry(sequence, one.session, word, moment, at, len(one.payload), len(one.extra))
             )
-            places.append(segment.place_of(active.slot, at, len(pieces[-1])))
+            locations.append(segment.location_of(active.slot, at, len(pieces[-1])))
             at += len(pieces[-1])
         written = False
         try:
@@ -659,7 +659,7 @@ class LogFolder:
         active.fresh.update(segment.mark_of(one.session) for one in records)
         self._next_count = max(self._next_count, 1 + max(one.session >> segment.HIGH for one in records))
         self._extend_index(active, entries, b"".join(one.extra for one in records))
-        return places, first, moment
+        return locations, first, moment
 
     def _unavailable(self, fault: Exception, one: Log) -> StorageUnavailable:
         """The error for a log that could not be written because of ``fault``."""
@@ -831,7 +831,7 @@ class LogFolder:
         one.index_end = len(header) + len(chunk)
 
     def adopt(self, one: Log, entries: Any, extras: dict[int, bytes]) -> None:
-        """Put a log that was written under another name in place: give it its number, sync it, rename it, write
+        """Take in a log that was written under another name: give it its number, sync it, rename it, write
         its index, and add it to the folder's logs. Raises ``OSError``, ``StoreLost``.
 
         ``entries``: for the index, an array of `segment.ENTRY`, one for each record. ``extras``: the bytes that
@@ -845,7 +845,7 @@ class LogFolder:
         one.sessions = segment.marks_of(entries)
         self.check()
         try:
-            self.disk.place(one.path, self._path(one.number))
+            self.disk.rename_new(one.path, self._path(one.number))
         except OSError:
             if elsewhere(self._path(one.number), self.opened(one)):
                 raise  # otherwise it was done all the same
@@ -858,15 +858,15 @@ class LogFolder:
             self._rewrite_index(one, entries, extras)
 
     def discard(self, one: Log) -> None:
-        """Give up a log that a compaction wrote: close it and remove its file. If the file cannot be removed,
+        """Give up a log that a merge wrote: close it and remove its file. If the file cannot be removed,
         and has its number already, it stays among the folder's logs."""
         self._close_files(one)
-        placed = one.slot in self.logs
+        listed = one.slot in self.logs
         with suppress(OSError):
-            if placed:
+            if listed:
                 self.disk.remove(one.index_path)  # as in `remove`
             self.disk.remove(one.path)
-        if placed and one.path.exists():
+        if listed and one.path.exists():
             return
         self.logs.pop(one.slot, None)
         self._free_slots.append(one.slot)
@@ -884,13 +884,13 @@ class LogFolder:
 
     # --- reading --------------------------------------------------------------------------------------------
 
-    def read(self, place: int) -> Found:
-        """Read the record at ``place``, a number that holds the log's slot, the offset and the length
-        (`segment.place_of`). Raises ``RecordDamaged``, ``StorageUnavailable``."""
+    def read(self, location: int) -> Found:
+        """Read the record at ``location``, a number that holds the log's slot, the offset and the length
+        (`segment.location_of`). Raises ``RecordDamaged``, ``StorageUnavailable``."""
         one, offset, length = (
-            self.logs[segment.slot_of(place)],
-            segment.offset_of(place),
-            segment.bytes_at(place),
+            self.logs[segment.slot_of(location)],
+            segment.offset_of(location),
+            segment.bytes_at(location),
         )
         try:
             if length >> 3 >= segment.GIANT:
@@ -920,10 +920,10 @@ class LogFolder:
             self.findings = kept
         return entries, extras
 
-    def mark_dirty(self, place: int) -> None:
-        """Call this when damage was found at ``place``: it marks the log in its index, so that the next opening
-        reads the log whole."""
-        one = self.logs[segment.slot_of(place)]
+    def mark_dirty(self, location: int) -> None:
+        """Call this when damage was found at ``location``: it marks the log in its index, so that the next
+        opening reads the log whole."""
+        one = self.logs[segment.slot_of(location)]
         if one.dirty:
             return
         one.dirty = True
@@ -937,20 +937,20 @@ class LogFolder:
             one.index_end = self.disk.size(one.index_fd)
             self._end_index(one, segment.DIRTY)
 
-    def size(self, place: int) -> int:
-        """How many bytes the record at ``place`` takes in its log; 0 if the place is that of a missing or
+    def size(self, location: int) -> int:
+        """How many bytes the record at ``location`` takes in its log; 0 if the location is that of a missing or
         damaged record."""
-        slot, length = segment.slot_of(place), int(segment.bytes_at(place))
+        slot, length = segment.slot_of(location), int(segment.bytes_at(location))
         if not slot:
             return 0
         if length >> 3 == segment.GIANT:
             with suppress(OSError, StorageUnavailable):
-                return self._giant(self.logs[slot], segment.offset_of(place))
+                return self._giant(self.logs[slot], segment.offset_of(location))
         return length
 
     def _giant(self, one: Log, offset: int) -> int:
-        """How many bytes a record at ``offset`` takes that is so long that its place cannot hold the length. It
-        is read from the record itself."""
+        """How many bytes a record at ``offset`` takes that is so long that its location cannot hold the length.
+        It is read from the record itself."""
         head = self.disk.read(self.opened(one), 16, offset)
         length = int.from_bytes(head[12:16], "little") if len(head) == 16 else 0
         whole: int = one.header.frame.padded(length)

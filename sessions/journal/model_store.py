@@ -72,7 +72,7 @@ def finish_repair(folder: Path, settings: JournalSettings) -> bool:
 
 
 def exchange(folder: Path) -> Path:
-    """Rename the damaged journal in ``folder``, and put the repaired one there in its place. Returns the
+    """Rename the damaged journal in ``folder``, and put the repaired one there instead. Returns the
     damaged one's new path. Raises ``OSError``."""
     names = (ASIDE if number == 1 else f"{ASIDE}-{number}" for number in range(1, 1 << 20))
     aside = next(folder / name for name in names if not (folder / name).exists())

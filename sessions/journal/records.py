@@ -67,7 +67,7 @@ class Configured(Operation, frozen=True, tag="configured"):
 class Begun(Operation, frozen=True, tag="begun"):
     """The response with the id ``response`` was requested. ``request``: the request as plain data
     (`replay.request_form`); empty out of band. ``writes``: whether the reply joins the history; then it will
-    stand at this place in it. ``note``: bytes that only the gateway reads."""
+    stand here in it. ``note``: bytes that only the gateway reads."""
 
     response: str
     request: dict[str, Any]
@@ -142,22 +142,22 @@ class Ended(Operation, frozen=True, tag="ended"):
 
 class ContextCut(Operation, frozen=True, tag="left_out"):
     """The running response leaves some oldest items and replies out of its prompt, because the context is full:
-    those at the indexes ``places`` of the prompt's items and replies. ``told``: what the client is told of it.
+    those at ``indexes`` of the prompt's items and replies. ``told``: what the client is told of it.
 
     If the response is kept and has no instructions, tools or input of its own, later turns leave them out, too.
     """
 
     response: str
-    places: tuple[int, ...]
+    indexes: tuple[int, ...] = msgspec.field(name="places")
     told: LeftOut
 
 
 class Compacted(Operation, frozen=True, tag="compacted"):
-    """``item``, a summary, took the place of some items and replies: those at the indexes ``places`` of the
+    """``item``, a summary, replaced some items and replies: those at ``indexes`` of the
     context, which later turns leave out of their prompts."""
 
     item: Message
-    places: tuple[int, ...]
+    indexes: tuple[int, ...] = msgspec.field(name="places")
 
 
 class KeptReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -307,7 +307,7 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     template shows (ISO 8601). ``config``: the gateway's configuration when it began, as bytes. ``origin``: for
     a fork, the operations of another session that its own follow. ``name``: set by the client. ``parent``: the
     id of the session it was forked from; ``root``: the id of the first session of its fork tree; ``tree``: a
-    place in that one's operations, for its number (None also in records of earlier versions).
+    position in that one's operations, for its number (None also in records of earlier versions).
     """
 
     id: str

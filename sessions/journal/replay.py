@@ -1,7 +1,7 @@
 """Replay: a session's history and responses from its operations, and snapshots of many operations in one.
 
 Replaying an operation makes the same edit again, so the same items, replies and nodes are in the same
-places, and an interrupted response has its slot. `snapshot_of` makes one record of a session in which no
+order, and an interrupted response has its slot. `snapshot_of` makes one record of a session in which no
 response runs, and `restore` is the way back. Pure. Knows nothing of stores or of the engine.
 """
 
@@ -17,7 +17,7 @@ import msgspec
 
 from ...runtime.verbs import Sampling, TokenLogprob
 from .. import errors
-from ..conversation.history import ContextGap, History, Placed, RunningTurn
+from ..conversation.history import ContextGap, History, Prepared, RunningTurn
 from ..conversation.input_text_buffer import InputTextBuffer
 from ..conversation.items import Item
 from ..conversation.tree import Draft, Script, Segment, TurnNode, TurnReply, matched, turns_of
@@ -38,8 +38,8 @@ MANY_ITEMS = 1 << 30
 class Past:
     """A response as the journal has it, running when the server ended or over.
 
-    ``note``: bytes of the gateway. ``placed``: its place in the history, and its prompt as items. ``said``: its
-    token ids so far, as bytes of little-endian int32. ``logprobs``: one for each id, if it reports them.
+    ``note``: bytes of the gateway. ``prepared``: its slot in the history, and its prompt as items. ``said``:
+    its token ids so far, as bytes of little-endian int32. ``logprobs``: one for each id, if it reports them.
     ``cut``: the id of a message that is to be cut when it ends, and the characters that stay; None: none is.
     ``ended``: how it ended; None if it was interrupted. ``left_out``: what its prompt left out.
     """
@@ -47,7 +47,7 @@ class Past:
     id: str
     request: TurnRequest
     note: bytes
-    placed: Placed
+    prepared: Prepared
     said: bytearray = field(default_factory=bytearray)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     cut: tuple[str, int] | None = None
@@ -133,7 +133,7 @@ def _step(replayed: Replayed, operation: AnyOperation) -> None:
         case Begun():
             request = request_from(operation.request)
             replayed.responses += 1
-            replayed.last = Past(operation.response, request, operation.note, history.place(request))
+            replayed.last = Past(operation.response, request, operation.note, history.prepare(request))
         case records.Emitted(ids=ids, logprobs=logprobs):
             past = _last(replayed, operation.response)
             past.said += ids
@@ -144,11 +144,11 @@ def _step(replayed: Replayed, operation: AnyOperation) -> None:
             history.cut(operation)
         case records.Rewound(item=item_id):
             history.rewind(item_id)
-        case records.ContextCut(response=response, places=places, told=told):
+        case records.ContextCut(response=response, indexes=indexes, told=told):
             past = _last(replayed, response)
-            past.placed, past.left_out = past.placed.without(places), told
-        case records.Compacted(item=item, places=places):
-            history.compact(item, places)
+            past.prepared, past.left_out = past.prepared.without(indexes), told
+        case records.Compacted(item=item, indexes=indexes):
+            history.compact(item, indexes)
         case Ended(response=response):
             if replayed.orphans.pop(response, None) is None:
                 _end(history, _last(replayed, response), operation)
@@ -163,8 +163,8 @@ def _begin_from(replayed: Replayed, snapshot: SessionSnapshot) -> None:
     if (typed := snapshot.typed) is not None:
         replayed.typed = InputTextBuffer(typed.text, typed.role, typed.item, typed.call)
     if (last := snapshot.last) is not None:
-        # it has ended, so it needs no place in the history
-        nowhere = Placed(None, Script(snapshot.preamble, ()), aside=False)
+        # it has ended, so it needs no slot in the history
+        nowhere = Prepared(None, Script(snapshot.preamble, ()), aside=False)
         replayed.last = Past(last.response, request_from(last.request), last.note, nowhere)
         replayed.last.said += snapshot.said
         replayed.last.logprobs += snapshot.logprobs
@@ -180,15 +180,15 @@ def _last(replayed: Replayed, response: str) -> Past:
 
 def _end(history: History, past: Past, ended: Ended) -> None:
     past.ended = ended
-    turn = past.placed.turn
+    turn = past.prepared.turn
     if turn is None:
         raise RecordDamaged(f"response {past.id!r} writes nothing")
     if not ended.kept:
         history.abort_turn(turn)
         return
     if ended.shared is not None:
-        past.placed = past.placed.rewritten(ended.shared)
-        turn = past.placed.turn
+        past.prepared = past.prepared.rewritten(ended.shared)
+        turn = past.prepared.turn
         assert turn is not None, "it had one before"
     reply = TurnReply(ended.items, past.ids, ended.ended)
     if ended.cut is not None:
@@ -295,7 +295,7 @@ def retold(past: Past, language: Language, end_ids: frozenset[int]) -> list[Repl
     assert ended is not None, "an interrupted response goes on; its events are not repeated"
     if not ended.began:
         return []
-    reader = ReplyReader(language, past.request, end_ids, past.id, past.placed.script.preamble.tools)
+    reader = ReplyReader(language, past.request, end_ids, past.id, past.prepared.script.preamble.tools)
     events = [ReplyStarted(ended.usage.input_tokens), *reader.feed(past.ids.tolist(), past.logprobs)]
     events += reader.finish(cut=ended.status is not ReplyStatus.COMPLETED)
     error = error_of(ended.error) if ended.status is ReplyStatus.FAILED else None
@@ -329,7 +329,7 @@ def quiet(operations: Sequence[AnyOperation]) -> int:
     return until
 
 
-class _Places:
+class _Tables:
     """Collects a snapshot's tables of items and replies, each object once."""
 
     def __init__(self) -> None:
@@ -353,10 +353,10 @@ class _Places:
 def snapshot_of(replayed: Replayed) -> SessionSnapshot:
     """One record with the whole state of a session, to replace its operations, and with nothing of what was
     removed from it. Raises ``AssertionError`` if a turn runs."""
-    history, places = replayed.history, _Places()
+    history, tables = replayed.history, _Tables()
     assert not history.busy, "a turn runs"
-    entries = tuple(places.of(segment) for segment in history.entries)
-    order = {id(entry): place for place, entry in enumerate(history.entries)}
+    entries = tuple(tables.of(segment) for segment in history.entries)
+    order = {id(entry): index for index, entry in enumerate(history.entries)}
     head, _ = matched(history.head, history.segments())  # no turn can go on from a later node
     path = () if head is None else tuple(head.ancestry())[::-1]
     nodes = tuple(
@@ -364,8 +364,8 @@ def snapshot_of(replayed: Replayed) -> SessionSnapshot:
             node=node.id,
             keep=node.keep,
             prompt=bytes_of(node.prompt),
-            inputs=tuple(places.of(item) for item in node.inputs),
-            reply=-1 - places.of(node.reply),
+            inputs=tuple(tables.of(item) for item in node.inputs),
+            reply=-1 - tables.of(node.reply),
         )
         for node in path
     )
@@ -384,10 +384,10 @@ def snapshot_of(replayed: Replayed) -> SessionSnapshot:
     return SessionSnapshot(
         preamble=history.preamble,
         rendered=history.rendered,
-        items=tuple(places.items),
+        items=tuple(tables.items),
         replies=tuple(
             records.KeptReply(items=reply.items, ids=bytes_of(reply.ids), ended=reply.ended)
-            for reply in places.replies
+            for reply in tables.replies
         ),
         entries=entries,
         nodes=nodes,
@@ -413,10 +413,10 @@ def restore(history: History, snapshot: SessionSnapshot) -> None:
     replies = [TurnReply(kept.items, ids_from(kept.ids), kept.ended) for kept in snapshot.replies]
     head: TurnNode | None = None
     for kept in snapshot.nodes:
-        inputs = tuple(snapshot.items[place] for place in kept.inputs)
+        inputs = tuple(snapshot.items[index] for index in kept.inputs)
         head = TurnNode(head, inputs, kept.keep, ids_from(kept.prompt), replies[kept.reply], kept.node)
     items = snapshot.items
-    entries = [items[place] if place >= 0 else replies[-1 - place] for place in snapshot.entries]
+    entries = [items[index] if index >= 0 else replies[-1 - index] for index in snapshot.entries]
     gaps = [
         ContextGap(
             None if gap.since is None else entries[gap.since], tuple(entries[at] for at in gap.entries)

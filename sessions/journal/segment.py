@@ -1,4 +1,4 @@
-"""The bytes of a log and of its index, and the place of a record in 64 bits. Pure: knows no files.
+"""The bytes of a log and of its index, and the location of a record in 64 bits. Pure: knows no files.
 
 A log is a header, twice, and then records, each at a multiple of 8 bytes. Records that are committed together
 are a group: it lies in one log, and its last record has a flag. All numbers are little-endian.
@@ -9,8 +9,8 @@ are a group: it lies in one log, and its last record has a flag. All numbers are
     word      index << 16 | kind << 8 | flags
 
 The checksum is xxh3-64 over everything behind it. It is seeded with the store's secret, the log's random key
-and the record's offset, so a record is valid at its own place only, and no text of a client passes for one. The
-sync word is random; behind damage a reader looks for the next sync word of a record with a right checksum.
+and the record's offset, so a record is valid at its own location only, and no text of a client passes for one.
+The sync word is random; behind damage a reader looks for the next sync word of a record with a right checksum.
 
 A *run* is one opening of the store to write. It has 64 random bits, writes to logs of its own alone, and gives
 sessions numbers of 128 bits: a count in the high half, the run in the low half. So two servers that ever write
@@ -25,7 +25,7 @@ lost index is made again from the log.
     chunk     checksum 8 | sync 4 | entries 4 | extra bytes 4 | flags 4 | end of the log 8 | entries | extras
 
 Format 3, which is read, had no runs and no keys: session numbers of 64 bits, records and entries without the
-high half, checksums seeded with the log's number, and the time of day as time. A compaction writes what it
+high half, checksums seeded with the log's number, and the time of day as time. A merge writes what it
 copies in format 4.
 """
 
@@ -125,7 +125,7 @@ class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     ``model``: the digest of the model that the token ids belong to.
 
     ``number``: the one in the file's name. ``key``: random, of this log alone; 0 in format 3. ``replaces``:
-    numbers of the logs that a compaction wrote into this. ``ends``: by number, where the unfinished logs of
+    numbers of the logs that a merge wrote into this. ``ends``: by number, where the unfinished logs of
     earlier runs ended when this run began; what was written behind that was never acknowledged. ``generation``,
     ``next_session``, ``next_sequence``: when the log was made, the number of server starts, the high half of
     the next session's number, and the number of the next record.
@@ -285,10 +285,10 @@ def scan(data: bytes, frame: Frame) -> Scan:
 
 
 def _next_record(data: bytes, at: int, frame: Frame) -> int | None:
-    while (place := data.find(frame.sync, at + 8)) >= 0:
-        if place % 8 == 0 and record_at(data, place - 8, frame) is not None:
-            return place - 8
-        at = place + 1 - 8
+    while (found := data.find(frame.sync, at + 8)) >= 0:
+        if found % 8 == 0 and record_at(data, found - 8, frame) is not None:
+            return found - 8
+        at = found + 1 - 8
     return None
 
 
@@ -369,9 +369,9 @@ def read_index(data: bytes, frame: Frame) -> Index:
         entries, extra, end, flags, length = chunk
         parts.append(entries)
         begin = 0
-        for place in np.flatnonzero(entries["extra"]).tolist():
-            size = int(entries["extra"][place])
-            extras[int(entries["offset"][place])] = extra[begin : begin + size]
+        for row in np.flatnonzero(entries["extra"]).tolist():
+            size = int(entries["extra"][row])
+            extras[int(entries["offset"][row])] = extra[begin : begin + size]
             begin += size
         dirty |= bool(flags & DIRTY)
         log_end, sealed = end, end if flags & SEALED else None
@@ -410,21 +410,21 @@ def kinds_of(entries: Any) -> Any:
 
 @dataclass(slots=True)
 class LoadedLog:
-    """What opening a log found of its records: ``entries``, an array of `ENTRY`; ``places``, an array of
-    ``<u8`` with the place of each (`place_of`, or `HIT` if it is damaged); and ``extras``, the bytes that the
-    index stores of some, by the record's offset."""
+    """What opening a log found of its records: ``entries``, an array of `ENTRY`; ``locations``, an array of
+    ``<u8`` with the location of each (`location_of`, or `HIT` if it is damaged); and ``extras``, the bytes that
+    the index stores of some, by the record's offset."""
 
     entries: Any
-    places: Any
+    locations: Any
     extras: dict[int, bytes]
 
 
 MISSING, HIT = 0, 1
-"""Two special places: of a record that is missing, and of one that is damaged.
+"""Two special locations: of a record that is missing, and of one that is damaged.
 
-Every other place packs three numbers into 64 bits: the log's slot, and the record's offset and length in units
-of 8 bytes. A slot is a small number that this process gives to a log. A giant is a record with a length that
-does not fit into its bits: its place has the largest length, and the real one is in the record itself.
+Every other location packs three numbers into 64 bits: the log's slot, and the record's offset and length in
+units of 8 bytes. A slot is a small number that this process gives to a log. A giant is a record with a length
+that does not fit into its bits: its location has the largest length, and the real one is in the record itself.
 """
 LENGTH_BITS, OFFSET_BITS = 21, 27
 SLOT_SHIFT = LENGTH_BITS + OFFSET_BITS
@@ -432,29 +432,29 @@ GIANT = (1 << LENGTH_BITS) - 1
 MOST_SLOTS = 1 << 64 - SLOT_SHIFT
 
 
-def place_of(slot: int, offset: int, length: int) -> int:
-    """Pack the place of a record into one integer: the log's slot, the record's offset in the log and its
+def location_of(slot: int, offset: int, length: int) -> int:
+    """Pack the location of a record into one integer: the log's slot, the record's offset in the log and its
     length, both in bytes. A length that does not fit is replaced by `GIANT`."""
     return slot << SLOT_SHIFT | offset >> 3 << LENGTH_BITS | min(length >> 3, GIANT)
 
 
-def places_of(slot: int, offsets: Any, lengths: Any) -> Any:
-    """Pack the places of many records of one log: an array of ``<u8``, each made of the log's slot and the
+def locations_of(slot: int, offsets: Any, lengths: Any) -> Any:
+    """Pack the locations of many records of one log: an array of ``<u8``, each made of the log's slot and the
     record's offset and length, given as arrays in bytes. A length that does not fit is replaced by `GIANT`."""
     return slot << SLOT_SHIFT | offsets >> 3 << LENGTH_BITS | np.minimum(lengths >> 3, GIANT)
 
 
-def bytes_at(places: Any) -> Any:
-    """How many bytes the record at a place takes, of an int or of each element of an array of ``<u8``. If it is
-    more than a place can hold, the result is only the most that a place can hold."""
-    return (places & GIANT) << 3
+def bytes_at(locations: Any) -> Any:
+    """How many bytes the record at a location takes, of an int or of each element of an array of ``<u8``. If it
+    is more than a location can hold, the result is only the most that a location can hold."""
+    return (locations & GIANT) << 3
 
 
-def slot_of(place: int) -> int:
-    """The slot of the log that the record at ``place`` is in."""
-    return place >> SLOT_SHIFT
+def slot_of(location: int) -> int:
+    """The slot of the log that the record at ``location`` is in."""
+    return location >> SLOT_SHIFT
 
 
-def offset_of(place: int) -> int:
-    """The offset in bytes, in its log, of the record at ``place``."""
-    return (place >> LENGTH_BITS & (1 << OFFSET_BITS) - 1) << 3
+def offset_of(location: int) -> int:
+    """The offset in bytes, in its log, of the record at ``location``."""
+    return (location >> LENGTH_BITS & (1 << OFFSET_BITS) - 1) << 3

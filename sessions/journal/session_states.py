@@ -27,14 +27,14 @@ KEY_BYTES = 16
 them."""
 LATELY = 256  # sessions with a state that is an object
 NUMBER_BYTES = 16  # of a session's number
-PACKED = 32  # places from which on they are compressed
+PACKED = 32  # locations from which on they are compressed
 SHARDS = 1 << 10  # sorted arrays of digests: what is moved when one is added does not grow with their number
 
 
 @dataclass(slots=True, eq=False)
 class SessionState:
-    """Where the records of one session lie; a place is an integer (`segment.place_of`). ``record``, ``ring``:
-    the places of its record and its keyring. ``operations``: those of its operations from index ``first`` on.
+    """The locations of one session's records, integers (`segment.location_of`). ``record``, ``ring``: of its
+    record and its keyring. ``operations``: of its operations from index ``first`` on.
 
     ``snapshot``: the first of these is a snapshot of all before it, of ``base`` bytes; the others have
     ``grown`` bytes. ``kept``: false once the session was forgotten, while its forks need its operations.
@@ -81,8 +81,8 @@ class SessionState:
         """The kind of the operation at ``index``: ``Kind.SNAPSHOT`` or ``Kind.OPERATION``."""
         return Kind.SNAPSHOT if self.snapshot and index == self.first else Kind.OPERATION
 
-    def places(self) -> Iterator[int]:
-        """The places of the session's own records: its record, its keyring and its operations. `MISSING`
+    def locations(self) -> Iterator[int]:
+        """The locations of the session's own records: its record, its keyring and its operations. `MISSING`
         stands for one that does not exist, `HIT` for a damaged one."""
         yield self.record
         yield self.ring
@@ -171,8 +171,8 @@ class SessionStates(Mapping[int, SessionState]):
                 return state.kept, state.deleted, state.keys
         return False, False, b""
 
-    def all_places(self) -> Iterator[Any]:
-        """The places of all records of all sessions, in several arrays of ``<u8``."""
+    def all_locations(self) -> Iterator[Any]:
+        """The locations of all records of all sessions, in several arrays of ``<u8``."""
         pieces: list[bytes] = []
         for number, data in self._resting.items():
             state = self._lately.get(number) or _unpacked(number, data)
@@ -184,27 +184,27 @@ class SessionStates(Mapping[int, SessionState]):
 
 
 def _packed(state: SessionState) -> bytes:
-    """The state as bytes, for this process alone. Many places become fewer bytes: most follow each other in a
-    log, so their differences are small."""
+    """The state as bytes, for this process alone. Many locations become fewer bytes: most follow each other in
+    a log, so their differences are small."""
     *values, origin, forks, operations = _VALUES(state)
     began = None if origin is None else (origin[0].to_bytes(NUMBER_BYTES), origin[1])
     children = [one.to_bytes(NUMBER_BYTES) for one in forks]
-    places = operations.tobytes()
+    locations = operations.tobytes()
     if len(operations) >= PACKED:
-        steps = np.diff(np.frombuffer(places, "<u8"), prepend=np.uint64(0))
-        places = (zlib.compress(steps.view(np.uint8).reshape(-1, 8).T.tobytes(), 1),)
-    encoded = msgspec.msgpack.encode((*values, began, children, places))
+        steps = np.diff(np.frombuffer(locations, "<u8"), prepend=np.uint64(0))
+        locations = (zlib.compress(steps.view(np.uint8).reshape(-1, 8).T.tobytes(), 1),)
+    encoded = msgspec.msgpack.encode((*values, began, children, locations))
     return bytes(memoryview(encoded))  # a copy: the first one holds more memory than it has bytes
 
 
 def _unpacked(number: int, data: bytes) -> SessionState:
-    *values, began, children, places = msgspec.msgpack.decode(data)
+    *values, began, children, locations = msgspec.msgpack.decode(data)
     origin = None if began is None else (int.from_bytes(began[0]), began[1])
     forks = set(map(int.from_bytes, children))
-    if not isinstance(places, bytes):
-        steps = np.frombuffer(zlib.decompress(places[0]), np.uint8).reshape(8, -1).T
-        places = np.cumsum(np.ascontiguousarray(steps).view("<u8").ravel(), dtype="<u8").tobytes()
-    return SessionState(number, *[*values, origin, forks, array("Q", places)])
+    if not isinstance(locations, bytes):
+        steps = np.frombuffer(zlib.decompress(locations[0]), np.uint8).reshape(8, -1).T
+        locations = np.cumsum(np.ascontiguousarray(steps).view("<u8").ravel(), dtype="<u8").tobytes()
+    return SessionState(number, *[*values, origin, forks, array("Q", locations)])
 
 
 class DigestTable:
@@ -247,10 +247,10 @@ class DigestTable:
         """Let the digests with these keys lead to the session in ``row``, which has them in its state
         already."""
         for key in _each(keys):
-            before, entry, place = self._find(key), _tag_of(key) | row, _shard_of(key)
-            shard = self._shards[place]
+            before, entry, at = self._find(key), _tag_of(key) | row, _shard_of(key)
+            shard = self._shards[at]
             if shard is None:
-                shard = self._shards[place] = array("Q")
+                shard = self._shards[at] = array("Q")
             insort(shard, entry)
             if before is not None and before != entry:
                 del shard[bisect_left(shard, before)]

@@ -1,6 +1,6 @@
 """The index in memory, made again at each start: which records count for each session, and where they lie.
 
-A session has a place of 8 bytes for its record, for its keyring and for each of its operations. A record
+A session has a location of 8 bytes for its record, for its keyring and for each of its operations. A record
 that a later one replaces is dead. A fork's own operations follow the first ones of the session it was
 forked from; these stay as long as a fork needs them. Knows no files.
 """
@@ -35,16 +35,15 @@ from .session_states import DigestTable, SessionState, SessionStates, key_of
 
 DIGEST_BYTES = 32
 Moved = tuple[int, int, int, int]
-"""Of a record that was copied: its kind and index, its place before, and its place now."""
+"""Of a record that was copied: its kind and index, its location before, and its location now."""
 
 
 class Sessions:
     """The index in memory. ``states``: of all sessions, by number. ``handles``: the session with each digest of
     a keyring.
 
-    ``size`` returns the bytes of the record at a place. ``died`` is called with the place of each record that
-    no session needs any more.
-    """
+    ``size`` returns the bytes of the record at a location. ``died`` is called with the location of each record
+    that no session needs any more."""
 
     def __init__(self, size: Callable[[int], int], died: Callable[[int], None]) -> None:
         self.states = SessionStates()
@@ -59,43 +58,43 @@ class Sessions:
         self._size = size
         self._died = died
 
-    def apply(self, record: Fresh, place: int, sequence: int, moment: int) -> list[SessionState]:
-        """Update the index with a record that was written at ``place``, with the sequence number ``sequence``,
-        at ``moment`` (microseconds of the store's clock). Returns the sessions that are removed from the index,
-        because no record of theirs is needed any more. Of a session that is not in the index only its SESSION
-        record counts: any other was queued before the session was forgotten."""
+    def apply(self, record: Fresh, location: int, sequence: int, moment: int) -> list[SessionState]:
+        """Update the index with a record that was written at ``location``, with the sequence number
+        ``sequence``, at ``moment`` (microseconds of the store's clock). Returns the sessions that are removed
+        from the index, because no record of theirs is needed any more. Of a session that is not in the index
+        only its SESSION record counts: any other was queued before the session was forgotten."""
         if record.kind != Kind.SESSION and record.session not in self.states:
             if record.kind != Kind.DROP:
-                self._kill(place)
+                self._kill(location)
             return []
         if record.kind == Kind.DROP:
             state = self.states.edit(record.session)
             self._kill(state.ring)
             self._end(state)
             return self._erase(record.session)
-        state = self._apply(record.kind, record.session, record.index, place, record.extra)
+        state = self._apply(record.kind, record.session, record.index, location, record.extra)
         if record.kind != Kind.KEYRING:  # resuming a session alone does not count as use
             state.last, state.used = sequence, moment
         if record.kind == Kind.SNAPSHOT and state.origin is not None:
             return self._erase(state.origin[0])
         return []
 
-    def _apply(self, kind: int, number: int, index: int, place: int, extra: bytes) -> SessionState:
+    def _apply(self, kind: int, number: int, index: int, location: int, extra: bytes) -> SessionState:
         state = self._state(number)
         match kind:
             case Kind.OPERATION:
-                self._operation(state, index, place)
+                self._operation(state, index, location)
             case Kind.SNAPSHOT:
-                self._snapshot(state, index, place)
+                self._snapshot(state, index, location)
             case Kind.SESSION:
-                state = self._born(state, place, extra)
+                state = self._born(state, location, extra)
             case Kind.KEYRING:
                 self._kill(state.ring)
                 self.handles.remove(state.keys, state.row)
-                state.ring, state.keys = place, _keys_in(extra)
+                state.ring, state.keys = location, _keys_in(extra)
                 if state.kept:
                     self.handles.add(state.keys, state.row)
-                if place == HIT:
+                if location == HIT:
                     self.torn[number] = extra
                 else:
                     self.torn.pop(number, None)
@@ -109,30 +108,30 @@ class Sessions:
             state.row = self.handles.enter(number)
         return state
 
-    def _operation(self, state: SessionState, index: int, place: int) -> None:
+    def _operation(self, state: SessionState, index: int, location: int) -> None:
         at, operations = index - state.first, state.operations
         if at < 0:
-            self._kill(place)
+            self._kill(location)
             return
         if at >= len(operations):
             operations.extend([MISSING] * (at - len(operations)))
-            operations.append(place)
+            operations.append(location)
         else:
             state.grown -= self._size(operations[at])
             self._kill(operations[at])
-            operations[at] = place
-        state.grown += self._size(place)
+            operations[at] = location
+        state.grown += self._size(location)
 
-    def _snapshot(self, state: SessionState, index: int, place: int) -> None:
+    def _snapshot(self, state: SessionState, index: int, location: int) -> None:
         behind = index + 1 - state.first
         if behind <= 0:
-            self._kill(place)
+            self._kill(location)
             return
         for gone in state.operations[:behind]:
             self._kill(gone)
-        state.operations = array("Q", [place]) + state.operations[behind:]
+        state.operations = array("Q", [location]) + state.operations[behind:]
         state.first, state.snapshot = index, True
-        state.base = self._size(place)
+        state.base = self._size(location)
         state.grown = sum(map(self._size, state.operations[1:]))
         self._unlink(state)
 
@@ -141,14 +140,14 @@ class Sessions:
         if state.origin is not None and state.origin[0] in self.states:
             self.states.edit(state.origin[0]).forks.discard(state.number)
 
-    def _born(self, state: SessionState, place: int, extra: bytes) -> SessionState:
+    def _born(self, state: SessionState, location: int, extra: bytes) -> SessionState:
         if not state.kept:  # the number is another session's now
-            for gone in state.places():
+            for gone in state.locations():
                 self._kill(gone)
             state = SessionState(state.number, row=state.row, forks=state.forks)
             self.states.put(state)
         self._kill(state.record)
-        state.record = place
+        state.record = location
         if extra:
             state.salt, state.origin, state.deleted, first = told_in(extra)
             if state.origin is not None:
@@ -169,9 +168,9 @@ class Sessions:
             if not self._members[first]:
                 del self._members[first]
 
-    def _kill(self, place: int) -> None:
-        if place not in (MISSING, HIT):
-            self._died(place)
+    def _kill(self, location: int) -> None:
+        if location not in (MISSING, HIT):
+            self._died(location)
 
     def _end(self, state: SessionState) -> None:
         """Mark a session as forgotten: its handles open nothing any more, and its keyring is not needed."""
@@ -188,8 +187,8 @@ class Sessions:
             state = self.states[number]
             if state.kept or state.forks:
                 break
-            for place in state.places():
-                self._kill(place)
+            for location in state.locations():
+                self._kill(location)
             self.handles.leave(state.row)
             del self.states[number]
             self._leave_tree(number)
@@ -206,7 +205,7 @@ class Sessions:
         Returns the numbers of the sessions that a client has deleted; those that a fork needs are in the index
         still."""
         entries = np.concatenate([np.empty(0, ENTRY), *(part.entries for part in parts)])
-        places = np.concatenate([np.empty(0, "<u8"), *(part.places for part in parts)])
+        locations = np.concatenate([np.empty(0, "<u8"), *(part.locations for part in parts)])
         listed = [extra for part in parts for extra in _in_order(part)]
         extras = dict(zip(np.flatnonzero(entries["extra"]).tolist(), listed, strict=True))
         del listed
@@ -214,8 +213,8 @@ class Sessions:
         order = np.lexsort((entries["sequence"], entries["session"], entries["high"]))
         order = order[kinds_of(entries)[order] != Kind.START]
         if len(order):
-            self._fill(entries, places, extras, order, loaded)
-        del entries, places, extras, order
+            self._fill(entries, locations, extras, order, loaded)
+        del entries, locations, extras, order
         deleted = []
         for number in [number for number in self.states if not self.states.keeps(number)]:
             deleted += [state.number for state in self._erase(number) if state.deleted]
@@ -228,7 +227,7 @@ class Sessions:
     def _fill(
         self,
         entries: Any,
-        places: Any,
+        locations: Any,
         extras: dict[int, bytes],
         order: Any,
         loaded: Callable[[SessionState], None],
@@ -238,8 +237,8 @@ class Sessions:
         low, high = entries["session"][order], entries["high"][order]
         same = np.zeros(len(order), bool)
         same[1:] = (low[1:] == low[:-1]) & (high[1:] == high[:-1])
-        placed, sequences, times = places[order], entries["sequence"][order], entries["time"][order]
-        # A record may be in two logs: its group was written again after a failed sync, or was compacted.
+        located, sequences, times = locations[order], entries["sequence"][order], entries["time"][order]
+        # A record may be in two logs: its group was written again after a failed sync, or its log was merged.
         again = np.zeros(len(order), bool)
         again[1:] = (sequences[1:] == sequences[:-1]) & same[1:]
         joined = np.zeros(len(order), bool)
@@ -248,7 +247,7 @@ class Sessions:
         joined[1:] &= ~again[1:] & ~again[:-1]
         begins = np.flatnonzero(~joined)
         ends = np.append(begins[1:], len(order))
-        columns = [column[begins] for column in (kinds, indexes, placed, order, again)]
+        columns = [column[begins] for column in (kinds, indexes, located, order, again)]
         columns += [begins, ends, sequences[ends - 1], times[ends - 1], words[begins] & 0xFF]
         removes = np.flatnonzero((kinds == Kind.OPERATION) & (words & ERASED != 0))
         removers = sessions_of(entries[order[removes]])
@@ -256,8 +255,8 @@ class Sessions:
         numbers = sessions_of(entries[order[begins]])
         runs = zip(numbers, *(column.tolist() for column in columns), strict=True)
         for begun, records in groupby(runs, itemgetter(0)):
-            for number, kind, index, place, row, repeated, begin, end, last, moment, flags in records:
-                if repeated and place == HIT:
+            for number, kind, index, location, row, repeated, begin, end, last, moment, flags in records:
+                if repeated and location == HIT:
                     continue  # its other copy is whole, or as damaged
                 if kind == Kind.DROP:
                     state = self._state(number)
@@ -265,9 +264,9 @@ class Sessions:
                     state.deleted |= flags & ERASED != 0
                     continue
                 if kind == Kind.OPERATION:
-                    state = self._run(number, index, placed[begin:end])
+                    state = self._run(number, index, located[begin:end])
                 else:
-                    state = self._apply(kind, number, index, place, extras.get(row, b""))
+                    state = self._apply(kind, number, index, location, extras.get(row, b""))
                 if kind != Kind.KEYRING:
                     state.last, state.used = last, moment
             state = self.states.edit(begun)
@@ -285,25 +284,25 @@ class Sessions:
         found, self._removals = self._removals, {}
         for number, index in found.items():
             if number in self.states:
-                yield number, index, self.place(number, Kind.OPERATION, index) == MISSING
+                yield number, index, self.location(number, Kind.OPERATION, index) == MISSING
 
-    def _run(self, number: int, index: int, places: Any) -> SessionState:
+    def _run(self, number: int, index: int, locations: Any) -> SessionState:
         state = self._state(number)
         if index == state.count:
-            state.operations.frombytes(places.tobytes())
-            state.grown += int(self.bytes_at(places).sum())
+            state.operations.frombytes(locations.tobytes())
+            state.grown += int(self.bytes_at(locations).sum())
             return state
-        for at, place in enumerate(places.tolist(), index):
-            self._operation(state, at, place)
+        for at, location in enumerate(locations.tolist(), index):
+            self._operation(state, at, location)
         return state
 
-    def bytes_at(self, places: Any) -> Any:
-        """How many bytes the record at each of ``places`` takes, as an array; 0 for a missing or damaged
+    def bytes_at(self, locations: Any) -> Any:
+        """How many bytes the record at each of ``locations`` takes, as an array; 0 for a missing or damaged
         one."""
-        sizes = bytes_at(places)
-        sizes[places >> SLOT_SHIFT == 0] = 0
-        for at in np.flatnonzero(sizes >= GIANT << 3).tolist():  # the place does not tell: the record does
-            sizes[at] = self._size(int(places[at]))
+        sizes = bytes_at(locations)
+        sizes[locations >> SLOT_SHIFT == 0] = 0
+        for at in np.flatnonzero(sizes >= GIANT << 3).tolist():  # the location does not tell: the record does
+            sizes[at] = self._size(int(locations[at]))
         return sizes
 
     def outlasts(self, number: int) -> bool:
@@ -337,8 +336,8 @@ class Sessions:
 
     def needed(self, number: int) -> Iterator[tuple[SessionState, int, int]]:
         """All operations that make a session's history, those inherited from the sessions that it was forked
-        from first: for each the session that has it, its index there, and its place. Raises ``RecordDamaged``
-        if some are not in the index."""
+        from first: for each the session that has it, its index there, and its location. Raises
+        ``RecordDamaged`` if some are not in the index."""
         state = self._known(number)
         pieces = [self._own(state, state.count)]
         while state.origin is not None and not state.snapshot:
@@ -352,8 +351,8 @@ class Sessions:
 
     @staticmethod
     def _own(state: SessionState, until: int) -> Iterator[tuple[SessionState, int, int]]:
-        places = state.operations[: until - state.first]
-        return ((state, index, place) for index, place in enumerate(places, state.first))
+        locations = state.operations[: until - state.first]
+        return ((state, index, location) for index, location in enumerate(locations, state.first))
 
     def damaged(self) -> list[int]:
         """The numbers, sorted, of the kept sessions with a record that was damaged or missing at the start, and
@@ -365,7 +364,7 @@ class Sessions:
 
     def _whole(self, number: int) -> bool:
         try:
-            return all(place not in (HIT, MISSING) for _, _, place in self.needed(number))
+            return all(location not in (HIT, MISSING) for _, _, location in self.needed(number))
         except RecordDamaged:
             return False
 
@@ -377,7 +376,7 @@ class Sessions:
             self._set(state, kind, index, HIT)
 
     def moved(self, number: int, records: Iterable[Moved]) -> Iterator[int]:
-        """Called when records of a session were copied: those that still count have their new places now.
+        """Called when records of a session were copied: those that still count have their new locations now.
         Yields these."""
         if number not in self.states:
             return
@@ -388,17 +387,17 @@ class Sessions:
                 yield target
 
     @staticmethod
-    def _set(state: SessionState, kind: int, index: int, place: int) -> None:
+    def _set(state: SessionState, kind: int, index: int, location: int) -> None:
         match kind:
             case Kind.SESSION:
-                state.record = place
+                state.record = location
             case Kind.KEYRING:
-                state.ring = place
+                state.ring = location
             case _ if 0 <= index - state.first < len(state.operations):
-                state.operations[index - state.first] = place
+                state.operations[index - state.first] = location
 
-    def place(self, number: int, kind: int, index: int) -> int:
-        """The place of a session's valid record of this kind and index: `HIT` if it is damaged, `MISSING` if
+    def location(self, number: int, kind: int, index: int) -> int:
+        """The location of a session's valid record of this kind and index: `HIT` if it is damaged, `MISSING` if
         there is none."""
         state = self.states.get(number)
         return MISSING if state is None else self._at(state, kind, index)
@@ -424,5 +423,5 @@ def _keys_in(digests: bytes) -> bytes:
 def _in_order(part: LoadedLog) -> Iterator[bytes]:
     """Yield the bytes that the log's index stores of some records (`records.extra_of`), in the order of the
     log's entries."""
-    for place in np.flatnonzero(part.entries["extra"]).tolist():
-        yield part.extras.get(int(part.entries["offset"][place]), b"")
+    for row in np.flatnonzero(part.entries["extra"]).tolist():
+        yield part.extras.get(int(part.entries["offset"][row]), b"")

@@ -25,9 +25,9 @@ from ..errors import RecordDamaged, StorageFull, StorageUnavailable, StoreLost, 
 from ..settings import JournalSettings
 from . import segment
 from .clock import MICROSECONDS, ServedClock
-from .compaction import Compaction, dispensable, has_replaced
 from .folder import FOLDER, IDENTITY, Disk, Identity, named, write_identity
 from .logs import NO_ROOM, Log, LogFolder
+from .merge import Merge, dispensable, has_replaced
 from .records import AnyOperation, Keyring, SessionRecord, append, drop
 from .retention import Retention
 from .segment import HIT, LOG_START, MISSING, SLOT_SHIFT, Fresh, Kind, slot_of
@@ -40,12 +40,12 @@ SWEEP_SESSIONS = 64  # sessions forgotten in one group
 AGAIN = 1.25  # after a vain try a session is condensed again when it has so many times the operations
 SMALL_SHARE = 0.25  # of a full log: smaller ones are merged
 DEAD_SHARE = 0.5  # of a log's bytes: it is rewritten
-BESIDE_BYTES = 64 << 10  # that a group or a compaction takes beside its records: headers, indexes, `identity`
+BESIDE_BYTES = 64 << 10  # that a group or a merge takes beside its records: headers, indexes, `identity`
 SHORT_SHARE = 0.05  # the same, while the disk is full
 ROLLED_BYTES = 64 << 10  # dead bytes for which the log that is being written is sealed while the disk is full
 MOST_SMALL = 8
-MOST_VICTIMS = 64  # of one compaction: their numbers stand in a header
-REST_SECONDS = 30.0  # after a compaction that failed
+MOST_VICTIMS = 64  # of one merge: their numbers stand in a header
+REST_SECONDS = 30.0  # after a merge that failed
 FULL_SECONDS = 1.0  # after one that found the disk full
 FORGOTTEN = {
     "age": "they were not used for as long as retention keeps them",
@@ -83,11 +83,11 @@ class StoredSession:
 @dataclass(frozen=True, slots=True)
 class Walk:
     """A part of a walk through the store (`JournalStore.walk`). ``found``: sessions and stored objects, each
-    with the place from which the walk goes on behind it, its number and its record; None for a damaged one.
-    ``place``: from where the walk goes on behind all of them; None at the end."""
+    with the cursor from which the walk goes on behind it, its number and its record; None for a damaged one.
+    ``cursor``: from where the walk goes on behind all of them; None at the end."""
 
     found: tuple[tuple[int, int, SessionRecord | None], ...]
-    place: int | None
+    cursor: int | None
 
 
 Condense: TypeAlias = Callable[[Sequence[AnyOperation]], tuple[int, AnyOperation] | None]
@@ -143,8 +143,8 @@ class JournalStore:
         self._declined: dict[int, int] = {}  # sessions that could not be condensed, and their operations then
         self._removals: dict[int, _Removal] = {}  # by session; the one that was looked at longest ago first
         self._damaged: set[int] = set()
-        self._compaction: Compaction | None = None
-        self._resting = 0.0  # after a failed compaction: none before this time
+        self._merge: Merge | None = None
+        self._resting = 0.0  # after a failed merge: none before this time
         self._began = False  # a server began to use it here
         self._backup = known if known is not None and known.backup else None  # until a server begins
         self._reserve = DiskReserve(folder / NAME, settings.reserve_bytes)
@@ -166,10 +166,10 @@ class JournalStore:
             raise
 
     def close(self) -> None:
-        """Write `identity` if a server wrote here, drop an unfinished compaction, and close the files."""
+        """Write `identity` if a server wrote here, drop an unfinished merge, and close the files."""
         if self.logs.generation and self.logs.writes:
             self.note()
-        self._abandon_compaction()
+        self._abandon_merge()
         self.logs.close()
 
     # --- writing --------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ class JournalStore:
             self.logs.roll()
         victims = [one for one in self._victims(least=SHORT_SHARE) if one.dead > one.marks]
         try:
-            self._compact_whole(victims[:1])
+            self._merge_whole(victims[:1])
         except StorageUnavailable as fault:
             self._rest(fault)
         return self.logs.bytes < before
@@ -269,20 +269,20 @@ class JournalStore:
             self.logs.unnoted = False
 
     def erase(self, numbers: Sequence[int], *, deleted: bool = False) -> None:
-        """Forget these sessions: write a DROP record for each. Their bytes go with a later compaction, soon if
+        """Forget these sessions: write a DROP record for each. Their bytes go with a later merge, soon if
         a client has ``deleted`` them. Raises ``StorageUnavailable``."""
         for at in range(0, len(numbers), SWEEP_SESSIONS):
             self.write([drop(number, deleted=deleted) for number in numbers[at : at + SWEEP_SESSIONS]])
 
-    def _apply(self, records: Sequence[Fresh], places: Sequence[int], first: int, moment: int) -> None:
+    def _apply(self, records: Sequence[Fresh], locations: Sequence[int], first: int, moment: int) -> None:
         """Call this after a group was written: it updates the index, the live bytes of the logs, the tenants'
-        shares and the set of sessions that are long enough to condense. ``places``: those of the ``records``;
-        ``first``: the sequence number of the first one; ``moment``: when, in microseconds of the store's
-        clock."""
+        shares and the set of sessions that are long enough to condense. ``locations``: those of the
+        ``records``; ``first``: the sequence number of the first one; ``moment``: when, in microseconds of the
+        store's clock."""
         states, logs = self.sessions.states, self.logs.logs
         changed: dict[int, SessionState] = {}
         erased: list[SessionState] = []
-        for sequence, (one, place) in enumerate(zip(records, places, strict=True), first):
+        for sequence, (one, location) in enumerate(zip(records, locations, strict=True), first):
             number = one.session
             if one.kind == Kind.DROP:
                 changed.pop(number, None)
@@ -293,10 +293,10 @@ class JournalStore:
                 self._declined.pop(number, None)
                 self.long.discard(number)
             else:
-                logs[slot_of(place)].live += one.size
-            erased += self.sessions.apply(one, place, sequence, moment)
+                logs[slot_of(location)].live += one.size
+            erased += self.sessions.apply(one, location, sequence, moment)
             if number not in states:  # it is forgotten: what was queued for it meanwhile goes with it
-                self._mark([logs[slot_of(place)]] if one.kind != Kind.DROP else [])
+                self._mark([logs[slot_of(location)]] if one.kind != Kind.DROP else [])
                 continue
             self._note_removal(one)
             if one.kind == Kind.DROP and number in states:  # its forks need it
@@ -324,7 +324,7 @@ class JournalStore:
             self._removals.setdefault(number, _Removal())
 
     def _note_removal(self, one: Fresh) -> None:
-        """Remember that this operation removed items from its session; or that a snapshot has taken its place,
+        """Remember that this operation removed items from its session; or that a snapshot has replaced it,
         so that their text leaves the logs with the records before."""
         if one.kind == Kind.OPERATION and one.flags & segment.ERASED:
             self._removals.setdefault(one.session, _Removal()).index = one.index
@@ -340,12 +340,12 @@ class JournalStore:
         """Bytes that a session's record and operations take in the logs; without its keyring."""
         return self.logs.size(state.record) + state.base + state.grown
 
-    def _died(self, place: int) -> None:
-        """Called by the index when no session needs the record at ``place`` any more: subtracts its bytes from
-        the live bytes of its log."""
-        one = self.logs.logs.get(slot_of(place))
+    def _died(self, location: int) -> None:
+        """Called by the index when no session needs the record at ``location`` any more: subtracts its bytes
+        from the live bytes of its log."""
+        one = self.logs.logs.get(slot_of(location))
         if one is not None:
-            one.live -= self.logs.size(place)
+            one.live -= self.logs.size(location)
 
     def _is_long(self, state: SessionState) -> bool:
         """Whether a session is worth condensing, which reads all of it and writes a snapshot."""
@@ -472,7 +472,7 @@ class JournalStore:
             raise StorageFull(f"the journal has {self.logs.bytes} bytes, and may have no more")
 
     def _reclaim(self, size: int) -> None:
-        """Try to make room for ``size`` bytes in the journal, now: remove dead logs, then compact others.
+        """Try to make room for ``size`` bytes in the journal, now: remove dead logs, then merge others.
         Raises nothing; the caller checks whether there is room."""
         self.remove_dead()
         most = self._settings.max_bytes
@@ -485,7 +485,7 @@ class JournalStore:
             if not victims:
                 return
             try:
-                self._compact_whole(victims)
+                self._merge_whole(victims)
             except StorageUnavailable as fault:
                 self._rest(fault)
                 return
@@ -493,9 +493,9 @@ class JournalStore:
                 return
 
     def remove_dead(self) -> int:
-        """Remove the logs without a needed record, after dropping an unfinished compaction. Returns how many
+        """Remove the logs without a needed record, after dropping an unfinished merge. Returns how many
         were removed. Writes no record."""
-        self._abandon_compaction()
+        self._abandon_merge()
         removed = 0
         while (one := next(dispensable(self.logs, self.sessions), None)) is not None:
             if not self._remove([one]):
@@ -516,12 +516,12 @@ class JournalStore:
                 removed = False
         return removed
 
-    def _compact_whole(self, victims: list[Log]) -> None:
-        """Compact these logs to the end, without pauses for other work. Raises ``StorageUnavailable``."""
-        self._abandon_compaction()
+    def _merge_whole(self, victims: list[Log]) -> None:
+        """Merge these logs to the end, without pauses for other work. Raises ``StorageUnavailable``."""
+        self._abandon_merge()
         while True:
             try:
-                self._compaction = Compaction(self.logs, self.sessions, victims)
+                self._merge = Merge(self.logs, self.sessions, victims)
                 while self._step():
                     pass
             except (OSError, ValueError, StorageUnavailable) as fault:
@@ -551,21 +551,21 @@ class JournalStore:
         return self._has_old_removals or any(map(self._is_due, self.logs.logs.values()))
 
     @property
-    def wants_compaction(self) -> bool:
-        """Whether `compact` has something to do."""
-        if self._compaction is not None:
+    def wants_merge(self) -> bool:
+        """Whether `merge` has something to do."""
+        if self._merge is not None:
             return True
         return time.monotonic() >= self._resting and bool(self._victims())
 
-    def compact(self) -> bool:
-        """Do one slice of a compaction. Returns whether there is more to do. If writing fails, that is logged,
-        and no compaction begins for `REST_SECONDS`."""
-        victims = self._victims() if self._compaction is None else self._compaction.victims
+    def merge(self) -> bool:
+        """Do one slice of a merge. Returns whether there is more to do. If writing fails, that is logged,
+        and no merge begins for `REST_SECONDS`."""
+        victims = self._victims() if self._merge is None else self._merge.victims
         try:
-            if self._compaction is None:
+            if self._merge is None:
                 if not victims:
                     return False
-                self._compaction = Compaction(self.logs, self.sessions, victims)
+                self._merge = Merge(self.logs, self.sessions, victims)
             return self._step()
         except Exception as fault:
             wanted = sum(one.live for one in victims) + BESIDE_BYTES
@@ -577,36 +577,36 @@ class JournalStore:
         return False
 
     def _is_full(self, fault: Exception) -> bool:
-        """Whether this error of a compaction is that the disk is full."""
+        """Whether this error of a merge is that the disk is full."""
         if isinstance(fault, OSError):
             return fault.errno in NO_ROOM
         return isinstance(fault, StorageUnavailable) and self.logs.full
 
     def _step(self) -> bool:
-        """Do one slice of the compaction that was begun; after the last, remove the old logs. Returns whether
-        there is more to do. Raises what a slice raises: then the compaction was dropped, and the logs stay as
+        """Do one slice of the merge that was begun; after the last, remove the old logs. Returns whether
+        there is more to do. Raises what a slice raises: then the merge was dropped, and the logs stay as
         they were. Raises ``StorageUnavailable`` if an old log cannot be removed."""
-        work = self._compaction
+        work = self._merge
         assert work is not None
         try:
             if not work.step():
                 return True
         except BaseException:
-            self._abandon_compaction()
+            self._abandon_merge()
             raise
-        self._compaction = None
+        self._merge = None
         emptied = [] if work.emptied is None else [work.emptied]
         if not (self._remove(work.victims) and self._remove(emptied)):
             raise StorageUnavailable("a log that was rewritten cannot be removed")
         return False
 
-    def _abandon_compaction(self) -> None:
-        if self._compaction is not None:
-            self._compaction.abandon()
-            self._compaction = None
+    def _abandon_merge(self) -> None:
+        if self._merge is not None:
+            self._merge.abandon()
+            self._merge = None
 
     def _rest(self, fault: Exception) -> None:
-        log.warning("the journal's logs were not compacted: %s", fault)
+        log.warning("the journal's logs were not merged: %s", fault)
         self._resting = time.monotonic() + (FULL_SECONDS if self._is_full(fault) else REST_SECONDS)
 
     def _victims(self, least: float | None = None) -> list[Log]:
@@ -649,7 +649,7 @@ class JournalStore:
         waiting = list(self.logs.logs.values())[::-1]
         while victims := self._fitting(waiting):
             del waiting[: len(victims)]
-            self._compact_whole(victims)
+            self._merge_whole(victims)
         self.remove_dead()
         self.note()
 
@@ -683,28 +683,29 @@ class JournalStore:
         """Look at ``most`` of all sessions and stored objects, the latest made first. ``before``: where the
         walk before this one has ended; None begins it. ``salt``: find only those of this tenant; None: of all.
         Raises ``StorageUnavailable``."""
-        states, found, place = self.sessions.states, list[tuple[int, int, SessionRecord | None]](), 0
-        for place, number in self.sessions.handles.rows(before, most):
+        states, found, cursor = self.sessions.states, list[tuple[int, int, SessionRecord | None]](), 0
+        for cursor, number in self.sessions.handles.rows(before, most):
             if not states.keeps(number) or states.is_doomed(number):
                 continue
             if salt is None or states[number].salt == salt:
                 try:
-                    found.append((place, number, self.record(number)))
+                    found.append((cursor, number, self.record(number)))
                 except RecordDamaged:
-                    found.append((place, number, None))
-        return Walk(tuple(found), place or None)
+                    found.append((cursor, number, None))
+        return Walk(tuple(found), cursor or None)
 
     def search(
         self, before: int | None, most: int, session_id: str
     ) -> tuple[tuple[int, int, SessionRecord | None] | None, int | None]:
         """Look for the session with this id in a part of a walk, a damaged one by its `name_of`. Returns what
-        `Walk.found` has of it, None if it is not there, and the `Walk.place`. Raises ``StorageUnavailable``."""
+        `Walk.found` has of it, None if it is not there, and the `Walk.cursor`. Raises
+        ``StorageUnavailable``."""
         walk = self.walk(before, most)
         for one in walk.found:
             _, number, record = one
             if session_id == (self.name_of(number) if record is None else record.is_session and record.id):
-                return one, walk.place
-        return None, walk.place
+                return one, walk.cursor
+        return None, walk.cursor
 
     def unused_seconds(self, number: int) -> float | None:
         """For how long servers have run since the session was last written to; None if it is not kept."""
@@ -780,9 +781,9 @@ class JournalStore:
                 self.retention.enter(self.sessions.states[number])
         for one in self.logs.logs.values():
             one.live = 0
-        for places in self.sessions.states.all_places():
-            slots = (places >> SLOT_SHIFT).astype(np.int64)
-            sizes = np.bincount(slots, weights=self.sessions.bytes_at(places).astype(float))
+        for locations in self.sessions.states.all_locations():
+            slots = (locations >> SLOT_SHIFT).astype(np.int64)
+            sizes = np.bincount(slots, weights=self.sessions.bytes_at(locations).astype(float))
             for slot in np.flatnonzero(sizes).tolist():
                 if slot in self.logs.logs:
                     self.logs.logs[slot].live += int(sizes[slot])
@@ -799,20 +800,20 @@ class JournalStore:
         """All operations that a session's history needs, in order, those of the sessions that it was forked
         from too. Raises ``RecordDamaged``, ``StorageUnavailable``."""
         found: list[AnyOperation] = []
-        for owner, index, place in self.sessions.needed(state.number):
+        for owner, index, location in self.sessions.needed(state.number):
             kind = owner.kind_at(index)
-            found.append(self._read(owner.number, kind, index, place, AnyOperation, state.number))
+            found.append(self._read(owner.number, kind, index, location, AnyOperation, state.number))
         return tuple(found)
 
-    def _read(self, number: int, kind: Kind, index: int, place: int, form: Any, needed_by: int) -> Any:
-        """Read the record at ``place`` and decode it as the type ``form``. It is the record of session
+    def _read(self, number: int, kind: Kind, index: int, location: int, form: Any, needed_by: int) -> Any:
+        """Read the record at ``location`` and decode it as the type ``form``. It is the record of session
         ``number`` with this ``kind`` and ``index``. Raises ``RecordDamaged``: then that session and session
         ``needed_by``, which needs the record, count as damaged from now on. Raises ``StorageUnavailable``."""
         try:
-            return self._decoded(place, kind, number, index, form)
+            return self._decoded(location, kind, number, index, form)
         except RecordDamaged as fault:
-            if place not in (HIT, MISSING):
-                self.logs.mark_dirty(place)
+            if location not in (HIT, MISSING):
+                self.logs.mark_dirty(location)
             self.sessions.hit(number, kind, index)
             states = self.sessions.states
             hit = {one for one in (number, needed_by) if one in states and states[one].kept}
@@ -823,15 +824,13 @@ class JournalStore:
                 log.error("the journal is damaged: session %s is lost: %s", named(names), fault.message)
             raise
 
-    def _decoded(self, place: int, kind: Kind, number: int, index: int, form: Any) -> Any:
-        if place in (HIT, MISSING):
+    def _decoded(self, location: int, kind: Kind, number: int, index: int, form: Any) -> Any:
+        if location in (HIT, MISSING):
             what = f"operation {index}" if kind in (Kind.OPERATION, Kind.SNAPSHOT) else kind.name.lower()
-            raise RecordDamaged(f"session {number}: its {what} is {'damaged' if place else 'missing'}")
-        found = self.logs.read(place)
+            raise RecordDamaged(f"session {number}: its {what} is {'damaged' if location else 'missing'}")
+        found = self.logs.read(location)
         if (found.session, found.kind, found.index) != (number, kind, index):
-            raise RecordDamaged(
-                f"session {number}: another record stands in the place of its {kind.name.lower()}"
-            )
+            raise RecordDamaged(f"session {number}: another record stands instead of its {kind.name.lower()}")
         try:
             return msgspec.msgpack.decode(found.payload, type=form)
         except (msgspec.MsgspecError, RecursionError) as fault:

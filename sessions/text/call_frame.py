@@ -1,7 +1,7 @@
 """Finds replies with tool calls in the text of a chat template.
 
 Some templates refuse a tool's output behind a reply without ``tool_calls`` (Mistral, gpt-oss), or write other
-text for it. Such a template gets the calls, but with two marks in place of their arguments. The marks show
+text for it. Such a template gets the calls, but with two marks instead of their arguments. The marks show
 where the reply begins and ends in the rendered text. There the ids that the model sampled replace it.
 """
 
@@ -46,7 +46,7 @@ class CallFrame:
         """Learn the frame from ``text``, a rendered conversation that ends with a reply with one call,
         ``sample``. None if the marks are not in the reply.
 
-        ``start``: where the reply begins in ``text``. ``marks``: the two marks in place of the arguments.
+        ``start``: where the reply begins in ``text``. ``marks``: the two marks instead of the arguments.
         ``closing``: the control token that ends the reply; empty if there is none.
         """
         begin, end = text.find(marks[0]), text.rfind(marks[1])

@@ -1,7 +1,7 @@
 """Renders a conversation with the model's chat template, as transformers does, at a fixed time.
 
 A sentinel stands for each reply of the model. The text around it is the template's; the renderer puts the ids
-that the model sampled in its place.
+that the model sampled there.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _NONCE = secrets.token_hex(8)
 _OPEN = "\U000f0002"
 _SENTINEL = re.compile(f"{_OPEN}{_NONCE}\\.([0-9]+)\U000f0003")
 _MARK = re.compile(f"{_OPEN}{_NONCE}\\.([0-9]+)([ab])\U000f0003")
-"""Finds the two marks that stand for a call's arguments in a rendered text: ``a`` in place of an argument's
-name, and ``b`` in place of its value; the number is the reply's."""
+"""Finds the two marks that stand for a call's arguments in a rendered text: ``a`` instead of an argument's
+name, and ``b`` instead of its value; the number is the reply's."""
 
 NO_TEMPLATE = (
     "The model has no chat template, so it has no conversations: use `/v1/completions` or `generate`, or put a "
@@ -496,7 +496,7 @@ class ChatTemplate:
     def _marked_call(
         self, call: FunctionCall, marks: tuple[str, str], its_id: str | None = None
     ) -> dict[str, Any]:
-        """A call of a reply as the template gets it, with two marks in place of its arguments. ``its_id``: its
+        """A call of a reply as the template gets it, with two marks instead of its arguments. ``its_id``: its
         id there."""
         given: Any = {marks[0]: marks[1]}
         if self._rules.text_arguments:

@@ -52,7 +52,7 @@ class _Contained:
     digest: bytes
 
     def is_still(self, node: TurnNode, text: str, begin: int) -> bool:
-        """Whether another text contains the turn ``node`` at the same place."""
+        """Whether another text contains the turn ``node`` at the same offset."""
         return self.node is node and self.begin == begin and _digest(text[begin : self.end]) == self.digest
 
 
@@ -80,8 +80,8 @@ class PromptReuse:
         """What a prompt with this rendered ``text`` can use again of the turns from the root to ``head``."""
         known, self._contained = self._contained, []
         found = ReusedTokens()
-        for place, node in enumerate(() if head is None else tuple(head.ancestry())[::-1]):
-            turn = known[place] if place < len(known) else None
+        for depth, node in enumerate(() if head is None else tuple(head.ancestry())[::-1]):
+            turn = known[depth] if depth < len(known) else None
             if turn is None or not turn.is_still(node, text, found.end):
                 prompt = self._prompt_in(node, text, found.end)
                 end = None if prompt.end is None else self._reply_in(node, text, prompt.end)
@@ -115,22 +115,22 @@ class PromptReuse:
     def _follow(self, ids: Sequence[int], text: str, at: int) -> _Followed:
         """Compare what the ``ids`` decode to with ``text`` from ``at`` on."""
         controls = self._tokenizer.added
-        run, count, place = 0, 0, at
+        run, count, point = 0, 0, at
         for index in [index for index, token in enumerate(ids) if token in controls]:
             said = self._said(ids[run:index], text, at)
             if not text.startswith(said, at):
-                return _Followed(None, count, place)
-            count, place = index, at + len(said)
+                return _Followed(None, count, point)
+            count, point = index, at + len(said)
             control = controls[ids[index]]
-            at = _behind_space(text, place) if control.lstrip else place
+            at = _behind_space(text, point) if control.lstrip else point
             if not text.startswith(control.content, at):
-                return _Followed(None, count, place)
+                return _Followed(None, count, point)
             at += len(control.content)
             at = _behind_space(text, at) if control.rstrip else at
             run = index + 1
         said = self._said(ids[run:], text, at)
         end = at + len(said) if text.startswith(said, at) else None
-        return _Followed(end, count, place)
+        return _Followed(end, count, point)
 
     def _said(self, ids: Sequence[int], text: str, at: int) -> str:
         """The text of ``ids``, which hold no control token; control tokens that they spell are marked. In the

@@ -169,7 +169,7 @@ class StablePrefixRule:
 
     def _seam(self, text: str, split: TokenizedText, stable: int, size: int) -> int:
         """At which token ``text`` can be cut in two: how many of the first ``stable`` tokens end where a word
-        does, within ``size`` characters and not in white space. 0 if there is no such place.
+        does, within ``size`` characters and not in white space. 0 if there is no such offset.
 
         No seam is next to an added token, because some of those take in white space.
         """

@@ -51,7 +51,7 @@ WAIT_SECONDS = 120.0
 _WIDE = re.compile(r"[0-9]{7}|%[^a-zA-Z%]*\*")
 """Finds a width or a precision in a format string that is too large, or that comes from an argument."""
 _DICT_ATTRIBUTES = frozenset(dir(dict))
-_LOOP_PLACES = frozenset({"first", "last", "index", "index0", "length"})
+_LOOP_POSITIONS = frozenset({"first", "last", "index", "index0", "length"})
 _SIZED = frozenset(
     {"center", "ljust", "rjust", "zfill", "expandtabs", "indent", "batch", "slice", "wordwrap", "truncate"}
 )
@@ -221,13 +221,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """An attribute of ``obj`` or, without one, an item, as the base class finds it. Most are items of
-        messages and places in a loop; those are found without its checks and exceptions."""
+        messages and positions in a loop; those are found without its checks and exceptions."""
         if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
             try:
                 return obj[attribute]
             except KeyError:
                 return self.undefined(obj=obj, name=attribute)
-        if type(obj) is LoopContext and attribute in _LOOP_PLACES:
+        if type(obj) is LoopContext and attribute in _LOOP_POSITIONS:
             return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 

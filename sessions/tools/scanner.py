@@ -2,7 +2,7 @@
 
 `CallFormat` says how a form writes calls; `formats` holds the tables. `CallScanner` splits a reply into text
 and calls by such a table. A call's name is delivered as soon as it is known, its arguments as they arrive. Text
-that only looks like a call is delivered as text. If the arguments of a call turn out to be broken, it is closed
+that only looks like a call is delivered as text. If the arguments of a call prove to be broken, it is closed
 as not complete. The result does not depend on how the text was cut into pieces.
 """
 

@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 class Branch:
     """All that the turns and the eager prefill of one session share. ``log``: the session's log in the journal.
     ``renderer``: makes tokens of prompts. ``language``: the model's tokenizer, template and forms of calls.
-    ``link``: to the engine. ``sequence``: the engine's copy of the history. ``slot``: the tenant's place at the
+    ``link``: to the engine. ``sequence``: the engine's copy of the history. ``slot``: the tenant's slot at the
     worker threads."""
 
     history: History

@@ -1,8 +1,8 @@
 """Finds replies that repeat themselves: the model writes the same tokens again and again.
 
 The rule: a reply ends at the first token after which each of the last ``most`` tokens equals the token
-``period`` places before it, for one period from 1 to `LONGEST`. Only the reply's ids decide. So a reply ends at
-the same token if it goes on after an interruption, or if its tokens arrive several at a time.
+``period`` positions before it, for one period from 1 to `LONGEST`. Only the reply's ids decide. So a reply ends
+at the same token if it goes on after an interruption, or if its tokens arrive several at a time.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class FittedPrompt:
     """The result of trying one prompt: its ``draft`` (the prompt in tokens), or why there is none.
 
     ``tokens``: the length of the prompt, or a lower bound if there is no draft. ``ids``: the prompt's token
-    ids. ``refusal``: the error's message, if the prompt is too long to tokenize. ``places``: indexes of the
+    ids. ``refusal``: the error's message, if the prompt is too long to tokenize. ``indexes``: indexes of the
     script's segments (items and replies) that are left out. ``gone``: how many tokens that saves.
     ``instructions``: the number of tokens before the first item; 0 if nothing is left out.
     """
@@ -43,7 +43,7 @@ class FittedPrompt:
     draft: Draft | None = None
     ids: Ids = field(default_factory=lambda: NONE)
     refusal: str | None = None
-    places: tuple[int, ...] = ()
+    indexes: tuple[int, ...] = ()
     gone: int = 0
     instructions: int = 0
 
@@ -102,39 +102,39 @@ class PromptFit:
         most = self._most(instructions)
         wanted = instructions + int(max(0, most - instructions) * self._truncation.retained)
         sizes = _Sizes(self._renderer, self._script, whole.draft, instructions, self._max_context)
-        left, places = whole, set[int]()
+        left, indexes = whole, set[int]()
         for step in steps_of(self._script.segments):
             if left.tokens <= most or stopped():
                 break
             if step:
-                left = self._step_taken(step, places, sizes, wanted, stopped)
+                left = self._step_taken(step, indexes, sizes, wanted, stopped)
         if left.refusal is not None or left.tokens >= self._max_context:
             told = f"without all older turns it still has {left.tokens} tokens or more: delete its last item"
             raise PromptTooLong.of(f"{told} or send a shorter one", self._max_context, left.tokens)
-        if not places:
+        if not indexes:
             return left
         gone = whole.tokens - left.tokens
-        return replace(left, places=tuple(sorted(places)), gone=gone, instructions=instructions)
+        return replace(left, indexes=tuple(sorted(indexes)), gone=gone, instructions=instructions)
 
     def _step_taken(
-        self, step: list[Unit], places: set[int], sizes: _Sizes, wanted: int, stopped: Stopped
+        self, step: list[Unit], indexes: set[int], sizes: _Sizes, wanted: int, stopped: Stopped
     ) -> FittedPrompt:
         """Leave out units (groups of segments that go together) of one step, the first ones first, until the
         prompt has at most ``wanted`` tokens. Returns the prompt that is left. If even all units are not enough,
         all are left out.
 
-        ``step``: the units of the step. ``places``: the indexes of the segments left out so far; those of this
+        ``step``: the units of the step. ``indexes``: the indexes of the segments left out so far; those of this
         step are added to it. ``sizes``: the segments' sizes, for a first guess.
         """
         tried: dict[int, FittedPrompt] = {}
 
         def without(count: int) -> FittedPrompt:
             if count not in tried:
-                tried[count] = self._tried(self._script.without(places.union(*step[:count])), stopped)
+                tried[count] = self._tried(self._script.without(indexes.union(*step[:count])), stopped)
             return tried[count]
 
         low, high = 0, len(step)  # leaving out `low` units is too few; `high` is enough, or all
-        probe, stride = sizes.first_guess(step, places, wanted), 1
+        probe, stride = sizes.first_guess(step, indexes, wanted), 1
         while high - low > 1:
             probe = min(max(probe, low + 1), high - 1)
             if without(probe).tokens <= wanted:
@@ -144,7 +144,7 @@ class PromptFit:
             if not low < probe < high:
                 probe = (low + high) // 2
             stride *= 2
-        places.update(*step[:high])
+        indexes.update(*step[:high])
         return without(high)
 
     def _most(self, instructions: int) -> int:
@@ -188,18 +188,18 @@ class _Sizes:
         for known in () if node is None else node.ancestry():
             turns[id(known.reply)] = known
         begin = 0
-        for place, segment in enumerate(script.segments):
+        for index, segment in enumerate(script.segments):
             if (turn := turns.get(id(segment))) is not None:
                 before = instructions if turn.parent is None else turn.parent.length
-                asked = sum(self[at] for at in range(begin, place))
-                self._known[place] = max(0, turn.length - before - asked)
+                asked = sum(self[at] for at in range(begin, index))
+                self._known[index] = max(0, turn.length - before - asked)
             if isinstance(segment, TurnReply):
-                begin = place + 1
+                begin = index + 1
 
-    def __getitem__(self, place: int) -> int:
-        if place not in self._known:
-            self._known[place] = self._renderer.size(self._segments[place], self._most)
-        return self._known[place]
+    def __getitem__(self, index: int) -> int:
+        if index not in self._known:
+            self._known[index] = self._renderer.size(self._segments[index], self._most)
+        return self._known[index]
 
     def first_guess(self, step: list[Unit], gone: set[int], wanted: int) -> int:
         """An estimate of how many units of ``step``, from the first one on, must be left out so that the prompt
@@ -210,11 +210,11 @@ class _Sizes:
         all other segments that stay, from the last unit back, and stops at the first unit that is too much, so
         the sizes of the units before that one are not asked for.
         """
-        in_step = {place for unit in step for place in unit}
+        in_step = {index for unit in step for index in unit}
         kept = (at for at in range(len(self._segments)) if at not in gone and at not in in_step)
-        total = self._instructions + sum(self[place] for place in kept)
+        total = self._instructions + sum(self[index] for index in kept)
         for count in range(len(step), 0, -1):
-            total += sum(self[place] for place in step[count - 1])
+            total += sum(self[index] for index in step[count - 1])
             if total > wanted:
                 return count
         return min(1, len(step))
@@ -243,13 +243,13 @@ def older_turns(segments: Sequence[Segment], keep: int) -> tuple[int, ...]:
     turns that have a call that waits for its output."""
     turns = _units(segments, range(len(segments)), _begins_turn)
     older = turns[: max(0, len(turns) - keep)]
-    return tuple(sorted(place for unit in older if not _waits(segments, unit) for place in unit))
+    return tuple(sorted(index for unit in older if not _waits(segments, unit) for index in unit))
 
 
 def _units(
-    segments: Sequence[Segment], places: Sequence[int], begins: Callable[[Segment, Segment], bool]
+    segments: Sequence[Segment], indexes: Sequence[int], begins: Callable[[Segment, Segment], bool]
 ) -> list[Unit]:
-    """Group the segments at ``places`` into units. ``begins``, given a segment and the one before it, says
+    """Group the segments at ``indexes`` into units. ``begins``, given a segment and the one before it, says
     whether a unit begins there.
 
     Units that hold a call and its output are joined. The units are in the order in which they end.
@@ -263,12 +263,12 @@ def _units(
             unit = joined[unit]
         return unit
 
-    for at, place in enumerate(places):
-        segment = segments[place]
-        if at == 0 or begins(segments[places[at - 1]], segment):
+    for at, index in enumerate(indexes):
+        segment = segments[index]
+        if at == 0 or begins(segments[indexes[at - 1]], segment):
             units.append([])
         own = len(units) - 1
-        units[own].append(place)
+        units[own].append(index)
         made.update((call.call_id, own) for call in _calls(segment))
         if isinstance(segment, FunctionCallOutput) and segment.call_id in made:
             caller = home(made[segment.call_id])
@@ -307,6 +307,6 @@ def _calls(segment: Segment) -> list[FunctionCall]:
 def _waits(segments: Sequence[Segment], unit: Unit) -> bool:
     """Whether a complete call in the unit has no output in the same unit; outputs in other units do not
     count."""
-    answered = {one.call_id for place in unit if isinstance(one := segments[place], FunctionCallOutput)}
-    calls = (call for place in unit for call in _calls(segments[place]))
+    answered = {one.call_id for index in unit if isinstance(one := segments[index], FunctionCallOutput)}
+    calls = (call for index in unit for call in _calls(segments[index]))
     return any(call.complete and call.call_id not in answered for call in calls)

@@ -57,7 +57,7 @@ class ReplyRun:
 
     An engine that dies or that is stopped reports no work. Then the tokens that had no KV on the device count
     as computed, if tokens were sampled and there are no more than ``new`` ones. Otherwise the work is not
-    known: a lower tier may have had the KV, or the engine was stopped at an unknown place.
+    known: a lower tier may have had the KV, or the engine was stopped at an unknown token.
 
     ``said``, ``logprobs``: ids that the reply has already, from an earlier server process, and their log
     probabilities. The events of these ids come first, and the generation continues behind them.

@@ -29,7 +29,7 @@ MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_IDS = 64
 LEAST_TOP_P = 1e-9
-"""In place of 0: the most likely token alone."""
+"""Instead of 0: the most likely token alone."""
 NO_TOOLS = (
     "This model's chat template does not show tools to the model. "
     "A server that is started with --tool-fallback writes them into the instructions"
@@ -84,7 +84,7 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
     ``prefill_only``: the reply does not join the conversation either, but the KV of the prompt stays with it.
     ``more``: items that follow the conversation in this turn only; for a request out of band.
     ``truncation``: None refuses a prompt that does not fit. ``input`` is never truncated.
-    ``prompt``: token ids that are the whole prompt, in place of the conversation and its template; for a
+    ``prompt``: token ids that are the whole prompt, instead of the conversation and its template; for a
     request out of band. None: the conversation is the prompt.
     ``parse_calls``: if false, tool calls are delivered as text; so are those of a turn without tools.
     ``parallel_calls``: if false, the reply ends behind its first call.
@@ -198,8 +198,8 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.tool is not None and not self.stop and not self.stop_ids
 
     def preamble(self, default: Preamble) -> Preamble:
-        """The preamble of this turn: ``default``, the session's, with the request's instructions and tools in
-        place of its own where they are set."""
+        """The preamble of this turn: ``default``, the session's, with the request's instructions and tools,
+        where they are set, instead of its own."""
         instructions = default.instructions if self.instructions is None else self.instructions
         return Preamble(instructions=instructions, tools=default.tools if self.tools is None else self.tools)
 

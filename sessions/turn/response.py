@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from ...runtime.errors import EngineGone
 from ...runtime.verbs import TokenLimits, TokenLogprob
-from ..conversation.edits import check_place, end_with, trimmed
-from ..conversation.history import History, Placed, RunningTurn
+from ..conversation.edits import check_cut, end_with, trimmed
+from ..conversation.history import History, Prepared, RunningTurn
 from ..conversation.items import new_id
 from ..conversation.tree import Draft, TurnNode, TurnReply, matched
 from ..errors import EngineUnavailable, ItemUnknown, PromptTooLong, TurnFailed
@@ -52,7 +52,7 @@ tokens that it has not sent are sampled again by the next engine."""
 class TurnResponse:
     """The events of one turn. Read them all, or use it as ``async with``: leaving the block cancels the turn.
 
-    It owns the turn that ``placed`` began. In every case it commits that turn or takes it back. Reading may
+    It owns the turn that ``prepared`` began. In every case it commits that turn or takes it back. Reading may
     raise ``PromptTooLong``, ``TemplateFailed`` or ``EngineUnavailable`` before the first event; then nothing
     has changed. After ``ReplyStarted`` every outcome is a ``ReplyDone``. It has one reader.
 
@@ -62,14 +62,14 @@ class TurnResponse:
     The other parameters are for a response that was interrupted. ``said``, ``logprobs``: the ids that it has
     already, and their log probabilities; their events are repeated with the same ids of items, and the reply
     continues behind them. ``cut``: the message at which the reply ends, and that message's length in
-    characters. ``left_out``: what ``placed`` leaves out of the context already.
+    characters. ``left_out``: what ``prepared`` leaves out of the context already.
     """
 
     def __init__(
         self,
         branch: Branch,
         request: TurnRequest,
-        placed: Placed,
+        prepared: Prepared,
         response_id: str | None = None,
         *,
         ended: Callable[[TurnResponse], None] = lambda response: None,
@@ -83,12 +83,12 @@ class TurnResponse:
         self.id = response_id or new_id("resp")
         self._branch = branch
         self._ended = ended
-        self._placed = placed
+        self._prepared = prepared
         self._left_out = left_out
-        self.writes = placed.turn is not None
+        self.writes = prepared.turn is not None
         """Whether its reply joins the conversation."""
         self._request = request
-        self._sequence = branch.sequence.child() if placed.aside else branch.sequence
+        self._sequence = branch.sequence.child() if prepared.aside else branch.sequence
         self._said, self._logprobs = said, logprobs
         self._cut = cut
         self._recorded = len(said)
@@ -112,11 +112,11 @@ class TurnResponse:
 
     @property
     def _turn(self) -> RunningTurn | None:
-        return self._placed.turn
+        return self._prepared.turn
 
     @property
     def _aside(self) -> bool:
-        return self._placed.aside
+        return self._prepared.aside
 
     def withdraw(self) -> None:
         """Mark the response as over and do nothing else: the caller takes the turn out of the history."""
@@ -155,7 +155,7 @@ class TurnResponse:
         said = None if self._run is None else self._run.reader.said_of(item_id)
         if said is None:
             raise ItemUnknown(f"The response has no message {item_id!r}", param="item_id")
-        check_place(said, end)
+        check_cut(said, end)
         self._cut = (item_id, end)
         self._branch.history.record(Interrupted(response=self.id, item=item_id, end=end))
 
@@ -299,11 +299,11 @@ class TurnResponse:
         except PromptTooLong as fault:
             fault.param = None if self._request.input is None else "input"
             raise
-        if fit.places:
+        if fit.indexes:
             self._leave_out(fit)
         kept, shared = said.parent, said.keep
-        if self._placed.script.verbatim:
-            kept = self._placed.script.base
+        if self._prepared.script.verbatim:
+            kept = self._prepared.script.base
             shared = 0 if kept is None else common_prefix(prompt, kept.tokens())
             self._rewrite(said)
         self._draft = said
@@ -339,14 +339,14 @@ class TurnResponse:
         return run
 
     def _reader(self) -> ReplyReader:
-        language, tools = self._branch.language, self._placed.script.preamble.tools
+        language, tools = self._branch.language, self._prepared.script.preamble.tools
         whole = self._whole_calls
         return ReplyReader(language, self._request, self._end_ids, self.id, tools, whole_calls=whole)
 
     async def _fitted(self, max_context: int) -> FittedPrompt:
         """The prompt, without older turns if it is too long and the request allows that. A reply that continues
         after an interruption gets the prompt with which it began."""
-        branch, request, script = self._branch, self._request, self._placed.script
+        branch, request, script = self._branch, self._request, self._prepared.script
         if request.prompt is not None:
             ids = ids_of(request.prompt)
             return FittedPrompt(len(ids), Draft(None, (), 0, ids, script.miss), ids)
@@ -365,20 +365,20 @@ class TurnResponse:
     def _leave_out(self, fit: FittedPrompt) -> None:
         """Leave out of this turn's prompt, and if its reply joins the conversation of later ones, what ``fit``
         left out. The journal gets that first."""
-        segments = [self._placed.script.segments[place] for place in fit.places]
+        segments = [self._prepared.script.segments[index] for index in fit.indexes]
         items = [item for one in segments for item in (one.items if isinstance(one, TurnReply) else (one,))]
         self._left_out = LeftOut(tuple(item.id for item in items), fit.gone)
         if self.writes:
-            cut = ContextCut(response=self.id, places=fit.places, told=self._left_out)
+            cut = ContextCut(response=self.id, indexes=fit.indexes, told=self._left_out)
             self._branch.history.record(cut)
-        self._placed = self._placed.without(fit.places)
+        self._prepared = self._prepared.without(fit.indexes)
 
     def _rewrite(self, draft: Draft) -> None:
         """Bring the prompt as items to the turn from which its ``draft`` goes on: the replies behind it are
         written as their items. Later turns do so, too, if this one joins the conversation."""
-        _, shared = matched(draft.parent, self._placed.script.segments)
-        if any(isinstance(segment, TurnReply) for segment in self._placed.script.segments[shared:]):
-            self._placed = self._placed.rewritten(shared)
+        _, shared = matched(draft.parent, self._prepared.script.segments)
+        if any(isinstance(segment, TurnReply) for segment in self._prepared.script.segments[shared:]):
+            self._prepared = self._prepared.rewritten(shared)
 
     def _given_up(self) -> bool:
         """Whether the reply was cancelled before it said anything. Then its prompt need not be complete."""
@@ -480,7 +480,7 @@ class TurnResponse:
         if work is None:
             return usage
         missed = work.prefilled + work.recomputed > self._new_tokens
-        reason = self._placed.script.miss or (
+        reason = self._prepared.script.miss or (
             MissReason.ENGINE_RESTARTED if self._restarted else MissReason.EVICTED
         )
         if retracted and reason is MissReason.EVICTED:

@@ -43,7 +43,7 @@ class TurnGrammar:
         return msgspec.structs.replace(request, sampling=sampling)
 
     def spell(self, request: TurnRequest) -> TurnRequest:
-        """The request with token ids in place of its bad words: those with which the tokenizer writes each
+        """The request with token ids instead of its bad words: those with which the tokenizer writes each
         word.
 
         The model can still write such a word with other tokens. Other engines have the same limit.

@@ -106,7 +106,7 @@ async def test_write_errors_at_the_first_calls_lose_nothing(what: str) -> None:
         (store_faults.two_servers, len(store_faults.WAYS) + 1),
         (store_faults.moved, 2),
         (store_faults.stepped, 2),
-        (store_faults.killed_in_compactions, 6),
+        (store_faults.killed_in_merges, 6),
         (store_faults.emptied, 2),
     ],
     ids=["two servers", "moved", "clocks", "kills", "full disk"],

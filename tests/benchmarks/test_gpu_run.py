@@ -161,15 +161,15 @@ def test_what_only_a_gpu_runs_can_be_imported(commands: list[list[str]]) -> None
     paths = [*(run.ROOT / "benchmarks" / "gpu").glob("*.py"), *(run.ROOT / "kernels" / "gpu").glob("*.py")]
     paths += [Path(word) for command in commands for word in command if word.endswith(".py")]
     for path in paths:
-        place = path.relative_to(run.ROOT)
-        import_module(".".join(["holdfast", *place.with_suffix("").parts]).removesuffix(".__init__"))
+        file = path.relative_to(run.ROOT)
+        import_module(".".join(["holdfast", *file.with_suffix("").parts]).removesuffix(".__init__"))
         for node in ast.walk(ast.parse(path.read_text())):
-            for stem, name in names_in(place, node) if isinstance(node, ast.stmt) else ():
+            for stem, name in names_in(file, node) if isinstance(node, ast.stmt) else ():
                 if find_spec(stem.split(".")[0]) is None or name == "annotations":
                     continue
                 module = import_module(stem)
                 assert not name or hasattr(module, name) or find_spec(f"{stem}.{name}"), (
-                    f"{place}: {stem}.{name}"
+                    f"{file}: {stem}.{name}"
                 )
     for part in run.PARTS.values():
         module_name, function = part.split(".")

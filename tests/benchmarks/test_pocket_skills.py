@@ -37,7 +37,7 @@ def test_a_pass_over_the_expected_replies_judges_as_holding_the_conversation_doe
         assert bool(list(judge.forced(conversation))) == bool(list(judge.live(conversation)))
 
 
-@pytest.mark.parametrize("separators", [(", ", ": "), (",", ":")], ids=["spaces", "compact"])
+@pytest.mark.parametrize("separators", [(", ", ": "), (",", ":")], ids=["spaces", "dense"])
 @pytest.mark.parametrize("degrees", [7, -3, 18, 33])
 def test_a_tools_output_is_read_in_both_spellings_of_json(
     judge: Judge, degrees: int, separators: tuple[str, str]

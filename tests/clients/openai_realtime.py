@@ -112,7 +112,7 @@ async def talk(client: AsyncOpenAI, model: str) -> dict[str, Any]:
 
 
 async def verbs(client: AsyncOpenAI, model: str) -> dict[str, Any]:
-    """Items at a place, read, deleted; responses out of band, bound, cut, forced; refusals harm nothing."""
+    """Items behind another, read, deleted; responses out of band, bound, cut, forced; refusals harm nothing."""
     told: dict[str, Any] = {}
     async with client.realtime.connect(model=model) as connection:
         conversation = Conversation(connection)
@@ -155,7 +155,7 @@ async def verbs(client: AsyncOpenAI, model: str) -> dict[str, Any]:
         for name, call in {
             "cancel": lambda: connection.response.cancel(event_id="a"),
             "retrieve": lambda: items.retrieve(item_id="nothing", event_id="b"),
-            "place": lambda: items.create(item=message("x"), previous_item_id="nothing", event_id="c"),
+            "unknown": lambda: items.create(item=message("x"), previous_item_id="nothing", event_id="c"),
             "sound": lambda: connection.input_audio_buffer.append(audio="AAAA", event_id="d"),
             "picture": lambda: items.create(
                 item={**message(""), "content": [{"type": "input_image", "image_url": "data:,"}]},

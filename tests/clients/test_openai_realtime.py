@@ -63,7 +63,7 @@ def check_verbs(told: dict[str, Any]) -> None:
     assert told["refused"] == {
         "cancel": ["response_cancel_not_active", None, "a"],
         "retrieve": ["item_not_found", "item_id", "b"],
-        "place": ["item_not_found", "previous_item_id", "c"],
+        "unknown": ["item_not_found", "previous_item_id", "c"],
         "sound": ["unsupported_field", "type", "d"],
         "picture": ["unsupported_field", "item.content[0].type", "e"],
     }

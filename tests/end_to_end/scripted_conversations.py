@@ -1,7 +1,7 @@
 """Ten scripted conversations for each request face, and what of their answers must stay the same.
 
-What is compared is all that a client is told but ids, times, the cuts of deltas, texts of errors and the places
-where KV was found. Of a stream the kinds of its events in their order, with all deltas of one kind and place
+What is compared is all that a client is told but ids, times, the cuts of deltas, texts of errors and where
+KV was found. Of a stream the kinds of its events in their order, with all deltas of one kind and item
 joined.
 """
 
@@ -87,11 +87,11 @@ def _stream(events: list[Any]) -> list[Any]:
     for event in map(plain, events):
         if isinstance(event, dict):
             event.pop("sequence_number", None)
-        delta, place = _delta(event)
-        if told and place is not None and isinstance(told[-1], list) and told[-1][0] == place:
+        delta, item = _delta(event)
+        if told and item is not None and isinstance(told[-1], list) and told[-1][0] == item:
             told[-1][1] += delta
         else:
-            told.append(event if place is None else [place, delta])
+            told.append(event if item is None else [item, delta])
     return told
 
 

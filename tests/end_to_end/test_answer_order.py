@@ -81,7 +81,7 @@ async def test_what_comes_after_a_response_create_is_answered_after_it(kept: Ser
         assert await answers(socket, *asked) == wanted
 
 
-async def test_a_refused_response_is_answered_in_its_place(kept: Serving) -> None:
+async def test_a_refused_response_is_answered_where_it_stands(kept: Serving) -> None:
     """One that does not fit the context is known late, one with unknown tools at once."""
     async with wire(kept.url) as socket:
         long = said("word " * 4000)["item"]

@@ -28,9 +28,9 @@ async def seen(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], dict[str, st
         async with await link.generate(sequence.seq, Sampling(), TokenLimits(4)) as generation:
             assert [row async for row in generation]
         process = Path(f"/proc/{engine.pid}")
-        places = [os.sched_getaffinity(int(task.name)) for task in (process / "task").iterdir()]
+        cores = [os.sched_getaffinity(int(task.name)) for task in (process / "task").iterdir()]
         words = (process / "environ").read_bytes().decode().split("\0")
-    return sorted(min(place) for place in places if len(place) == 1), dict(
+    return sorted(min(those) for those in cores if len(those) == 1), dict(
         word.split("=", 1) for word in words if word
     )
 
@@ -40,14 +40,14 @@ async def test_the_engines_threads_have_a_core_each(monkeypatch: pytest.MonkeyPa
     for name in OPERATORS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv(TRIM, raising=False)
-    places, environment = await seen(monkeypatch)
-    assert places == sorted(os.sched_getaffinity(0))
+    cores, environment = await seen(monkeypatch)
+    assert cores == sorted(os.sched_getaffinity(0))
     assert environment[TRIM] == USUAL[TRIM]
 
 
 async def test_what_an_operator_has_set_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_PROC_BIND", "false")
     monkeypatch.setenv(TRIM, "65536")
-    places, environment = await seen(monkeypatch)
-    assert places == []
+    cores, environment = await seen(monkeypatch)
+    assert cores == []
     assert environment[TRIM] == "65536"

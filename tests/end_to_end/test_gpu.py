@@ -18,7 +18,7 @@ def test_cuda_says_what_the_cpu_says() -> None:
 
 
 def test_the_same_path_runs_on_a_cpu() -> None:
-    """So that what a GPU will run is run at all: prompts, engine and count, with the CPU in the GPU's place."""
+    """So that what a GPU will run is run at all: prompts, engine and count, with the CPU instead of the GPU."""
     from holdfast.runtime.model.load import load_model
 
     model = load_model("pocket", "cpu", "float32")

@@ -34,7 +34,7 @@ LINES = ("My name is Marisol.", "My locker code is 4821.", "What is my name?", "
 
 
 async def talk(client: Client, sessions: int, name: str) -> tuple[list[list[str]], int]:
-    """Each session says each line, by turns: their replies, and the tokens brought up from the host tier."""
+    """Each session says each line, alternately: their replies, and the tokens brought up from the host tier."""
     replies: list[list[str]] = [[] for _ in range(sessions)]
     host = 0
     async with AsyncExitStack() as stack:

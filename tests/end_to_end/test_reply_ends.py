@@ -21,7 +21,7 @@ ROUND: Json = {"logit_bias": {"300": 100}, "max_output_tokens": "inf"}
 
 @pytest.fixture(scope="module")
 async def short(pocket: EngineSettings) -> AsyncIterator[Serving]:
-    """A server with a default limit of `MOST` tokens, and `REPEATED` in place of 512."""
+    """A server with a default limit of `MOST` tokens, and `REPEATED` instead of 512."""
     settings = GatewaySettings(port=0, default_max_tokens=MOST, cycle_tokens=REPEATED)
     async with serving(settings, pocket) as running:
         yield running

@@ -283,7 +283,7 @@ async def test_a_plain_clients_reply_is_cancelled_when_it_leaves(kept: Serving) 
         await new.until("response.done")
 
 
-async def test_a_lease_that_ends_puts_the_session_away(tmp_path: Path, pocket: EngineSettings) -> None:
+async def test_a_session_not_resumed_in_time_is_put_away(tmp_path: Path, pocket: EngineSettings) -> None:
     limits = replace(ClientLimits(), resume_seconds=0.01)
     async with serving(GatewaySettings(port=0, store=tmp_path, limits=limits), pocket) as running:
         async with greeted(running) as (one, handle):
@@ -296,7 +296,7 @@ async def test_a_lease_that_ends_puts_the_session_away(tmp_path: Path, pocket: E
             assert "Marisol" in text_of(await new.say("What is my name?"))
 
 
-async def test_without_a_journal_the_lease_ends_the_session(server: Serving) -> None:
+async def test_without_a_journal_a_session_not_resumed_in_time_ends(server: Serving) -> None:
     async with greeted(server, "") as (_, handle):
         pass
     async with returning(server) as new:

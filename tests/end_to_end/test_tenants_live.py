@@ -115,7 +115,7 @@ async def test_limits_hold_after_a_restart(tmp_path: Path, pocket: EngineSetting
                 handles.append(chat.handle)
         assert (await figures(running.url, "alpha"))["used", "acme", "kept"] == 4
     (account,) = stat(tmp_path / "store" / "kv")
-    assert account.records == RECORDS, "what went to disk beyond the cap took the place of what was there"
+    assert account.records == RECORDS, "what went to disk beyond the cap replaced what was there"
     async with served(tmp_path, pocket) as (running, clients), AsyncExitStack() as stack:
         seen = await figures(running.url, "alpha")
         assert (seen["used", "acme", "kept"], seen["used", "acme", "sessions"]) == (4, 0)

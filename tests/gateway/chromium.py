@@ -230,13 +230,13 @@ class Page:
 
     async def click(self, selector: str) -> None:
         """Press the mouse on the middle of an element, once it can be clicked there and does not move."""
-        name, place = json.dumps(selector), None
-        while place != (place := await self._place(name)):
-            await self.call("Input.dispatchMouseEvent", type="mouseMoved", **place)
+        name, middle = json.dumps(selector), None
+        while middle != (middle := await self._middle(name)):
+            await self.call("Input.dispatchMouseEvent", type="mouseMoved", **middle)
         for kind in ("mousePressed", "mouseReleased"):
-            await self.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **place)
+            await self.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **middle)
 
-    async def _place(self, name: str) -> Json:
+    async def _middle(self, name: str) -> Json:
         """Where an element can be clicked, a frame later."""
         return dict(
             await self.until(

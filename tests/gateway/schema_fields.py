@@ -1,4 +1,4 @@
-"""Every field of a schema, in a body that holds it: for tests that put values in its place."""
+"""Every field of a schema, in a body that holds it: for tests that put values there."""
 
 from __future__ import annotations
 
@@ -106,12 +106,12 @@ class SchemaFields:
         if title in above:
             return
         for name, inner in schema.get("properties", {}).items():
-            place = f"{path}.{name}".removeprefix(".")
+            inner_path = f"{path}.{name}".removeprefix(".")
 
             def with_field(value: Any, name: str = name) -> Any:
                 return holding({**least, name: value})
 
-            yield from self._field(inner, place, with_field, (*above, title))
+            yield from self._field(inner, inner_path, with_field, (*above, title))
 
     def _field(
         self, schema: Json, path: str, holding: Callable[[Any], Any], above: tuple[str, ...]

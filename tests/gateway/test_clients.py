@@ -82,11 +82,11 @@ def with_field(row: Ignored) -> Json:
     value = SENT.get(name, "auto")
     if name == "thinking.budget_tokens":
         return {**body, "thinking": {"type": "enabled", "budget_tokens": value}}
-    place: Any = body
+    part_of_body: Any = body
     for part in row.path.removesuffix(name).split("[].")[:-1]:
-        place = place[part][0]
+        part_of_body = part_of_body[part][0]
     outer, _, inner = name.partition(".")
-    place[outer] = {inner: value} if inner else value
+    part_of_body[outer] = {inner: value} if inner else value
     return body
 
 

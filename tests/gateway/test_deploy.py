@@ -78,7 +78,7 @@ def instruction(name: str) -> list[str]:
 
 
 def commands() -> dict[str, list[str]]:
-    """The words of `holdfast` in each place, after its name."""
+    """The words of `holdfast` in each file, after its name."""
     (entry,), (default,) = instruction("ENTRYPOINT"), instruction("CMD")
     assert json.loads(entry) == ["holdfast"]
     (started,) = unit()["Service"]["ExecStart"]
@@ -95,10 +95,10 @@ def routes() -> set[str]:
 
 
 def test_commands_have_options_that_exist() -> None:
-    for place, words in commands().items():
-        assert words[0] == "serve", place
+    for file, words in commands().items():
+        assert words[0] == "serve", file
         given = {word.partition("=")[0] for word in words if word.startswith("-")}
-        assert given <= OPTIONS, place
+        assert given <= OPTIONS, file
 
 
 def test_variables_are_those_of_options() -> None:

@@ -274,9 +274,9 @@ def test_stops_say_what_ended_a_completion(llm: LLM) -> None:
     assert complete(llm, stop=stop, include_stop_str_in_output=True).text == before + stop
     token = whole.token_ids[9]
     halted = complete(llm, stop_token_ids=[token])
-    place = whole.token_ids.index(token)
+    index = whole.token_ids.index(token)
     assert (halted.stop_reason, halted.finish_reason) == (token, "stop")
-    assert halted.token_ids == whole.token_ids[: place + 1]
+    assert halted.token_ids == whole.token_ids[: index + 1]
     late = complete(llm, stop_token_ids=[token], min_tokens=30)
     assert len(late.token_ids) >= 30
     ended = complete(llm, "Hello!", ignore_eos=False, max_tokens=None)
@@ -611,7 +611,7 @@ def test_a_mistake_in_reading_ends_one_completion(llm: LLM, monkeypatch: pytest.
 
 
 class Bar:
-    """What a bar is told, in place of tqdm."""
+    """What a bar is told, instead of tqdm."""
 
     def __init__(self, **shape: Any) -> None:
         self.shape, self.done, self.closed = shape, 0, False

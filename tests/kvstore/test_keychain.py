@@ -34,6 +34,6 @@ def test_each_is_a_list_of_its_own(moves: list[tuple[int, str, int]]) -> None:
 def test_what_is_not_in_the_chain_cannot_be_asked_for() -> None:
     parent = KeyChain([b"a", b"b"])
     child = parent.copy(1)
-    for place in (1, -2):
+    for index in (1, -2):
         with pytest.raises(IndexError):
-            child[place]
+            child[index]

@@ -209,7 +209,7 @@ def test_statistics_count() -> None:
     pool.share(blocks[:1])
     pool.allocate(2)
     now = pool.statistics()
-    assert (now["leased"], now["found"], now["evicted"]) == (5, 1, 1)
+    assert (now["allocated"], now["found"], now["evicted"]) == (5, 1, 1)
     assert (now["free"], now["held"], now["cached"], now["sealed"]) == (0, 3, 1, 2)
 
 

@@ -1,6 +1,6 @@
 """Random lives of sequences over pool and index, against a shadow of plain dicts.
 
-Several steps are in flight; each remembers the blocks it may touch, so a block leased too early is caught by
+Several steps are in flight; each remembers the blocks it may touch, so a block allocated too early is caught by
 what it would do, not by how the fence is built. A sequence's tokens are 0s and 1s, one per block; a block's
 key is the string of all tokens up to it, so chains meet often and the shadow needs no hashing.
 """
@@ -259,7 +259,7 @@ class Lives(RuleBasedStateMachine):
 
 
 class JoinedLives(Lives):
-    """With `join` in place of `seal`, and everything kept: then no eviction ever cuts a chain."""
+    """With `join` instead of `seal`, and everything kept: then no eviction ever cuts a chain."""
 
     def seal_one(self, life: Life, key: bytes, block: int) -> None:
         standing = self.pool.join(block, key, life.name)

@@ -121,7 +121,7 @@ def copied(where: Path, bug: list[str] | None) -> Path:
     if bug is not None:
         file, old, new = bug
         source = (house / file).read_text()
-        assert source.count(old) == 1, f"{source.count(old)} such places in {file}"
+        assert source.count(old) == 1, f"{source.count(old)} such texts in {file}"
         (house / file).unlink()  # its text is the checkout's, too
         (house / file).write_text(source.replace(old, new))
         for stale in (house / file).parent.glob(f"__pycache__/{Path(file).stem}.*"):

@@ -12,9 +12,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def wrong_in(bug: Bug) -> str:
     """What does not fit; empty if all does."""
-    places = (ROOT / bug.file).read_text().count(bug.old)
-    if places != 1:
-        return f"{places} such places in {bug.file}"
+    texts = (ROOT / bug.file).read_text().count(bug.old)
+    if texts != 1:
+        return f"{texts} such texts in {bug.file}"
     file, *names = re.sub(r"\[.*", "", bug.test).split("::")
     if not (ROOT / file).exists():
         return f"no {file}"
@@ -25,6 +25,6 @@ def wrong_in(bug: Bug) -> str:
     return f"no {gone} in {file}" if gone else ""
 
 
-def test_each_bug_has_its_place_and_its_test() -> None:
+def test_each_bug_has_its_text_and_its_test() -> None:
     wrong = {bug.name: said for bug in BUGS if (said := wrong_in(bug))}
     assert BUGS and not wrong

@@ -488,7 +488,7 @@ class _Layout:
 
 
 def _layouts(values: Iterable[Any]) -> tuple[Any, ...]:
-    """The values, with layouts in the place of tensors and tuples in that of lists."""
+    """The values, with layouts instead of tensors and tuples instead of lists."""
     return tuple(
         _Layout(tuple(one.shape), one.stride(), one.dtype)
         if isinstance(one, Tensor)

@@ -95,7 +95,7 @@ def _conversation(event: client.ResponseCreate) -> object:
 
 
 def two_beside(script: Script, event: client.ClientEvent) -> Iterator[server.ServerEvent]:
-    """Answers two responses out of band at once: the later one begins first, then both come by turns."""
+    """Answers two responses out of band at once: the later one begins first, then both come alternately."""
     if not isinstance(event, client.ResponseCreate) or _conversation(event) != "none":
         yield from script.usual(event)
         return

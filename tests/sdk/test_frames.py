@@ -23,9 +23,9 @@ USER = {"type": "message", "role": "user", "content": [{"type": "input_text", "t
 TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}}
 SHOWN = items.MessageItem(id="i", object="realtime.item", status="completed", role="user", content=[])
 RESPONSE = Response(id="r", status="in_progress", conversation_id=None, max_output_tokens="inf")
-PLACE = {"event_id": "e", "response_id": "r", "output_index": 0}
-PART = {**PLACE, "item_id": "i", "content_index": 0}
-CALL = {**PLACE, "item_id": "i", "call_id": "c"}
+OUTPUT = {"event_id": "e", "response_id": "r", "output_index": 0}
+PART = {**OUTPUT, "item_id": "i", "content_index": 0}
+CALL = {**OUTPUT, "item_id": "i", "call_id": "c"}
 
 LOGPROB = TokenLogprob(
     token="Hi", id=7, logprob=-0.5, top_logprobs=[TopLogprob(token="Yo", id=8, logprob=-0.25)]
@@ -109,8 +109,8 @@ SERVER_EVENTS: list[server.ServerEvent] = [
             kv=KVReceipt(new=1, prefilled=1, resident=2, recomputed=0, host=0, disk=0, restore_ms=0.0),
         ),
     ),
-    server.OutputItemAdded(**PLACE, item=SHOWN),
-    server.OutputItemDone(**PLACE, item=SHOWN),
+    server.OutputItemAdded(**OUTPUT, item=SHOWN),
+    server.OutputItemDone(**OUTPUT, item=SHOWN),
     server.ContentPartAdded(**PART, part=server.ContentPart(text="")),
     server.ContentPartDone(**PART, part=server.ContentPart(text="Hi")),
     server.TextDelta(**PART, delta="H"),

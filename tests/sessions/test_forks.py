@@ -41,10 +41,10 @@ async def grown(registry: SessionRegistry) -> list[Session]:
 async def prune(registry: SessionRegistry, asking: Session, target: str) -> None:
     """As the registry does it."""
     opened = {member.id for member in (await Forks(registry).page(asking.id)).members if member.open}
-    place = await Forks(registry).begin_pruning(asking.id, target)
+    number = await Forks(registry).begin_pruning(asking.id, target)
     if target in opened:
         await registry.close(target)
-    await Forks(registry).forget(target, place)
+    await Forks(registry).forget(target, number)
 
 
 @run
@@ -146,8 +146,8 @@ async def test_a_session_that_is_being_pruned_is_in_the_tree_no_more() -> None:
             first, left, right, leaf = await grown(registry)
             handle = right.handles.current
             await registry.close(right.id)
-            place = await Forks(registry).begin_pruning(first.id, right.id)
-            assert place is not None
+            number = await Forks(registry).begin_pruning(first.id, right.id)
+            assert number is not None
             with pytest.raises(MemberUnknown):
                 await Forks(registry).begin_pruning(left.id, right.id)
             with pytest.raises(HandleUnknown):
@@ -157,7 +157,7 @@ async def test_a_session_that_is_being_pruned_is_in_the_tree_no_more() -> None:
                 left.id,
                 leaf.id,
             ]
-            await Forks(registry).forget(right.id, place)
+            await Forks(registry).forget(right.id, number)
             with pytest.raises(MemberUnknown):
                 await Forks(registry).begin_pruning(left.id, right.id)
 
@@ -227,7 +227,7 @@ async def test_a_session_pruned_while_it_closes_leaves_nothing_behind_its_end() 
     with folder() as path:
         async with registry_in(path, reciting("one", "two")) as registry:
             first, left, _, _ = await grown(registry)
-            place = await Forks(registry).begin_pruning(first.id, left.id)
+            number = await Forks(registry).begin_pruning(first.id, left.id)
             opened, order = asyncio.Event(), list[str]()
 
             async def settle() -> None:
@@ -235,7 +235,7 @@ async def test_a_session_pruned_while_it_closes_leaves_nothing_behind_its_end() 
                 order.append("closed")
 
             async def forget() -> None:
-                await Forks(registry).forget(left.id, place)
+                await Forks(registry).forget(left.id, number)
                 order.append("forgotten")
 
             closing = asyncio.create_task(registry.close(left.id, leave_readers=settle))

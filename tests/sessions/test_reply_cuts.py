@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.sessions.conversation.edits import check_place, cut_after, cut_tokens, inside_character
+from holdfast.sessions.conversation.edits import check_cut, cut_after, cut_tokens, inside_character
 from holdfast.sessions.conversation.items import FunctionCall, Message
 from holdfast.sessions.conversation.tree import TurnReply
 from holdfast.sessions.errors import CutInvalid
@@ -121,9 +121,9 @@ def test_no_character_is_taken_apart() -> None:
     assert inside_character("\r\n", 1) and inside_character("👍🏽", 1)
     assert not inside_character("ab", 1) and not inside_character("e\u0301", 0)
     with pytest.raises(CutInvalid, match="apart"):
-        check_place("e\u0301", 1)
+        check_cut("e\u0301", 1)
     with pytest.raises(CutInvalid, match="2 characters, none at 3"):
-        check_place("ab", 3)
+        check_cut("ab", 3)
 
 
 def test_a_token_that_is_a_piece_of_a_character_is_no_place_to_stop() -> None:

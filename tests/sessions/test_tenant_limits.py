@@ -349,7 +349,7 @@ def born(number: int, salt: bytes, origin: Origin | None) -> list[Fresh]:
 def counted(store: JournalStore, salt: bytes) -> dict[str, float]:
     """A tenant's sessions and bytes, as their records on the disk have them."""
     theirs = [state for state in store.sessions.states.values() if state.salt == salt]
-    records = [store.logs.read(place) for state in theirs for place in (state.record, *state.operations)]
+    records = [store.logs.read(where) for state in theirs for where in (state.record, *state.operations)]
     size = sum(store.logs.header.frame.padded(len(record.payload)) for record in records)
     return {"kept": float(sum(state.number in kept(store) for state in theirs)), "journal": float(size)}
 

@@ -323,7 +323,7 @@ HASHED = hashlib.sha256(b"s3cret").hexdigest()
 
 
 @pytest.mark.parametrize("line", [written_digest("s3cret"), f"sha256:{HASHED}", f"SHA256:{HASHED.upper()}"])
-def test_a_file_may_hold_digests_in_place_of_keys(tmp_path: Path, line: str) -> None:
+def test_a_file_may_hold_digests_instead_of_keys(tmp_path: Path, line: str) -> None:
     path = tmp_path / "keys"
     path.write_text(f"{line} acme\nplain zenith\n")
     keys = Keys.read(path)

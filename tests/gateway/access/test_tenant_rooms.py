@@ -85,7 +85,7 @@ async def test_sessions_that_were_left_make_room_and_come_back(tmp_path: Path) -
             fork = await forked(stays)
             assert await fork.say("begin").text() == first
             await fork.aclose()
-            assert await forked(stays), "in the place of the fork before"
+            assert await forked(stays), "instead of the fork before"
         async with client.resume(left.handle) as again, client.resume(other.handle) as same:
             assert (again.session.id, same.session.id) == (left.session.id, other.session.id)
             assert await again.say("go on").text() == await same.say("go on").text()

@@ -182,7 +182,7 @@ def test_a_limit_and_a_sum_of_limits_must_fit_the_server(
     assert told.format(written_out) in summed.value.message
 
 
-def test_replies_take_turns_so_that_only_one_tenants_number_counts(tmp_path: Path) -> None:
+def test_replies_alternate_so_that_only_one_tenants_number_counts(tmp_path: Path) -> None:
     check(asking(tmp_path, acme={"turns": 16}, zenith={"turns": 16}), GatewaySettings(), ENGINE)
     with pytest.raises(LimitsTooLarge, match="turns of acme 17 is 1 more than --max-sequences, 16"):
         check(asking(tmp_path, acme={"turns": 17}), GatewaySettings(), ENGINE)
@@ -250,7 +250,7 @@ def test_every_limit_is_shown() -> None:
     assert len(words) == len(limits) and all("7" in word for word in words)
 
 
-def test_the_table_of_quotas_is_the_one_place_of_limits() -> None:
+def test_the_table_of_quotas_has_all_limits() -> None:
     assert [field.name for field in fields(Allowance)] == [quota.name for quota in TENANT_QUOTAS]
     assert all(hasattr(ClientLimits(), quota.name) for quota in CLIENT_QUOTAS)
     for quota in (*TENANT_QUOTAS, *CLIENT_QUOTAS):

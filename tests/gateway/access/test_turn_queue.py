@@ -52,7 +52,7 @@ def test_a_tenant_does_not_wait_for_anothers_queue_where_the_engine_is_shared() 
         queue.check(ACME)
     assert refused.value.retry_after == 20.0
     queue.enter(ZENITH)
-    assert queue.predicted(ZENITH) == 4.0, "two tenants take turns"
+    assert queue.predicted(ZENITH) == 4.0, "two tenants alternate"
     assert queue.predicted(ACME) == 40.0
     alone = queued(clock, 10, shared=False, most=15.0)
     with pytest.raises(QueueTooLong):

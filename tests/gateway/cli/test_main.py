@@ -173,7 +173,7 @@ def test_sessions_may_be_kept_in_memory_alone(served: list[Any]) -> None:
 
 
 def test_a_home_folder_in_the_environment_is_the_users(served: list[Any], tmp_path: Path) -> None:
-    """No shell has replaced it there; journal and KV lie in one place."""
+    """No shell has replaced it there; journal and KV lie in one folder."""
     assert invoke("serve", "pocket", HOLDFAST_STORE="~/kept", HOME=str(tmp_path))[0] == 0
     gateway, engine = served[0]
     assert gateway.store == tmp_path / "kept" and engine.store == str(tmp_path / "kept")

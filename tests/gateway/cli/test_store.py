@@ -43,11 +43,11 @@ def root(tmp_path: Path) -> Path:
 def strike(root: Path) -> Path:
     """Damage an operation of the first session."""
     store = open_for(root, b"model", NUMBERS)
-    place = store.sessions.place(1, Kind.OPERATION, 0)
-    log = store.logs.logs[slot_of(place)].path
+    location = store.sessions.location(1, Kind.OPERATION, 0)
+    log = store.logs.logs[slot_of(location)].path
     store.close()
     data = bytearray(log.read_bytes())
-    data[offset_of(place) + 60] ^= 8
+    data[offset_of(location) + 60] ^= 8
     log.write_bytes(data)
     return log
 

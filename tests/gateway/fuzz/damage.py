@@ -9,7 +9,7 @@ from typing import Any
 
 GIANT = ("x" * 100_000, 10**400, [0] * 5_000, {str(number): None for number in range(2_000)}, "🦊" * 20_000)
 OTHERS: tuple[Any, ...] = (None, True, 0, -1, 1.5, 2**63, 2**70, 1e308, "", "x", [], {}, [[]], {"type": "x"})
-"""Values of each type, to stand in another's place."""
+"""Values of each type, to stand for another."""
 NAMES = ("surprise", "type", "id", "role", "content", "model", "", "a" * 300, "é")
 RAW = (
     b"",
@@ -31,10 +31,10 @@ RAW = (
 )
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The paths of all values inside."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [place for key, one in inner for place in ((*path, key), *places(one, (*path, key)))]
+    return [found for key, one in inner for found in ((*path, key), *paths(one, (*path, key)))]
 
 
 def deep(dice: random.Random) -> Any:
@@ -71,7 +71,7 @@ def damaged(dice: random.Random, whole: Any) -> bytes:
         return rubbish(dice)
     if way < 0.18:
         return bent_text(dice, encoded(whole))
-    found = places(whole)
+    found = paths(whole)
     if not found:
         return encoded(dice.choice(OTHERS))
     *path, last = dice.choice(found)

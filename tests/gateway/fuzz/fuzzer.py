@@ -62,7 +62,7 @@ MISTAKES = frozenset({"internal_error", "engine_unavailable", "turn_failed", "se
 COMPILED = frozenset({"invalid_grammar", "grammar_stuck"})
 """Codes of faults of a client's grammar that the engine finds when it compiles or follows it."""
 QUERIES = ("", "?limit=1&order=asc", "?limit=101", "?order=up", "?after=item_0", "?stream=true", "?stream=2")
-PLACES = (
+CURSORS = (
     "starting_after=-2",
     "starting_after=99999999999",
     "before_id=x",
@@ -168,7 +168,7 @@ class Fuzzer:
         print(self.findings[-1], flush=True)
 
     def _filled(self, dice: random.Random, data: bytes) -> bytes:
-        """The JSON text with ids of the server in place of ``@response`` and such."""
+        """The JSON text with ids of the server instead of ``@response`` and such."""
         if b'"@' in data:
             for name, ids in self._known.items():
                 if ids and (mark := f'"@{name}"'.encode()) in data:
@@ -187,7 +187,7 @@ class Fuzzer:
             if part.startswith("{"):
                 path = path.replace(part, self._path_id(dice, part.strip("{}").removesuffix("_id")))
         if row.request is None and not whole:
-            path += dice.choice(QUERIES) or f"?{dice.choice(PLACES)}"
+            path += dice.choice(QUERIES) or f"?{dice.choice(CURSORS)}"
         headers = {"anthropic_version": "2023-06-01"} if dice.random() < 0.02 else {}
         leave = dice.randrange(400) if dice.random() < 0.03 else None
         self.sent[row.path] += 1

@@ -291,14 +291,14 @@ async def test_of_two_conversations_with_one_head_the_key_finds_its_own() -> Non
             assert (await told(transcripts, asked(*again(on), keys=(f"key {key}",))))[2] == session
 
 
-async def test_a_key_leads_to_any_place_of_its_conversation_after_a_restart(tmp_path: Path) -> None:
+async def test_a_key_leads_to_any_point_of_its_conversation_after_a_restart(tmp_path: Path) -> None:
     items: tuple[Item, ...] = (message("user", "Hello!"),)
     async with stage(tmp_path) as (transcripts, _):
         for number in range(14):
             said = (await told(transcripts, asked(*again(items), keys=("key k",))))[0]
             items = (*again(items), message("assistant", said), message("user", f"Number {number}"))
         await told(transcripts, asked(message("user", "Hello!")))  # another one with the same first turn
-    back = (*items[:8], message("user", "Something else"))  # of this place the journal has no digest
+    back = (*items[:8], message("user", "Something else"))  # of this point the journal has no digest
     news = {}
     for client, key in ((BOB, "k"), (ALICE, "other"), (ALICE, "k")):
         async with stage(tmp_path) as (transcripts, _):
@@ -339,7 +339,7 @@ def items_in(live: LiveSession) -> list[Message]:
     return [item for item in live.session.history.items() if isinstance(item, Message)]
 
 
-async def test_an_older_place_of_a_stored_conversation_is_found(tmp_path: Path) -> None:
+async def test_an_older_point_of_a_stored_conversation_is_found(tmp_path: Path) -> None:
     items: tuple[Item, ...] = (message("user", "Hello!"),)
     async with stage(tmp_path) as (transcripts, _):
         for number in range(12):

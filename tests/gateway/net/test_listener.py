@@ -116,7 +116,7 @@ def test_the_place_of_a_connection_that_was_never_made_is_given_up(
     guarded: Listener, choosing: Choosing
 ) -> None:
     for _ in range(3):
-        with sent(guarded, b"ADMIT it"), guarded.accept()[0]:  # they have the same descriptor in turn
+        with sent(guarded, b"ADMIT it"), guarded.accept()[0]:  # each has the same descriptor
             assert len(choosing.queue) == 1
 
 

@@ -1,6 +1,6 @@
 """The order of server events as a small checker: what a strict client accepts, and what it then believes.
 
-EventLog it every event of one connection; it raises AssertionError at the first one out of place. It keeps the
+EventLog it every event of one connection; it raises AssertionError at the first one out of order. It keeps the
 client's view of the conversation (`items`), built from the events alone.
 """
 
@@ -104,12 +104,12 @@ class Grammar:
                 self.items.pop(self._position(item_id))
             case server.ItemTruncated(item_id=item_id, text_end=end):
                 assert item_id not in self._unfinished, "a reply ends before it is told that it was cut"
-                place = self._position(item_id)
-                said = self.items[place]
+                index = self._position(item_id)
+                said = self.items[index]
                 assert isinstance(said, MessageItem)
                 if end < len(said.text):
                     part = [msgspec.structs.replace(said.content[0], text=said.text[:end])]
-                    self.items[place] = msgspec.structs.replace(said, content=part, status="incomplete")
+                    self.items[index] = msgspec.structs.replace(said, content=part, status="incomplete")
             case server.SessionRewound(item_id=last):
                 assert not any(told.default for told in self._live.values())
                 del self.items[0 if last is None else self._position(last) + 1 :]

@@ -114,7 +114,7 @@ def test_a_brief_reply_is_told_again_in_brief() -> None:
 def test_a_call_of_a_brief_reply_can_be_answered_while_that_runs() -> None:
     stage = Stage()
     (start,) = stage.asks(said("Hello"), **BRIEF)
-    stage.history.place(TurnRequest.checked())
+    stage.history.prepare(TurnRequest.checked())
     stage.runs(start, *REPLY[:-1])
     event = {"type": "conversation.item.create", "item": answered("c")}
     effects = served(stage.conversation, codec.decode_client(msgspec.json.encode(event)))

@@ -169,17 +169,17 @@ class Client:
     async def items(self) -> list[AnyItem]:
         """The whole conversation, as the server answers."""
         found: list[AnyItem] = []
-        place: str | None = None
+        item_id: str | None = None
         while True:
-            await self.sends(client.ItemRetrieve(item_id=place))
+            await self.sends(client.ItemRetrieve(item_id=item_id))
             event = await self.reads(
                 lambda event: isinstance(event, server.ItemRetrieved | server.ErrorEvent)
             )
             if not isinstance(event, server.ItemRetrieved):
                 return []
             found.append(event.item)
-            place = event.previous_item_id
-            if place is None:
+            item_id = event.previous_item_id
+            if item_id is None:
                 return found[::-1]
 
 

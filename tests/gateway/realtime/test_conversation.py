@@ -383,12 +383,12 @@ def test_cancel_names_the_response_and_acts_once() -> None:
     assert stage.does(by_id) == [CancelResponse(aside.response_id)]
 
 
-def test_items_are_placed_and_their_place_is_shown() -> None:
+def test_items_are_inserted_and_what_is_before_them_is_shown() -> None:
     stage = Stage()
     stage.says("one", item={"id": "u1"})
     for item_id, after, told in (("u2", None, "u1"), ("u0", "root", None), ("u15", "u1", "u1")):
-        place = {} if after is None else {"previous_item_id": after}
-        added = stage.says("x", item={"id": item_id}, **place)
+        behind = {} if after is None else {"previous_item_id": after}
+        added = stage.says("x", item={"id": item_id}, **behind)
         assert isinstance(added[0], server.ItemAdded)
         assert added[0].previous_item_id == told
     assert [item.id for item in stage.history.items()] == ["u0", "u1", "u15", "u2"]
@@ -399,7 +399,7 @@ def test_an_item_added_during_a_reply_follows_it() -> None:
     stage = Stage()
     stage.says("one", item={"id": "u1"})
     start = stage.starts()
-    turn = stage.history.place(TurnRequest.checked()).turn
+    turn = stage.history.prepare(TurnRequest.checked()).turn
     early = stage.says("two", item={"id": "u2"})
     stage.tells(start.response_id, ReplyStarted(5), ReplyTextDelta("a", "Hi"))
     late = stage.says("three", item={"id": "u3"})
@@ -464,16 +464,16 @@ def test_the_items_of_a_running_reply_are_read_as_they_are_so_far() -> None:
     stage = Stage()
     stage.says("one", item={"id": "u1"})
     start = stage.starts()
-    stage.history.place(TurnRequest.checked())
+    stage.history.prepare(TurnRequest.checked())
     stage.tells(start.response_id, ReplyStarted(3), ReplyTextDelta("a", "So"))
     stage.says("two", item={"id": "u2"})
     stage.tells(start.response_id, ReplyTextDelta("a", " far"), ReplyCallStarted("b", "c", "f"))
-    walk, place = [], None
-    while walk == [] or place is not None:
-        (found,) = stage.sends("conversation.item.retrieve", **({"item_id": place} if place else {}))
+    walk, item_id = [], None
+    while walk == [] or item_id is not None:
+        (found,) = stage.sends("conversation.item.retrieve", **({"item_id": item_id} if item_id else {}))
         assert isinstance(found, server.ItemRetrieved)
         walk.append((found.item.id, found.item.status))
-        place = found.previous_item_id
+        item_id = found.previous_item_id
     assert walk == [("u2", "completed"), ("b", "in_progress"), ("a", "completed"), ("u1", "completed")]
     (found,) = stage.sends("conversation.item.retrieve", item_id="a")
     assert isinstance(found, server.ItemRetrieved) and isinstance(found.item, MessageItem)
@@ -483,7 +483,7 @@ def test_the_items_of_a_running_reply_are_read_as_they_are_so_far() -> None:
 def test_what_cannot_be_done_with_an_item_of_a_running_reply_is_refused_by_name() -> None:
     stage = Stage()
     start = stage.starts()
-    stage.history.place(TurnRequest.checked())
+    stage.history.prepare(TurnRequest.checked())
     stage.tells(
         start.response_id, ReplyStarted(3), ReplyTextDelta("a", "So"), ReplyCallStarted("b", "c", "f")
     )

@@ -109,7 +109,7 @@ class ConversationMachine(RuleBasedStateMachine):
         for effect in served(self.conversation, decoded):
             match effect:
                 case StartResponse(response_id=response_id, request=request):
-                    turn = None if request.out_of_band else self.history.place(TurnRequest.checked()).turn
+                    turn = None if request.out_of_band else self.history.prepare(TurnRequest.checked()).turn
                     self.running[response_id] = Running(turn)
                 case CancelResponse(response_id=response_id):
                     self.running[response_id].cancelled = True
@@ -125,12 +125,12 @@ class ConversationMachine(RuleBasedStateMachine):
         """Ids a client may know: its own, and those it was told, of replies that run too."""
         return st.sampled_from([*NAMES, *(item.id for item in self.grammar.items if item.id not in NAMES)])
 
-    @rule(item=ITEMS, data=st.data(), placed=st.booleans(), taken=st.integers(0, 9))
-    def create_item(self, item: Any, data: st.DataObject, placed: bool, taken: int) -> None:
-        place = {"previous_item_id": data.draw(self.names())} if placed else {}
+    @rule(item=ITEMS, data=st.data(), inserted=st.booleans(), taken=st.integers(0, 9))
+    def create_item(self, item: Any, data: st.DataObject, inserted: bool, taken: int) -> None:
+        behind = {"previous_item_id": data.draw(self.names())} if inserted else {}
         if taken == 0:
             item = {**item, "id": data.draw(self.names())}
-        self.send({"type": "conversation.item.create", "item": item, **place})
+        self.send({"type": "conversation.item.create", "item": item, **behind})
 
     @rule(data=st.data(), verb=st.sampled_from(["delete", "retrieve"]))
     def name_item(self, data: st.DataObject, verb: str) -> None:

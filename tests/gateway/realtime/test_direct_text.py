@@ -123,9 +123,9 @@ async def test_text_leaves_before_any_task_runs_and_is_numbered_as_every_event()
     assert done.text == stage.said and len(done.text) > 7
     ends = [event.response.status for event in stage.events if isinstance(event, server.ResponseDone)]
     assert ends == ["completed"]
-    places = [event.event_id.split("-")[2:] for event in stage.events if "text.delta" in event.type]
-    assert [int(reply) for reply, _ in places] == [1] * 8
-    assert [int(told) for _, told in places] == list(range(int(places[0][1]), int(places[0][1]) + 8))
+    positions = [event.event_id.split("-")[2:] for event in stage.events if "text.delta" in event.type]
+    assert [int(reply) for reply, _ in positions] == [1] * 8
+    assert [int(told) for _, told in positions] == list(range(int(positions[0][1]), int(positions[0][1]) + 8))
 
 
 async def test_text_that_left_so_is_counted_for_metrics_and_rates() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.gateway.net.outbox import Outbox, SessionOutbox
-from holdfast.gateway.realtime.event_log import EventLog, EventPlace
+from holdfast.gateway.realtime.event_log import EventLog, EventPosition
 from holdfast.gateway.settings import ClientLimits
 from holdfast.sdk.frames import server
 from holdfast.sdk.frames.response import Response
@@ -259,18 +259,18 @@ async def test_an_end_that_was_read_is_not_told_again() -> None:
 async def test_no_more_than_two_replies_are_kept() -> None:
     feed = EventLog(ClientLimits())
     client = Reader(feed, resumes=False)
-    places = []
+    positions = []
     for text in ("one", "two", "three"):
         feed.begin_reply()
         said(feed, text)
         await client.read()
-        places.append(client.last)
-    assert await Reader(feed, places[0]).read() == ["session.resumed", "two", "three"]
+        positions.append(client.last)
+    assert await Reader(feed, positions[0]).read() == ["session.resumed", "two", "three"]
     feed.begin_reply()
     said(feed, "four")
     with pytest.raises(EventsExpired):
-        Reader(feed, places[0])
-    assert await Reader(feed, places[1]).read() == ["session.resumed", "three", "four"]
+        Reader(feed, positions[0])
+    assert await Reader(feed, positions[1]).read() == ["session.resumed", "three", "four"]
 
 
 async def test_a_done_response_shows_the_current_handle() -> None:
@@ -295,7 +295,7 @@ async def test_events_that_are_not_kept_any_more_are_not_skipped() -> None:
     said(feed, "first")
     await client.read()
     said(feed, *map(str, range(100)))
-    for after in (client.last, "event_1", str(EventPlace.parse(client.last)).replace("-1-", "-999-", 1)):
+    for after in (client.last, "event_1", str(EventPosition.parse(client.last)).replace("-1-", "-999-", 1)):
         with pytest.raises(EventsExpired):
             Reader(feed, after)
     assert "99" in await client.read(), "the socket that is there loses nothing"

@@ -147,9 +147,9 @@ async def test_a_session_pruned_while_it_is_resumed_is_gone(
         check, checked = sessions.forks.begin_pruning, anyio.Event()
 
         async def told(*args: Any) -> Any:
-            place = await check(*args)
+            number = await check(*args)
             checked.set()
-            return place
+            return number
 
         sessions.forks.begin_pruning = told  # type: ignore[method-assign]
         lost: list[BaseException] = []

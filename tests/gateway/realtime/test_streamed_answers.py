@@ -156,7 +156,7 @@ def test_an_item_that_finds_no_room_stays_in_the_buffer(stage: Stage) -> None:
 def test_the_first_piece_may_come_while_the_reply_still_runs(stage: Stage) -> None:
     (start,) = stage.does("response.create")
     assert isinstance(start, StartResponse)
-    stage.history.place(TurnRequest.checked())
+    stage.history.prepare(TurnRequest.checked())
     assert stage.refused("append", text="x", call_id="d") == ("invalid_tool_call_id", "call_id")
     for event in (ReplyStarted(3), ReplyCallStarted("g", "d", "look"), ReplyCallDone("g", "d", "look", "{}")):
         stage.conversation.reply(start.response_id, event)
@@ -183,7 +183,7 @@ def test_an_earlier_journal_has_no_calls() -> None:
 
 
 @pytest.mark.parametrize("way", ["item", "response"])
-def test_an_output_that_comes_whole_takes_the_place_of_its_pieces(stage: Stage, way: str) -> None:
+def test_an_output_that_comes_whole_replaces_its_pieces(stage: Stage, way: str) -> None:
     """A client streamed a part and is gone; another one answers the call, and the pieces do not matter."""
     stage.appends("21 deg", call_id="c")
     whole = {"type": "function_call_output", "call_id": "c", "output": "22 degrees"}

@@ -91,7 +91,7 @@ def test_an_answer_to_a_call_that_was_deleted_is_refused(stage: Stage) -> None:
 def test_a_call_may_be_answered_while_its_reply_still_runs(stage: Stage) -> None:
     (start,) = stage.does({"type": "response.create"})
     assert isinstance(start, StartResponse)
-    stage.history.place(TurnRequest.checked())
+    stage.history.prepare(TurnRequest.checked())
     assert stage.answers("c") == "invalid_tool_call_id"
     for event in (ReplyStarted(3), ReplyCallStarted("f", "c", "f"), ReplyCallDone("f", "c", "f", "{}")):
         stage.conversation.reply(start.response_id, event)

@@ -55,7 +55,7 @@ class Answer:
 
 
 async def never(*_: object) -> None:
-    """In place of a cancel."""
+    """Instead of a cancel."""
 
 
 @dataclass

@@ -120,7 +120,7 @@ def test_a_turn_with_a_grammar_sits_out_no_step() -> None:
 
 @pytest.mark.parametrize("text", ["5 12", "3 9 4 1", "5 20 3", "4 30 7 2", "2", "1 1", "6 11 2"])
 def test_steps_in_flight_change_no_reply(text: str) -> None:
-    """Also where the grammar forces tokens in the place of what a step in flight is drawing."""
+    """Also where the grammar forces tokens instead of what a step in flight is drawing."""
     told = []
     for depth in (1, 2):
         here = Stage(depth)

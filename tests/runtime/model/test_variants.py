@@ -399,7 +399,7 @@ def written_inside(
     folder: Path, family: str, text_family: str, names: str = "", tied: bool = True, **changes: Any
 ) -> Path:
     """Write a multimodal checkpoint around the toy of ``text_family``. ``names``: how those of its decoder
-    begin, in place of ``language_model.model.``.
+    begin, instead of ``language_model.model.``.
     """
     changes = {"final_logit_softcapping": None, **changes} if family == "gemma3" else changes
     make_toy("tiny", folder, family=text_family, noise=0.3, tie_word_embeddings=tied, **changes)

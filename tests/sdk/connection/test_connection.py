@@ -175,7 +175,7 @@ async def test_a_second_reader_is_refused_and_the_first_goes_on() -> None:
     await connection.aclose()
 
 
-async def test_a_broken_frame_is_raised_in_its_place() -> None:
+async def test_a_broken_frame_is_raised_in_its_order() -> None:
     wire = Wire()
     connection = Connection(wire)
     wire.tell(deleted("a"))

@@ -84,7 +84,7 @@ async def nothing_stays() -> AsyncIterator[None]:
 
 
 async def comes_to_be(condition: Callable[[], bool]) -> bool:
-    """Whether it is so within some turns of the loop."""
+    """Whether it is so within some passes of the loop."""
     for _ in range(1000):
         if condition():
             return True

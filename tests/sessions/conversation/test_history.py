@@ -42,7 +42,7 @@ def drafted(turn: RunningTurn) -> Draft:
 
 
 def take_turn(history: History, *item_ids: str) -> None:
-    turn = history.place(TurnRequest.checked()).turn
+    turn = history.prepare(TurnRequest.checked()).turn
     history.commit_turn(turn, drafted(turn), said(*item_ids))
 
 
@@ -98,18 +98,18 @@ def test_appending_keeps_the_head_as_base() -> None:
 
 def test_one_turn_at_a_time() -> None:
     history = History()
-    turn = history.place(TurnRequest.checked()).turn
+    turn = history.prepare(TurnRequest.checked()).turn
     with pytest.raises(ConversationBusy):
-        history.place(TurnRequest.checked())
+        history.prepare(TurnRequest.checked())
     history.abort_turn(turn)
-    history.place(TurnRequest.checked())
+    history.prepare(TurnRequest.checked())
 
 
 def test_an_aborted_turn_leaves_no_trace() -> None:
     history = History()
     history.insert(user("a"))
     before = history.script()
-    history.abort_turn(history.place(TurnRequest.checked()).turn)
+    history.abort_turn(history.prepare(TurnRequest.checked()).turn)
     assert history.script() == before
     assert history.head is None
 
@@ -153,7 +153,7 @@ def test_a_preamble_that_comes_back_costs_nothing() -> None:
 def test_editing_within_a_reply_gives_up_its_ids_and_keeps_its_other_items() -> None:
     history = History()
     history.insert(user("a"))
-    turn = history.place(TurnRequest.checked()).turn
+    turn = history.prepare(TurnRequest.checked()).turn
     call = FunctionCall(id="c", call_id="call", name="f", arguments="{}")
     reply = TurnReply((Message(id="b", role="assistant", text="yes"), call), ids_of([7]), True)
     history.commit_turn(turn, drafted(turn), reply)
@@ -174,8 +174,8 @@ class Editing(RuleBasedStateMachine):
     @rule(data=st.data())
     def insert(self, data: st.DataObject) -> None:
         item = user()
-        places = [item_id for item_id in self.shadow if item_id != "*"]
-        after = data.draw(st.sampled_from([None, ROOT, *places]))
+        known = [item_id for item_id in self.shadow if item_id != "*"]
+        after = data.draw(st.sampled_from([None, ROOT, *known]))
         self.history.insert(item, after)
         at = {None: len(self.shadow), ROOT: 0}.get(after)
         self.shadow.insert(self.shadow.index(after) + 1 if at is None else at, item.id)
@@ -190,7 +190,7 @@ class Editing(RuleBasedStateMachine):
     @precondition(lambda self: self.turn is None)
     @rule()
     def begin(self) -> None:
-        self.turn = self.history.place(TurnRequest.checked()).turn
+        self.turn = self.history.prepare(TurnRequest.checked()).turn
         self.shadow.append("*")
 
     @precondition(lambda self: self.turn is not None)

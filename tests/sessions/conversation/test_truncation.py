@@ -199,8 +199,8 @@ def test_a_long_conversation_that_was_put_in_at_once_is_cut_in_few_tries(text: s
     wanted = renderer.heading(Preamble(), 1000)
     wanted += int(0.8 * (900 - wanted))
     assert found.tokens <= wanted
-    assert found.places == tuple(range(len(found.places))) and len(found.places) % 2 == 0
-    one_less = renderer.draft(script.without(range(len(found.places) - 2)))
+    assert found.indexes == tuple(range(len(found.indexes))) and len(found.indexes) % 2 == 0
+    one_less = renderer.draft(script.without(range(len(found.indexes) - 2)))
     assert len(one_less.tokens()) > wanted, "no more goes than has to"
 
 
@@ -227,13 +227,13 @@ async def test_out_of_band_something_is_left_out_of_that_response_alone() -> Non
 @run
 async def test_responses_beside_one_another_are_cut_each_for_itself() -> None:
     link, session, _ = await full()
-    link.model = yes_to_all  # a recital would lose its place where three replies take turns
+    link.model = yes_to_all  # a recital would lose its thread where three replies alternate
     while len(one_shot(*(("user", text) for text in inside(session)))) < CONTEXT:
         say(session, WORDS)
     requests = [cutting(out_of_band=True), cutting(), cutting(out_of_band=True)]
     told = await asyncio.gather(*(read(session, request) for request in requests))
     first, second, third = (done.left_out for _, done in told)
-    assert first is not None and first == second == third, "the same prompt, cut in the same place"
+    assert first is not None and first == second == third, "the same prompt, cut at the same point"
     assert not set(first.items) & {
         item.id
         for one in session.history.segments()

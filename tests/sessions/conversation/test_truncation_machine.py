@@ -120,7 +120,7 @@ def stored(operations: list[AnyOperation]) -> list[AnyOperation]:
 
 
 class TruncationMachine(RuleBasedStateMachine):
-    """One session, and the list; a fork takes its place."""
+    """One session, and the list; a fork replaces it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -236,7 +236,7 @@ class TruncationMachine(RuleBasedStateMachine):
 
     @rule(item=INDEX)
     def read(self, item: int) -> None:
-        """Whatever has left the context can be read, and has its place."""
+        """Whatever has left the context can be read, where it stood."""
         known = [entry.id for entry in self.list.entries]
         assert [item.id for item in self.session.history.items()] == known
         if known:
@@ -244,7 +244,7 @@ class TruncationMachine(RuleBasedStateMachine):
 
     @rule(snapshot=st.booleans())
     def die(self, snapshot: bool) -> None:
-        """The next server opens the session from its journal, which may have been compacted."""
+        """The next server opens the session from its journal, which may have been merged."""
         operations = stored(self.session.log.operations)
         if snapshot and (found := condensed(operations)) is not None:
             operations = stored([found[1], *operations[found[0] :]])

@@ -68,7 +68,7 @@ class BadDisk(Disk):
         self._step()
         super().rename(old, new)
 
-    def place(self, old: Path, new: Path) -> None:
+    def rename_new(self, old: Path, new: Path) -> None:
         self._step()
         os.link(old, new)
         self._step()
@@ -124,13 +124,13 @@ class BadDisk(Disk):
 def killed(store: JournalStore) -> None:
     """What is left of a process that was killed: its files are closed, and nothing else is done."""
     logs = list(store.logs.logs.values())
-    if store._compaction is not None:
-        logs.append(store._compaction._out)
+    if store._merge is not None:
+        logs.append(store._merge._out)
     for one in logs:
         store.logs._close_files(one)
-    if (place := store.logs._place) is not None:
-        os.close(place)
-        store.logs._place = None
+    if (fd := store.logs._folder_fd) is not None:
+        os.close(fd)
+        store.logs._folder_fd = None
 
 
 def zeroed(data: bytearray, rng: Random) -> None:

@@ -45,11 +45,11 @@ def lived(path: Path, count: int = 6) -> None:
 def strike(path: Path, number: int, kind: Kind, index: int = 0) -> None:
     """Flip a bit of a record."""
     store = JournalStore(path, MODEL, SMALL, write=False)
-    place = store.sessions.place(number, kind, index)
-    log = store.logs.logs[slot_of(place)].path
+    location = store.sessions.location(number, kind, index)
+    log = store.logs.logs[slot_of(location)].path
     store.close()
     data = bytearray(log.read_bytes())
-    data[offset_of(place) + 49] ^= 1
+    data[offset_of(location) + 49] ^= 1
     log.write_bytes(data)
 
 
@@ -160,7 +160,7 @@ def test_a_copy_is_a_store_and_says_nothing_of_a_mismatch() -> None:
         store.close()
 
 
-def test_a_copy_beside_a_server_that_writes_and_compacts_is_whole() -> None:
+def test_a_copy_beside_a_server_that_writes_and_merges_is_whole() -> None:
     with folder() as path, folder() as other:
         store = open_for(path, MODEL, replace(SMALL, segment_bytes=16 << 10))
         written, stop, failed = [0], threading.Event(), []
@@ -174,7 +174,7 @@ def test_a_copy_beside_a_server_that_writes_and_compacts_is_whole() -> None:
                     written[0] = number
                     if number > 40:
                         store.write([drop(number - 40)])
-                    while store.wants_compaction and store.compact():
+                    while store.wants_merge and store.merge():
                         pass
             except BaseException as fault:
                 failed.append(fault)
@@ -205,7 +205,7 @@ def test_a_copy_beside_a_server_that_writes_and_compacts_is_whole() -> None:
 
 
 class Overtaken(Disk):
-    """A disk on which a server writes a group behind the place up to which a log was read."""
+    """A disk on which a server writes a group behind the point up to which a log was read."""
 
     def __init__(self, server: JournalStore, times: int) -> None:
         self.server, self.times = server, times
@@ -245,7 +245,7 @@ def test_a_reader_beside_a_server_has_the_logs_of_one_moment(monkeypatch: pytest
             server.write(begun(number))
         listed, times = os.listdir, [2]
 
-        def compacts(where: Path) -> list[str]:
+        def merges(where: Path) -> list[str]:
             found = listed(where)
             if times[0]:
                 times[0] -= 1
@@ -253,7 +253,7 @@ def test_a_reader_beside_a_server_has_the_logs_of_one_moment(monkeypatch: pytest
                 server.rewrite()
             return found
 
-        monkeypatch.setattr(os, "listdir", compacts)
+        monkeypatch.setattr(os, "listdir", merges)
         reader = JournalStore(path, b"", SMALL, write=False, whole=True)
         assert not times[0] and not reader.logs.findings.lines
         kept = {number for number, state in reader.sessions.states.items() if state.kept}
@@ -457,7 +457,7 @@ def test_tidying_on_a_full_disk_is_refused_with_the_reason(monkeypatch: pytest.M
         create = Disk.create
 
         def no_room(disk: Disk, file: Path) -> int:
-            if file.name.startswith("compacted-"):
+            if file.name.startswith("merged-"):
                 raise OSError(28, "No space left on device")
             return create(disk, file)
 

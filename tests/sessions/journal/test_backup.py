@@ -78,8 +78,8 @@ def verified(target: Path) -> list[str]:
 def had(target: Path) -> tuple[set[int], ...] | None:
     """The sessions in a backup, of either model; None if there is none."""
     found = []
-    for place in admin.places(target):
-        with closing(admin.opened(place)) as store:
+    for journal in admin.journals(target):
+        with closing(admin.opened(journal)) as store:
             found.append({number for number, state in store.sessions.states.items() if state.kept})
     return tuple(found) or None
 
@@ -407,8 +407,8 @@ STEPS = ("serve", "serve", "keep", "lose", "backup", "backup", "begin_another")
 def sessions_in(target: Path) -> dict[int, list[str]]:
     """The sessions in a backup that are whole, with their events."""
     found = dict[int, list[str]]()
-    for place in admin.places(target):
-        with closing(admin.opened(place)) as store:
+    for journal in admin.journals(target):
+        with closing(admin.opened(journal)) as store:
             for number, state in store.sessions.states.items():
                 with suppress(RecordDamaged):
                     if state.kept:

@@ -1,4 +1,4 @@
-"""Damage to the journal's files costs the sessions that have records in the damaged place, and no others,
+"""Damage to the journal's files costs the sessions that have records in the damaged part, and no others,
 now and later."""
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def word(number: int, at: int) -> str:
 
 
 def filled(path: Path) -> None:
-    """Sessions that take turns, over several logs; some are forks, some were forgotten."""
+    """Sessions that write alternately, over several logs; some are forks, some were forgotten."""
     with store_in(path, NUMBERS) as store:
         for number in range(1, SESSIONS + 1):
             origin = Origin(session=number - 1, operations=0) if number % 8 == 0 else None
@@ -82,21 +82,21 @@ def held(path: Path) -> dict[tuple[Path, int], tuple[int, int]]:
     found = {}
     store = JournalStore(path, MODEL, NUMBERS, write=False)
     for state in store.sessions.states.values():
-        for place in state.places():
-            if place:
-                log = store.logs.logs[slot_of(place)]
-                found[log.path, offset_of(place)] = (state.number, store.logs.size(place))
+        for location in state.locations():
+            if location:
+                log = store.logs.logs[slot_of(location)]
+                found[log.path, offset_of(location)] = (state.number, store.logs.size(location))
     store.close()
     return found
 
 
 def hit(
-    before: bytes, after: bytes, log: Path, places: dict[tuple[Path, int], tuple[int, int]]
+    before: bytes, after: bytes, log: Path, locations: dict[tuple[Path, int], tuple[int, int]]
 ) -> tuple[set[int], set[int]]:
     """Sessions of which a record is not what it was, and those of them of which more than a record's padding
     may have changed."""
     struck, sure = set(), set()
-    for (path, offset), (number, size) in places.items():
+    for (path, offset), (number, size) in locations.items():
         old, new = before[offset : offset + size], after[offset : offset + size]
         if path == log and old != new:
             struck.add(number)
@@ -112,12 +112,12 @@ def test_damage_costs_the_sessions_that_have_records_there(down: bool, damage: D
     rng = Random(f"{seed} {down} {damage.__name__}")
     with folder() as path:
         filled(path)
-        places = held(path)
+        locations = held(path)
         log = rng.choice(files_of(path))
         before = log.read_bytes()
         after = bytearray(before)
         damage(after, rng)
-        struck, sure = hit(before, bytes(after).ljust(len(before), b"\0"), log, places)
+        struck, sure = hit(before, bytes(after).ljust(len(before), b"\0"), log, locations)
         store = None if down else JournalStore(path, MODEL, NUMBERS)
         with log.open("r+b") as file:
             file.write(after)
@@ -159,10 +159,10 @@ def test_the_last_record_of_a_session_does_not_vanish_in_silence(caplog: pytest.
             for number in (1, 2):
                 store.write([*birth(number), append(number, 0, EventReceived(event="a"))])
                 store.write([append(number, 1, EventReceived(event="acknowledged" * 9))])
-            place = store.sessions.place(2, Kind.OPERATION, 1)
+            location = store.sessions.location(2, Kind.OPERATION, 1)
         (log,) = files_of(path)
         data = log.read_bytes()
-        for spoilt in (data[: offset_of(place)] + bytes(len(data) - offset_of(place)),):
+        for spoilt in (data[: offset_of(location)] + bytes(len(data) - offset_of(location)),):
             log.write_bytes(spoilt)
             for _ in range(2):
                 caplog.clear()
@@ -222,13 +222,13 @@ def test_another_times_index_is_believed_only_where_the_log_agrees() -> None:
 
 
 def test_text_that_looks_like_a_record_is_never_taken_for_one() -> None:
-    """A client knows the format, and even a record of its own with the right checksum of its own place."""
+    """A client knows the format, and even a record of its own with the right checksum of its own location."""
     with folder() as path:
         with store_in(path) as store:
             store.write([*birth(1), append(1, 0, EventReceived(event="mine"))])
-            place = store.sessions.place(1, Kind.OPERATION, 0)
+            location = store.sessions.location(1, Kind.OPERATION, 0)
             log = files_of(path)[0].read_bytes()
-            genuine = log[offset_of(place) : offset_of(place) + store.logs.size(place)]
+            genuine = log[offset_of(location) : offset_of(location) + store.logs.size(location)]
             frame = segment.Frame(segment.FORMAT, store.logs.header.sync, 0)
             word = 7 << 16 | Kind.OPERATION << 8 | 1
             guessed = segment.encoded_record(frame, 0, 10**6, 2, word, 0, b"\x80")
@@ -264,11 +264,11 @@ def test_damage_to_what_forks_share_costs_them_too_and_only_them() -> None:
                 store.write([put(number, record), *birth(number)[1:]])
                 store.write([append(number, 0, EventReceived(event="own"))])
             store.write(birth(5))
-            place = store.sessions.place(1, Kind.OPERATION, 3)
+            location = store.sessions.location(1, Kind.OPERATION, 3)
             store.write([drop(1)])
         (log,) = files_of(path)
         data = bytearray(log.read_bytes())
-        data[offset_of(place) + 50] ^= 1
+        data[offset_of(location) + 50] ^= 1
         log.write_bytes(data)
         for _ in range(2):
             with store_in(path) as store:
@@ -289,10 +289,10 @@ def test_a_damaged_session_is_left_out_of_the_fork_tree() -> None:
             for number in (2, 3):
                 record = replaced(record_of(number), origin=Origin.of(1, 0), tree=Origin.of(1, 0))
                 store.write([put(number, record), *birth(number)[1:]])
-            place = store.sessions.place(2, Kind.SESSION, 0)
+            location = store.sessions.location(2, Kind.SESSION, 0)
         (log,) = files_of(path)
         data = bytearray(log.read_bytes())
-        data[offset_of(place) + 50] ^= 1
+        data[offset_of(location) + 50] ^= 1
         log.write_bytes(data)
         with store_in(path) as store:
             for number in (1, 3):
@@ -328,10 +328,10 @@ def test_a_fork_with_a_damaged_snapshot_is_damaged_like_any_session(lost: bool) 
             store.logs.roll()
             snapshot = SessionSnapshot(preamble=Preamble(), rendered=Preamble())
             assert store.condense(2, lambda operations: (len(operations), snapshot))
-            place = store.sessions.place(2, Kind.SNAPSHOT, 0)
-            log = store.logs.logs[slot_of(place)].path
+            location = store.sessions.location(2, Kind.SNAPSHOT, 0)
+            log = store.logs.logs[slot_of(location)].path
             store.logs.roll()
-            while store.wants_compaction and store.compact():
+            while store.wants_merge and store.merge():
                 pass
             assert log.exists() and store.session(2).operations == (snapshot,)
             assert not any(one.has(1) for one in store.logs.logs.values())
@@ -340,7 +340,7 @@ def test_a_fork_with_a_damaged_snapshot_is_damaged_like_any_session(lost: bool) 
             log.with_suffix(".index").unlink()
         else:
             data = bytearray(log.read_bytes())
-            data[offset_of(place) + 50] ^= 1
+            data[offset_of(location) + 50] ^= 1
             log.write_bytes(data)
         with store_in(path) as store:
             assert store.damaged() == [2] * lost, "what an index does not tell is found when it is read"
@@ -357,17 +357,17 @@ def test_damage_is_remembered_when_its_log_is_rewritten() -> None:
                 store.write(
                     [*birth(number), *(append(number, at, EventReceived(event=f"{at}")) for at in range(3))]
                 )
-            place = store.sessions.place(1, Kind.OPERATION, 1)
+            location = store.sessions.location(1, Kind.OPERATION, 1)
         (log,) = files_of(path)
         data = bytearray(log.read_bytes())
-        data[offset_of(place) + 50] ^= 1
+        data[offset_of(location) + 50] ^= 1
         log.write_bytes(data)
         for _ in range(3):
             with store_in(path) as store:
                 assert store.damaged() == [1] and said(store, 2) == ["0", "1", "2"]
                 store.logs.roll()
                 store.rewrite()
-                assert store.logs.read(store.sessions.place(1, Kind.OPERATION, 2)).payload
+                assert store.logs.read(store.sessions.location(1, Kind.OPERATION, 2)).payload
         assert not log.exists()
         with store_in(path) as store:
             store.write([drop(1)])
@@ -376,7 +376,7 @@ def test_damage_is_remembered_when_its_log_is_rewritten() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_a_process_that_dies_between_any_two_writes_of_a_compaction_loses_nothing(
+def test_a_process_that_dies_between_any_two_writes_of_a_merge_loses_nothing(
     share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "DEAD_SHARE", 0.01)
@@ -392,8 +392,8 @@ def test_a_process_that_dies_between_any_two_writes_of_a_compaction_loses_nothin
             disk.arm(at, share=share)
             reached = False
             try:
-                while store.compact() or (
-                    store.wants_compaction
+                while store.merge() or (
+                    store.wants_merge
                     and any(one.dead for one in store.logs.logs.values() if one is not store.logs.active)
                 ):
                     pass
@@ -420,11 +420,11 @@ async def test_two_hundred_damaged_resumes_cost_the_whole_sessions_nothing() -> 
             handles = [await left(session) for session in (bad, good)]
             numbers = [session.log.number for session in (bad, good)]
         store = JournalStore(path, MODEL, SMALL, write=False)
-        place = store.sessions.place(numbers[0], Kind.OPERATION, 0)
+        location = store.sessions.location(numbers[0], Kind.OPERATION, 0)
         store.close()
         (log,) = files_of(path)
         data = bytearray(log.read_bytes())
-        data[offset_of(place) + 50] ^= 1
+        data[offset_of(location) + 50] ^= 1
         log.write_bytes(data)
         before = len(os.listdir("/proc/self/fd"))
         async with registry_in(path, reciting("Still fine.")) as registry:
@@ -448,7 +448,7 @@ async def left(session: object) -> str:
     return session.handles.current
 
 
-def test_damage_found_on_a_full_disk_is_known_after_the_next_compaction(
+def test_damage_found_on_a_full_disk_is_known_after_the_next_merge(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with folder() as path:
@@ -456,11 +456,11 @@ def test_damage_found_on_a_full_disk_is_known_after_the_next_compaction(
         store.write([*birth(1), append(1, 0, EventReceived(event="first"))])
         store.write([append(1, 1, EventReceived(event="second" * 40))])
         store.write([*birth(3), append(3, 0, EventReceived(event="x" * 9000))])
-        place = store.sessions.states[1].operations[1]
-        log = store.logs.logs[slot_of(place)]
+        location = store.sessions.states[1].operations[1]
+        log = store.logs.logs[slot_of(location)]
         store.logs.roll()
         data = bytearray(log.path.read_bytes())
-        data[offset_of(place) + 80] ^= 1
+        data[offset_of(location) + 80] ^= 1
         log.path.write_bytes(data)
         with monkeypatch.context() as full:
             full.setattr(Disk, "write", no_room)
@@ -468,8 +468,8 @@ def test_damage_found_on_a_full_disk_is_known_after_the_next_compaction(
                 store.session(1)
         store.write(birth(2))
         store.erase([3])
-        while store.wants_compaction:
-            store.compact()
+        while store.wants_merge:
+            store.merge()
         assert not log.path.exists()
         store.close()
         store = JournalStore(path, MODEL, SMALL)
@@ -495,8 +495,8 @@ def test_a_sector_that_cannot_be_read_is_damage_like_any_other(
         hit = {
             number
             for number, state in store.sessions.states.items()
-            for place in state.places()
-            if offset_of(place) < bad + PAGE and offset_of(place) + segment.bytes_at(place) > bad
+            for location in state.locations()
+            if offset_of(location) < bad + PAGE and offset_of(location) + segment.bytes_at(location) > bad
         }
         killed(store)
         if not index:
@@ -527,11 +527,11 @@ def test_a_damaged_record_of_a_session_without_operations_does_not_stop_retentio
         store = JournalStore(path, MODEL, SMALL)
         for number in range(1, 6):
             store.write(birth(number, salt=b"tenant"))
-        place = store.sessions.states[1].record
-        log = store.logs.logs[slot_of(place)].path
+        location = store.sessions.states[1].record
+        log = store.logs.logs[slot_of(location)].path
         store.close()
         data = bytearray(log.read_bytes())
-        data[offset_of(place) + 60] ^= 1
+        data[offset_of(location) + 60] ^= 1
         log.write_bytes(data)
         store = JournalStore(path, MODEL, replace(SMALL, tenants=shares))
         store.keep_shares(set())

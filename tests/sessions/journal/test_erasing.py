@@ -51,7 +51,7 @@ def filled(store: JournalStore, count: int = 20) -> None:
 def tidied(store: JournalStore) -> None:
     """What the journal's thread does about once a second."""
     store.watch()
-    while store.wants_compaction and store.compact():
+    while store.wants_merge and store.merge():
         pass
 
 
@@ -74,7 +74,7 @@ def test_what_was_deleted_leaves_logs_in_which_little_is_dead(restart: bool) -> 
 
 
 @pytest.mark.parametrize("without", [18, 1])
-def test_a_removed_item_leaves_all_logs_though_each_server_dies_after_one_compaction(without: int) -> None:
+def test_a_removed_item_leaves_all_logs_though_each_server_dies_after_one_merge(without: int) -> None:
     """A snapshot has replaced the operation that removed it, and little else in the logs is dead. The log with
     that operation is rewritten before the one with the text, or after it."""
     with folder() as path:
@@ -93,11 +93,11 @@ def test_a_removed_item_leaves_all_logs_though_each_server_dies_after_one_compac
             assert store.session(99).operations == (snapshot,)
             killed(store)
             store = JournalStore(path, MODEL, replace(AT_ONCE, segment_bytes=20 * KIB))
-            if not store.wants_compaction:
+            if not store.wants_merge:
                 break
-            while store.compact():
+            while store.merge():
                 pass
-        assert not holds(path, "swordfish") and not store.wants_compaction
+        assert not holds(path, "swordfish") and not store.wants_merge
         assert len(store.sessions.states) == 18
         store.close()
 

@@ -1,4 +1,4 @@
-"""Stores of format 3: read as they are, gone on with, and rewritten by compactions."""
+"""Stores of format 3: read as they are, gone on with, and rewritten by merges."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def said(store: JournalStore, number: int) -> list[str]:
 
 def laid_out(path: Path) -> None:
     """The store that a server of format 3 has left when it was killed: 200 sessions in ten logs, one of them
-    made by a compaction; each tenth is a fork, and each twentieth was forgotten."""
+    made by a merge; each tenth is a fork, and each twentieth was forgotten."""
     with tarfile.open(STORES / "format_3_many.tar.xz") as tar:
         tar.extractall(path, filter="data")
 
@@ -81,8 +81,8 @@ def test_a_store_of_format_3_is_read_gone_on_with_and_rewritten() -> None:
         for _ in range(2):
             holds = [*wanted(1), "new"]
             assert said(store, 1) == holds and store.session(fresh)
-            while store.wants_compaction:
-                store.compact()
+            while store.wants_merge:
+                store.merge()
             assert said(store, 1) == holds and store.session(fresh)
             assert formats(path) == {FORMAT}
             store.close()

@@ -105,22 +105,22 @@ def lived_on(path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["gone", "damaged", "older", "long"])
-def test_a_second_place_that_is_gone_or_damaged_is_said(how: str) -> None:
+def test_a_second_copy_that_is_gone_or_damaged_is_said(how: str) -> None:
     with folder() as path:
         lived(path)
-        place = path / IDENTITY
-        whole = place.read_bytes()
+        file = path / IDENTITY
+        whole = file.read_bytes()
         match how:
             case "gone":
-                place.unlink()
+                file.unlink()
             case "damaged":
-                place.write_bytes(whole[:20] + bytes([whole[20] ^ 1]) + whole[21:])
+                file.write_bytes(whole[:20] + bytes([whole[20] ^ 1]) + whole[21:])
             case "older":
                 lived_on(path)
                 lived_on(path)
-                place.write_bytes(whole)
+                file.write_bytes(whole)
             case "long":
-                place.write_bytes(whole * 1000)
+                file.write_bytes(whole * 1000)
         with started(path) as store:
             (line,) = store.mismatches
             told = {
@@ -145,7 +145,7 @@ def test_a_server_that_died_between_the_two_places_says_nothing() -> None:
             assert not store.mismatches
 
 
-def test_a_header_that_is_lost_everywhere_else_is_had_from_the_second_place() -> None:
+def test_a_header_that_is_lost_everywhere_else_is_had_from_the_second_copy() -> None:
     with folder() as path:
         lived(path)
         for log in (path / "journal").glob("*.log"):
@@ -221,8 +221,8 @@ def test_logs_that_are_gone_with_their_indexes_are_said(how: str, caplog: pytest
             assert not store.mismatches
 
 
-@pytest.mark.parametrize("killed", ["before the second place", "before the removal", "after it"])
-def test_logs_that_were_compacted_are_not_missed(killed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("killed", ["before the second copy", "before the removal", "after it"])
+def test_logs_that_were_merged_are_not_missed(killed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with folder() as path, folder() as copy:
         rolled(path)
         removed = LogFolder.remove
@@ -235,7 +235,7 @@ def test_logs_that_were_compacted_are_not_missed(killed: str, monkeypatch: pytes
         noted = JournalStore.note
 
         def note(store: JournalStore, without: Sequence[Log] = ()) -> None:
-            if killed == "before the second place" and without and not (copy / "journal").exists():
+            if killed == "before the second copy" and without and not (copy / "journal").exists():
                 shutil.copytree(path, copy, dirs_exist_ok=True)
             noted(store, without)
 
@@ -246,7 +246,7 @@ def test_logs_that_were_compacted_are_not_missed(killed: str, monkeypatch: pytes
             store.rewrite()
             if killed == "after it":
                 shutil.copytree(path, copy, dirs_exist_ok=True)
-        for place in (path, copy):
-            with started(place) as store:
+        for store_path in (path, copy):
+            with started(store_path) as store:
                 assert not store.mismatches
                 assert store.session(4) and store.session(5)

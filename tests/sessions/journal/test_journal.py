@@ -390,7 +390,7 @@ async def test_a_disk_with_too_little_left_refuses_what_is_new_and_takes_what_ru
 
 
 @run
-async def test_a_commit_waits_for_one_slice_of_a_compaction_and_no_more() -> None:
+async def test_a_commit_waits_for_one_slice_of_a_merge_and_no_more() -> None:
     """Whatever comes meanwhile goes first, as often as it comes."""
     order: list[str] = []
     with folder() as path, pytest.MonkeyPatch.context() as patch:
@@ -408,22 +408,22 @@ async def test_a_commit_waits_for_one_slice_of_a_compaction_and_no_more() -> Non
                 session.log.append(EventReceived(event=f"{len(order)}"))
                 session.log.sync()
 
-            def compact(_: JournalStore) -> bool:
+            def merge(_: JournalStore) -> bool:
                 order.append("slice")
                 if order.count("slice") > 6:
-                    patch.setattr(JournalStore, "wants_compaction", False)
+                    patch.setattr(JournalStore, "wants_merge", False)
                     loop.call_soon_threadsafe(queued.set)
                 else:  # while the slice runs a turn puts something
                     asyncio.run_coroutine_threadsafe(more(), loop).result(5)
                 return True
 
             patch.setattr(JournalStore, "write", write)
-            patch.setattr(JournalStore, "compact", compact)
-            patch.setattr(JournalStore, "wants_compaction", True)
+            patch.setattr(JournalStore, "merge", merge)
+            patch.setattr(JournalStore, "wants_merge", True)
             await registry.journal.read(lambda store: None)
             await queued.wait()
             await left(session)
-            assert order[:12] == ["slice", "commit"] * 6, "by turns"
+            assert order[:12] == ["slice", "commit"] * 6, "alternating"
             assert len(store.session(session.log.number).operations) == 6
 
 
@@ -733,8 +733,8 @@ async def test_a_damaged_session_ends_alone_and_is_counted() -> None:
         async with registry_in(path, reciting("Fine.")) as registry:
             whole = LogFolder.read
 
-            def damaged(logs: LogFolder, place: int) -> object:
-                found = whole(logs, place)
+            def damaged(logs: LogFolder, location: int) -> object:
+                found = whole(logs, location)
                 if (found.session, found.kind) == (struck, Kind.OPERATION):
                     raise RecordDamaged("a checksum is wrong")
                 return found

@@ -190,26 +190,26 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.logs.roll()
 
     @rule(steps=st.integers(1, 6))
-    def compact(self, steps: int) -> None:
+    def merge(self, steps: int) -> None:
         """Some slices; what is written meanwhile moves on."""
         for _ in range(steps):
-            self.store.compact()
+            self.store.merge()
 
     @rule(at=st.integers(1, 30), share=SHARES)
-    def die_in_a_compaction(self, at: int, share: float) -> None:
+    def die_in_a_merge(self, at: int, share: float) -> None:
         self.disk.arm(at, share=share)
         try:
             for _ in range(20):
-                self.store.compact()
+                self.store.merge()
         except Crash:
             self.die()
         self.disk.disarm()
 
     @rule(at=st.integers(1, 30), error=st.sampled_from([errno.ENOSPC, errno.EIO]), share=SHARES)
-    def fail_in_a_compaction(self, at: int, error: int, share: float) -> None:
+    def fail_in_a_merge(self, at: int, error: int, share: float) -> None:
         self.disk.arm(at, error, 2, share)
         for _ in range(10):
-            self.store.compact()
+            self.store.merge()
         self.disk.disarm()
 
     @rule()
@@ -226,7 +226,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def lose_an_index(self, data: st.DataObject) -> None:
-        """A log is read in its place."""
+        """A log is read instead."""
         self.store.close()
         self.blind = True
         found = sorted(self.path.glob("journal/*.index"))

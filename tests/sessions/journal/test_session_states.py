@@ -35,7 +35,7 @@ MOST_BYTES = 1024
 
 @given(
     number=NUMBERS,
-    places=st.lists(WORDS, max_size=2 * PACKED),
+    where=st.lists(WORDS, max_size=2 * PACKED),
     fields=st.tuples(WORDS, WORDS, WORDS, WORDS, WORDS, WORDS, st.integers(0, 1 << 31)),
     flags=st.tuples(st.booleans(), st.booleans()),
     origin=st.none() | st.tuples(NUMBERS, st.integers(0, 1 << 31)),
@@ -43,11 +43,11 @@ MOST_BYTES = 1024
     salt=st.binary(max_size=20),
     keys=st.lists(st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES), max_size=17),
 )
-def test_a_state_that_rested_is_what_it_was(number, places, fields, flags, origin, forks, salt, keys) -> None:  # type: ignore[no-untyped-def]
+def test_a_state_that_rested_is_what_it_was(number, where, fields, flags, origin, forks, salt, keys) -> None:  # type: ignore[no-untyped-def]
     states = SessionStates()
     for one in (number, 1):
         state = states.edit(one)
-        state.operations.extend(places)
+        state.operations.extend(where)
         state.record, state.ring, state.base, state.grown, state.used, state.last, state.first = fields
         state.kept, state.snapshot = flags
         state.origin, state.forks, state.salt, state.keys, state.row = (
@@ -65,8 +65,8 @@ def test_a_state_that_rested_is_what_it_was(number, places, fields, flags, origi
         and states.keeps(number) == flags[0]
         and states.keys_of(number) == b"".join(keys)
     )
-    listed = [place for part in states.all_places() for place in part.tolist()]
-    assert listed == [*fields[:2], *places] * len(states)
+    listed = [location for part in states.all_locations() for location in part.tolist()]
+    assert listed == [*fields[:2], *where] * len(states)
 
 
 def seen(state: SessionState) -> list[object]:

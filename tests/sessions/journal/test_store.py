@@ -95,15 +95,15 @@ def test_every_flipped_bit_of_a_record_is_noticed(kind: Kind, index: bool) -> No
     with folder() as path:
         with store_in(path) as store:
             store.write([*birth(1), append(1, 0, HELLO), *birth(2), append(2, 0, HELLO)])
-            place = store.sessions.place(1, kind, 0)
-            size = RECORD_BYTES + len(store.logs.read(place).payload)
+            location = store.sessions.location(1, kind, 0)
+            size = RECORD_BYTES + len(store.logs.read(location).payload)
         (log,) = logs_of(path)
         whole = log.read_bytes()
         index_file = log.with_suffix(".index")
         told = index_file.read_bytes()
         for bit in range(0, 8 * size, 5):
             spoilt = bytearray(whole)
-            spoilt[offset_of(place) + bit // 8] ^= 1 << bit % 8
+            spoilt[offset_of(location) + bit // 8] ^= 1 << bit % 8
             log.write_bytes(spoilt)
             index_file.write_bytes(told)
             if not index:
@@ -121,11 +121,11 @@ def test_every_flipped_bit_of_a_record_is_noticed(kind: Kind, index: bool) -> No
             assert store.session(1).operations == (HELLO,) and store.session(2).operations == (HELLO,)
 
 
-def test_a_record_in_anothers_place_or_a_missing_one_is_noticed() -> None:
+def test_a_record_in_anothers_location_or_a_missing_one_is_noticed() -> None:
     with folder() as path:
         with store_in(path) as store:
             store.write([*birth(1), append(1, 0, HELLO), append(1, 1, HELLO), append(1, 2, HELLO)])
-            first, second = (store.sessions.place(1, Kind.OPERATION, index) for index in (0, 1))
+            first, second = (store.sessions.location(1, Kind.OPERATION, index) for index in (0, 1))
         (log,) = logs_of(path)
         data = bytearray(log.read_bytes())
         size = bytes_at(first)
@@ -147,9 +147,9 @@ def test_a_damaged_keyring_opens_nothing_and_its_handle_says_so() -> None:
         with store_in(path) as store:
             store.write([*birth(1), *birth(2)])
             digest, other = (store.session(number).keyring.fresh[0] for number in (1, 2))
-            place = store.sessions.place(1, Kind.KEYRING, 0)
+            location = store.sessions.location(1, Kind.KEYRING, 0)
         (log,) = logs_of(path)
-        spoil(log, offset_of(place) + 50)
+        spoil(log, offset_of(location) + 50)
         with store_in(path) as store:
             found = store.handle(digest)
             assert found is not None and found[0] == 1
@@ -259,7 +259,7 @@ def test_a_forgotten_session_stays_forgotten_while_an_older_log_has_its_records(
             store.logs.roll()
             monkeypatch.setattr(store_module, "DEAD_SHARE", -1.0)
             monkeypatch.setattr(store_module, "MOST_VICTIMS", 1)
-            store.compact()
+            store.merge()
             assert newer not in store.logs.logs.values()
         with store_in(path) as store:
             assert sorted(store.sessions.states) == [2, 3]
@@ -409,12 +409,12 @@ def test_a_condensed_session_is_checked_like_any_other(tmp_path: Path) -> None:
         assert not store.condense(1, condensed), "there is nothing to gain"
         store.write([append(1, count, EventReceived(event="e"))])
         assert len(store.session(1).operations) == 2
-        place = store.sessions.place(1, Kind.SNAPSHOT, count - 1)
-        size = RECORD_BYTES + len(store.logs.read(place).payload)
+        location = store.sessions.location(1, Kind.SNAPSHOT, count - 1)
+        size = RECORD_BYTES + len(store.logs.read(location).payload)
     log = max(logs_of(tmp_path / "store"))
     for at in range(0, size, 7):
         whole = log.read_bytes()
-        spoil(log, offset_of(place) + at, 4)
+        spoil(log, offset_of(location) + at, 4)
         with store_in(tmp_path / "store") as store, pytest.raises(RecordDamaged):
             store.session(1)
         log.write_bytes(whole)

@@ -107,8 +107,8 @@ def linked_elsewhere(path: Path, aside: Path) -> None:
 async def test_a_store_that_is_not_at_its_path_is_not_written_and_heals(
     how: Callable[[Path, Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with folder() as place:
-        path, aside = place / "store", place / "aside"
+    with folder() as base:
+        path, aside = base / "store", base / "aside"
         journal = await Journal.open(path, MODEL, SMALL)
         log = await begun(journal)
         how(path, aside)
@@ -138,11 +138,11 @@ async def test_a_store_that_is_not_at_its_path_is_not_written_and_heals(
 
 @run
 async def test_an_idle_server_notices_that_its_store_was_replaced() -> None:
-    with folder() as place:
-        path = place / "store"
+    with folder() as base:
+        path = base / "store"
         journal = await Journal.open(path, MODEL, SMALL)
         await begun(journal)
-        replaced(path, place / "aside")
+        replaced(path, base / "aside")
         assert str(path) in (await refused(journal)).message
         await journal.aclose()
 

@@ -1,5 +1,5 @@
 """Servers on one store with locks that keep none out, in any order: what one of them has acknowledged is there,
-and nothing that was written by another one stands in its place."""
+and nothing that was written by another one stands there instead."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ class Interrupting(Disk):
         super().sync(fd)
         self._step()
 
-    def place(self, old: Path, new: Path) -> None:
+    def rename_new(self, old: Path, new: Path) -> None:
         self._step()
-        super().place(old, new)
+        super().rename_new(old, new)
         self._step()
 
     def remove(self, path: Path) -> None:
@@ -143,15 +143,15 @@ class Servers(RuleBasedStateMachine):
 
     @precondition(lambda self: self.servers)
     @rule(data=st.data(), steps=st.integers(1, 4))
-    def compact(self, data: st.DataObject, steps: int) -> None:
-        self.compacted(self.one_of_them(data), steps)
+    def merge(self, data: st.DataObject, steps: int) -> None:
+        self.merged(self.one_of_them(data), steps)
 
     @precondition(lambda self: 0 < len(self.servers) < MOST)
     @rule(data=st.data(), at=st.integers(1, 12))
-    def compact_while_another_starts(self, data: st.DataObject, at: int) -> None:
+    def merge_while_another_starts(self, data: st.DataObject, at: int) -> None:
         server = self.one_of_them(data)
         server.disk.at, server.disk.meanwhile = at, self.start
-        self.compacted(server, 4)
+        self.merged(server, 4)
         server.disk.meanwhile = None
 
     @precondition(lambda self: self.servers)
@@ -204,11 +204,11 @@ class Servers(RuleBasedStateMachine):
         index = server.store.sessions.states[known].count
         return [append(known, index, EventReceived(event=text))], known, [*server.knows[known], text]
 
-    def compacted(self, server: Server, steps: int) -> None:
+    def merged(self, server: Server, steps: int) -> None:
         with suppress(StorageUnavailable, RecordDamaged):
             server.store.logs.roll()
             for _ in range(steps):
-                while server.store.compact():
+                while server.store.merge():
                     pass
 
 

@@ -202,7 +202,7 @@ class Talk:
 
     def prompt(self, *, verbatim: bool = False) -> list[int]:
         """The ids before the model's next reply. ``verbatim``: as of a client that sends all of it again."""
-        self.turn = self.history.place(TurnRequest(verbatim=verbatim)).turn
+        self.turn = self.history.prepare(TurnRequest(verbatim=verbatim)).turn
         self.draft = self.renderer.draft(self.turn.script)
         return self.draft.tokens().tolist()
 

@@ -70,7 +70,7 @@ def replied(name: str, text: str, *, ended: bool = True) -> TurnReply:
 
 def take_turn(history: History, renderer: Renderer, reply: TurnReply) -> list[int]:
     """One turn; gives the prompt's ids."""
-    turn = history.place(TurnRequest.checked()).turn
+    turn = history.prepare(TurnRequest.checked()).turn
     draft = renderer.draft(turn.script)
     history.commit_turn(turn, draft, reply)
     return draft.tokens().tolist()
@@ -231,7 +231,7 @@ def test_a_kept_turn_stays_what_the_model_saw() -> None:
         TurnReply((Message(id="r", role="assistant", text="Hello"),), ids_of(thinking), True),
     )
     history.insert(user("Again"))
-    turn = history.place(TurnRequest.checked()).turn
+    turn = history.prepare(TurnRequest.checked()).turn
     draft = renderer.draft(turn.script)
     assert draft.tokens().tolist()[: len(first) + len(thinking)] == first + thinking
     assert ours(name).backend.decode(draft.prompt.tolist(), skip_special_tokens=False) == (
@@ -254,7 +254,7 @@ def test_non_canonical_ids_are_spliced_as_they_are() -> None:
     )
     history.insert(user("Again"))
     history.preamble = Preamble(instructions="Now be brief")  # even where all is rendered anew
-    turn = history.place(TurnRequest.checked()).turn
+    turn = history.prepare(TurnRequest.checked()).turn
     tokens = renderer.draft(turn.script).tokens().tolist()
     assert tokens[: len(first)] != first
     assert any(tokens[at : at + len(letters)] == letters for at in range(len(tokens)))

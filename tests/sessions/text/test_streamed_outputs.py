@@ -28,7 +28,7 @@ TALK = """\
 {%- endfor -%}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif -%}
 """
-"""A template; what it writes for a tool's message stands in the place of TOOL."""
+"""A template; what it writes for a tool's message stands instead of TOOL."""
 
 MISTRAL = (
     """{{- '[TOOL_RESULTS] {"content": ' + message.content|string + ', "call_id": "' + message.tool_call_id"""

@@ -117,7 +117,7 @@ def test_whatever_was_appended_the_ids_are_those_of_one_rendering(
             case "say" | "fail" | "cancel":
                 history.insert(message("user", text))
         expected = one_shot(name, alternating(name, history.script().segments, instructions))
-        turn = history.place(TurnRequest.checked()).turn
+        turn = history.prepare(TurnRequest.checked()).turn
         if step == "cancel":
             history.abort_turn(turn)
             continue
@@ -160,7 +160,7 @@ def test_no_edit_of_a_conversation_is_refused(name: str, steps: list[tuple[str, 
             case "say" | "fail" | "cancel" | "again":
                 if step != "again":
                     history.insert(message("user", text))
-                turn = history.place(TurnRequest.checked()).turn
+                turn = history.prepare(TurnRequest.checked()).turn
                 draft = renderer.draft(turn.script)
                 if step in ("say", "again"):
                     history.commit_turn(turn, draft, replied(name, SAID[number % len(SAID)]))
@@ -178,7 +178,7 @@ def test_text_that_grows_behind_what_was_not_answered_settles(
     renderer, history = renderer_of(name), History()
     if after:
         history.insert(message("user", "Hi"))
-        turn = history.place(TurnRequest.checked()).turn
+        turn = history.prepare(TurnRequest.checked()).turn
         history.commit_turn(turn, renderer.draft(turn.script), replied(name, "Hello there"))
     for text in before:
         history.insert(message("user", text))

@@ -26,7 +26,7 @@ def read_all(parser: CallParser, pieces: list[str], *, cut: bool = False) -> lis
 
 
 def split(text: str, cuts: list[int]) -> list[str]:
-    """The text in pieces, cut at these places, each taken modulo its length."""
+    """The text in pieces, cut at these offsets, each taken modulo its length."""
     edges = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
     return [text[a:b] for a, b in pairwise(edges)]
 

@@ -95,12 +95,12 @@ def test_it_is_mended_the_same_however_it_is_cut(value: dict, cuts: list[int], d
     for bracket in "]}":
         at = data.draw(st.integers(0, len(text)))
         text = text[:at] + re.sub(rf'(?<=["\w]){re.escape(bracket)}', f", {bracket}", text[at:])
-    scanner, written, places = (
+    scanner, written, offsets = (
         ObjectScanner(),
         "",
         sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)}),
     )
-    for begin, end in pairwise(places):
+    for begin, end in pairwise(offsets):
         read_now = scanner.feed(text[begin:end])
         written += scanner.written
         if read_now < end - begin:

@@ -237,7 +237,7 @@ def test_calls_are_the_same_when_what_comes_at_once_is_read_at_once(
     )
     assert readers[0].items() == readers[1].items() and readers[0].ids == readers[1].ids
     if form is CallForm.HERMES:
-        assert one == other, "and at the same places of the reply"
+        assert one == other, "and at the same points of the reply"
         assert calls == sum(isinstance(event, ReplyCallDone) for event in one) or short
 
 

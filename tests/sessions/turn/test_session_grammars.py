@@ -38,7 +38,7 @@ def test_nothing_is_bound_that_was_not_asked_to_be() -> None:
     assert grammar_of((STRICT,), tool_choice="none") is None
 
 
-def test_a_format_is_the_grammar_or_calls_in_its_place() -> None:
+def test_a_format_is_the_grammar_or_calls_instead() -> None:
     schema = json_format(OBJECT, strict=True, param="f")
     assert grammar_of(format=schema) == schema
     assert json.loads(schema.text)["x-guidance"] == {"lenient": False}
@@ -271,7 +271,7 @@ async def test_an_engine_without_grammars_says_what_to_install() -> None:
 
 
 @run
-async def test_tools_of_the_turn_are_those_of_its_place() -> None:
+async def test_tools_of_the_turn_are_those_of_where_it_stands() -> None:
     link, grammars = telling(), list[Grammar | None]()
     begin = link.begin
 

@@ -72,7 +72,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, session: Session, kind: type) -> Non
 BEFORE_A_TURN = {
     "script": lambda session: (session.history, "script"),
     "hold": lambda session: (session.history, "_hold"),
-    "place": lambda session: (session.history, "place"),
+    "prepare": lambda session: (session.history, "prepare"),
     "grammar": lambda session: (TurnGrammar, "grammar"),
     "bad words": lambda session: (TurnGrammar, "spell"),
     "child": lambda session: (EngineCopy, "child"),

@@ -1,4 +1,4 @@
-"""Compactions beside everything else: what is needed stays and what was forgotten stays forgotten, whatever
+"""Merges beside everything else: what is needed stays and what was forgotten stays forgotten, whatever
 fails and wherever the process dies."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.sessions.conversation.items import Preamble
 from holdfast.sessions.errors import StorageUnavailable, StoreUnusable
-from holdfast.sessions.journal import admin, compaction
+from holdfast.sessions.journal import admin, merge
 from holdfast.sessions.journal import store as store_module
 from holdfast.sessions.journal.folder import Disk
 from holdfast.sessions.journal.logs import Log, LogFolder
@@ -56,14 +56,14 @@ def sealed(store: JournalStore) -> list[Log]:
     return [one for one in store.logs.logs.values() if one is not store.logs.active]
 
 
-def compacted(store: JournalStore) -> None:
-    while store.wants_compaction:
-        store.compact()
+def merge_wanted(store: JournalStore) -> None:
+    while store.wants_merge:
+        store.merge()
 
 
-def compact(store: JournalStore) -> None:
+def merge_once(store: JournalStore) -> None:
     """Once, also while it rests."""
-    while store.compact():
+    while store.merge():
         pass
 
 
@@ -80,17 +80,17 @@ def test_a_slice_that_fails_in_any_way_loses_nothing(monkeypatch: pytest.MonkeyP
         store.logs.roll()
         read, calls = LogFolder.read, iter(range(1000))
 
-        def fails(self: LogFolder, place: int) -> object:
+        def fails(self: LogFolder, location: int) -> object:
             if next(calls) == 12:
                 raise MemoryError
-            return read(self, place)
+            return read(self, location)
 
         with monkeypatch.context() as patch:
             patch.setattr(LogFolder, "read", fails)
             with pytest.raises(MemoryError):
-                compacted(store)
-            assert not store.wants_compaction, "it rests"
-            compact(store)
+                merge_wanted(store)
+            assert not store.wants_merge, "it rests"
+            merge_once(store)
         for _ in range(2):
             for number in range(3, 60, 3):
                 assert store.session(number).operations
@@ -102,7 +102,7 @@ def test_a_slice_that_fails_in_any_way_loses_nothing(monkeypatch: pytest.MonkeyP
 def test_a_drop_is_kept_with_the_records_that_an_earlier_slice_copied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(compaction, "SLICE_BYTES", 1)
+    monkeypatch.setattr(merge, "SLICE_BYTES", 1)
     with folder() as path:
         store = opened(path)
         store.write(with_text(1, 500))
@@ -114,9 +114,9 @@ def test_a_drop_is_kept_with_the_records_that_an_earlier_slice_copied(
         store.logs.roll()
         store.write(birth(9))
         for _ in range(3):
-            assert store.compact()
+            assert store.merge()
         store.write([drop(2)])  # the fork goes, between the slices
-        compacted(store)
+        merge_wanted(store)
         assert kept(store) == {9}
         store.close()
         store = opened(path)
@@ -135,7 +135,7 @@ def test_dead_logs_do_not_return_when_only_some_of_them_could_be_removed(
         store.erase([2])
         store.logs.roll()
         store.write(with_text(50, 9000))
-        compact(store)  # its log has a higher number than that of the next drops
+        merge_once(store)  # its log has a higher number than that of the next drops
         store.erase([1, 3, 50])
         store.logs.roll()
         store.write(birth(60))
@@ -149,7 +149,7 @@ def test_dead_logs_do_not_return_when_only_some_of_them_could_be_removed(
         with monkeypatch.context() as patch:
             patch.setattr(LogFolder, "remove", dies)
             with pytest.raises(Crash):
-                compacted(store)
+                merge_wanted(store)
         killed(store)
         store = JournalStore(path, MODEL, WIDE)
         assert kept(store) == {60}
@@ -249,7 +249,7 @@ class History:
                 self.change(number, (name,), lambda: store.condense(number, snapshot_named(name)))
         else:
             for _ in range(self.random.randrange(1, 6)):
-                store.compact()
+                store.merge()
 
     def born(self) -> None:
         """Begin a session, maybe as a fork."""
@@ -291,9 +291,10 @@ class History:
             assert found.get(number) in [self.sessions.get(number), *self.unsure.get(number, [])]
         self.sessions, self.unsure = found, {}
         for one in self.store.logs.logs.values():
-            places = [place for state in self.store.sessions.states.values() for place in state.places()]
+            states = self.store.sessions.states.values()
+            locations = [location for state in states for location in state.locations()]
             assert one.live == sum(
-                self.store.logs.size(place) for place in places if slot_of(place) == one.slot
+                self.store.logs.size(location) for location in locations if slot_of(location) == one.slot
             )
 
 
@@ -311,7 +312,7 @@ def texts(operations: Sequence[AnyOperation]) -> tuple[str, ...]:
 def test_a_random_history_is_there_after_each_restart(
     seed: int, dies: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compaction, "SLICE_RECORDS", 3)
+    monkeypatch.setattr(merge, "SLICE_RECORDS", 3)
     for run in range(20):
         with folder() as path:
             disk = BadDisk()

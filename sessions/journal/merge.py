@@ -1,4 +1,4 @@
-"""Compaction: rewrites logs in which few records are still needed. These go to a new log, which replaces the
+"""Merge: rewrites logs in which few records are still needed. These go to a new log, which replaces the
 old ones.
 
 It runs in slices, so that commits and readers do not wait. The new log is written under another name and synced
@@ -18,22 +18,22 @@ import numpy as np
 from ..errors import RecordDamaged
 from . import segment
 from .logs import Log, LogFolder
-from .segment import ENTRY, ERASED, GROUP_END, HIT, LOG_START, LOST, MISSING, Kind, place_of
+from .segment import ENTRY, ERASED, GROUP_END, HIT, LOG_START, LOST, MISSING, Kind, location_of
 from .state import Moved, Sessions
 
 SLICE_BYTES = 256 << 10  # of one slice: some milliseconds
 SLICE_RECORDS = 1000
 
 
-class Compaction:
-    """One compaction: writes the needed records of some logs, ``victims``, into a new log. None of them may be
+class Merge:
+    """One merge: writes the needed records of some logs, ``victims``, into a new log. None of them may be
     the log that is being written. Call `step` until it returns true."""
 
     def __init__(self, logs: LogFolder, sessions: Sessions, victims: Sequence[Log]) -> None:
         self.victims = list(victims)
         self._logs = logs
         self._sessions = sessions
-        self._out = logs.begin(self._replaced(), logs.folder / f"compacted-{logs.run:016x}.log.new")
+        self._out = logs.begin(self._replaced(), logs.folder / f"merged-{logs.run:016x}.log.new")
         self._rows: list[segment.Row] = []
         self._extras: dict[int, bytes] = {}
         self._moved: dict[int, list[Moved]] = {}  # by session
@@ -97,7 +97,7 @@ class Compaction:
         ``one``. ``extra``: the part of its content that the index has too (`records.extra_of`)."""
         sequence, _, word, moment, offset, _, length, _ = row
         kind, index = word >> 8 & 0xFF, word >> 16
-        payload, source = b"", place_of(one.slot, offset, one.header.frame.padded(length))
+        payload, source = b"", location_of(one.slot, offset, one.header.frame.padded(length))
         if kind == Kind.START:
             if index != self._logs.generation:
                 return None
@@ -105,7 +105,7 @@ class Compaction:
             if not self._is_needed(session):
                 return None
         else:
-            valid = self._sessions.place(session, kind, index)
+            valid = self._sessions.location(session, kind, index)
             if valid == source:
                 try:
                     payload = self._logs.read(source).payload
@@ -127,7 +127,8 @@ class Compaction:
         self._rows.append(segment.entry(sequence, session, word, moment, at, len(payload), len(extra)))
         if extra:
             self._extras[at] = extra
-        self._moved.setdefault(session, []).append((kind, index, source, place_of(out.slot, at, len(data))))
+        target = location_of(out.slot, at, len(data))
+        self._moved.setdefault(session, []).append((kind, index, source, target))
         out.end += len(data)
         if kind in (Kind.START, Kind.DROP) or word & LOST or valid == MISSING:
             self._marks += len(data)
@@ -167,8 +168,8 @@ def has_replaced(logs: LogFolder, sessions: Sessions, one: Log, numbers: Collect
     entries = entries[(segment.kinds_of(entries) <= Kind.SNAPSHOT) & (entries["word"] & ERASED == 0)]
     for session, row in zip(segment.sessions_of(entries), entries.tolist(), strict=True):
         if session in numbers:
-            source = place_of(one.slot, row[4], one.header.frame.padded(row[6]))
-            if sessions.place(session, row[2] >> 8 & 0xFF, row[2] >> 16) not in (source, HIT):
+            source = location_of(one.slot, row[4], one.header.frame.padded(row[6]))
+            if sessions.location(session, row[2] >> 8 & 0xFF, row[2] >> 16) not in (source, HIT):
                 return True
     return False
 
@@ -203,6 +204,6 @@ def dispensable(logs: LogFolder, sessions: Sessions) -> Iterator[Log]:
         if any(_is_stained(logs, number, [one]) for number in removed):
             continue
         keys = zip(segment.sessions_of(entries), kinds.tolist(), indexes.tolist(), strict=True)
-        if any(sessions.place(*key) == HIT for key in keys):
+        if any(sessions.location(*key) == HIT for key in keys):
             continue
         yield one
