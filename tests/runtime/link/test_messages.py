@@ -33,7 +33,7 @@ from holdfast.runtime.verbs import (
 
 ids = st.integers(0, 2**32 - 1)
 tokens = st.lists(ids, max_size=40)
-sampling = st.builds(Sampling, st.floats(0, 2), ids, st.floats(0, 1), st.integers(0, 2**63 - 1))
+sampling = st.builds(Sampling, st.floats(0, 2), ids, st.floats(0, 1), seed=st.integers(0, 2**63 - 1))
 verbs = st.one_of(
     st.builds(Open, ids, ids, st.binary(max_size=20), tokens),
     st.builds(Extend, ids, ids, tokens),
