@@ -1,4 +1,4 @@
-"""The interface of a tier: a place below the device that keeps records of KV, each found by its key.
+"""The interface of a tier: what keeps records of KV, each found by its key.
 
 `tiers.Tiers` has them in an order, each slower than the one before. The first is the host's memory: records
 lie in its *slots*, and the device copies from and to these. A lower tier copies a record out of a slot when it
@@ -102,7 +102,7 @@ class Tier(ABC):
 
     @property
     def full(self) -> bool:
-        """Whether a record that comes now takes the place of another."""
+        """Whether a record that comes now takes the room of another."""
         return False
 
     @property

@@ -114,7 +114,7 @@ class Tiers:
 
     # --- where records are ----------------------------------------------------------------------------------
 
-    def places(self, keys: Sequence[bytes], device: Container[bytes], *, whole: bool = False) -> list[int]:
+    def levels(self, keys: Sequence[bytes], device: Container[bytes], *, whole: bool = False) -> list[int]:
         """Where the record of each key is, as the flags above: up to the first that is nowhere, or with
         ``whole`` of all. ``device``: tells of a key whether it names a block there."""
         here = {} if self.host is None else self.host.here
@@ -122,11 +122,11 @@ class Tiers:
         for part in sliced(keys):
             below = self._below([key for key in part if key not in device and key not in here])
             for key in part:
-                place = (DEVICE if key in device else 0) | (HOST if key in here else 0)
-                place = place or below.get(key, 0)
-                if not place and not whole:
+                level = (DEVICE if key in device else 0) | (HOST if key in here else 0)
+                level = level or below.get(key, 0)
+                if not level and not whole:
                     return found
-                found.append(place)
+                found.append(level)
         return found
 
     def _below(self, keys: list[bytes]) -> dict[bytes, int]:
@@ -246,7 +246,7 @@ class Tiers:
 
     def send(self, keys: Iterable[bytes]) -> None:
         """Queue these records for the tiers below the host; `send_down` sends them. Those that are there are
-        left out; those that are queued already keep their place."""
+        left out; those that are queued already keep their positions."""
         for key in keys if self.below else ():
             if not self.stored(key):
                 self._queue[key] = None

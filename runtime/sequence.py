@@ -79,8 +79,8 @@ class Turn:
         return self.limits.stop_ids if early else ()
 
 
-class TurnPlace(NamedTuple):
-    """A turn's place by age, a sort key: the smallest is the oldest. ``rank``: ``number`` less 32 for each
+class TurnAge(NamedTuple):
+    """A turn's age, a sort key: the smallest is the oldest. ``rank``: ``number`` less 32 for each
     point of its lease's priority. ``number``: counts the turns in the order in which they were queued.
     ``step``: how many steps had been planned when it was queued."""
 
@@ -162,7 +162,7 @@ class Sequence:
     and ``total``.
 
     Each of its fields, and of those of its records, is written by one module: most by this one, ``table`` and
-    ``tail`` by the block manager, ``lease`` by the leases, ``status``, ``place`` and ``used`` by the queues,
+    ``tail`` by the block manager, ``lease`` by the leases, ``status``, ``age`` and ``used`` by the queues,
     ``slot`` by the slots.
 
     ``root``: the block key before the first; ``adapter``: the one that computes it; None: none.
@@ -176,7 +176,7 @@ class Sequence:
     ``told``: how many tokens the gateway was told of, in a turn. ``slot``: its slot in the runner's batch;
     while it has one, what changes in each step stands in ``columns``. ``isolated``: suspected of having killed
     an engine; shares no step until it has sampled a token. ``turn_expected``: a turn is about to begin.
-    ``place``: the turn's, by age. ``lease``: its lease, if it has one. ``used``: when it was used last;
+    ``age``: the turn's. ``lease``: its lease, if it has one. ``used``: when it was used last;
     ``returns``: when it is expected back, in seconds of the engine's clock; None: that is not known, or it is
     back.
     """
@@ -199,7 +199,7 @@ class Sequence:
     columns: Columns | None = None
     isolated: bool = False
     turn_expected: bool = False
-    place: TurnPlace = TurnPlace()
+    age: TurnAge = TurnAge()
     lease: GrantedLease | None = None
     used: float = 0.0
     returns: float | None = None
@@ -451,7 +451,7 @@ class Sequence:
 
     def force(self, tokens: list[int]) -> None:
         """Append the ``tokens`` that the turn's grammar forces, which no step has to sample. What a step in
-        flight draws for one of their places does not count."""
+        flight draws for one of their positions does not count."""
         assert self.turn
         if tokens:
             self.pending_samples = 0

@@ -52,8 +52,8 @@ class RecordEviction:
                 del queues[tenant]
 
     def move(self, key: bytes, *, last: bool) -> None:
-        """Change a record's place among its tenant's: it is evicted after the others if ``last``, else before
-        them. Does nothing if the record is not here."""
+        """Change a record's position among its tenant's: it is evicted after the others if ``last``, else
+        before them. Does nothing if the record is not here."""
         tenant = self._tenants.get(key)
         if tenant is not None:
             self._queue_of(key)[tenant].move_to_end(key, last=last)

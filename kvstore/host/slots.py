@@ -187,13 +187,13 @@ class SlotMemory:
             for slot in slots:
                 self.move(slot, wanted, owner)
             return
-        places, entries = np.asarray(slots, dtype=np.intp), self.directory
-        refused = np.nonzero(~_MAY_MOVE[entries["state"][places], wanted])[0]
+        indexes, entries = np.asarray(slots, dtype=np.intp), self.directory
+        refused = np.nonzero(~_MAY_MOVE[entries["state"][indexes], wanted])[0]
         if len(refused):
-            slot = int(places[refused[0]])
+            slot = int(indexes[refused[0]])
             raise SlotMisused(slot, self.entry(slot).state.name, wanted.name)
-        entries["state"][places] = wanted
-        entries["owner"][places] = owner
+        entries["state"][indexes] = wanted
+        entries["owner"][indexes] = owner
 
     def describe(self, slot: int, key: bytes, tokens: int) -> None:
         """Write the key and the number of tokens of a slot's record into the directory; its readers and

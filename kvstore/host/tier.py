@@ -323,7 +323,7 @@ class HostTier(Tier):
         """Keep the records in these slots until `release`, because they are being read: one hold for each
         time a slot is named.
 
-        Without ``used`` they keep their places in the eviction order. Otherwise they leave it, and count as
+        Without ``used`` they keep their positions in the eviction order. Otherwise they leave it, and count as
         used when they are released.
         """
         for slot in slots:
@@ -395,7 +395,7 @@ class HostTier(Tier):
                 yield from self._compare(part)
             yield
         yield from self._compare([*self._filling, *self._readers])
-        kept = sum(slot not in self._order for slot in self._readers)  # these keep their places
+        kept = sum(slot not in self._order for slot in self._readers)  # these keep their positions
         counted = len(self._free) + len(self._order) + len(self._filling) + kept
         if counted != self.memory.slots:
             raise LeakFound(f"host tier: {counted} of {self.memory.slots} slots counted")

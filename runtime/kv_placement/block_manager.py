@@ -1,4 +1,4 @@
-"""The blocks of sequences: the only place where sequences and the pool meet.
+"""The blocks of sequences: the only module where sequences and the pool meet.
 
 Finds cached prefixes, allocates blocks to write, copies a shared tail before it is written, names full blocks
 and releases blocks; has blocks saved to the host tier and loaded from it. Which sequence gets blocks is
@@ -306,10 +306,10 @@ class BlockManager:
     def distrust(self, sequence: Sequence, blocks: list[int]) -> bool:
         """If the sequence has one of ``blocks``, which have unknown content, drop its KV from the first of
         these on, to be computed again. Returns whether it had one."""
-        places = np.nonzero(np.isin(sequence.table.view, blocks))[0]
-        if not len(places):
+        indexes = np.nonzero(np.isin(sequence.table.view, blocks))[0]
+        if not len(indexes):
             return False
-        self.cut(sequence, min(sequence.computed, int(places[0]) * self.block_tokens))
+        self.cut(sequence, min(sequence.computed, int(indexes[0]) * self.block_tokens))
         sequence.look_up()
         return True
 

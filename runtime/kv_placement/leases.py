@@ -55,7 +55,7 @@ class Leases:
         return len(self._ends)
 
     def grant(self, sequence: Sequence, wish: Lease, now: float) -> Receipt:
-        """Give the sequence the lease that ``wish`` asks for, in place of the one it has, as far as the
+        """Give the sequence the lease that ``wish`` asks for, instead of the one it has, as far as the
         budget allows. Returns the receipt: whether all, a part or nothing was granted. With a ``ttl`` of 0
         only the expected return is noted."""
         self.end(sequence)
@@ -124,7 +124,7 @@ class Leases:
         return {"leases": len(self), "leased_blocks": blocks, "leased_records": records}
 
     def _set(self, sequence: Sequence, lease: GrantedLease | None) -> None:
-        """Give the sequence this lease in place of the one it has, and count what leases cover."""
+        """Give the sequence this lease instead of the one it has, and count what leases cover."""
         before, tenant = sequence.lease, sequence.tenant
         blocks = (lease.blocks if lease else 0) - (before.blocks if before else 0)
         records = (lease.records if lease else 0) - (before.records if before else 0)

@@ -24,33 +24,33 @@ _TIERS = {DEVICE: KVTier.DEVICE, HOST: KVTier.HOST, SAVING: KVTier.HOST, BELOW: 
 class Located:
     """Where the blocks behind a sequence's computed tokens lie, up to the first that lies nowhere.
 
-    ``first``: the number of the first of these blocks in the sequence. ``keys``, ``places``: of each, in
-    order; a place is made of the flags of `kvstore.tiers`. ``full``: how many of them are full;
+    ``first``: the number of the first of these blocks in the sequence. ``keys``, ``levels``: of each, in
+    order; a level is made of the flags of `kvstore.tiers`. ``full``: how many of them are full;
     the one behind, if there is one, is a partial last block. The sequence's last token is in none of them:
     its logits are wanted, so that it is always computed.
     """
 
     first: int
     keys: list[bytes]
-    places: list[int]
+    levels: list[int]
     full: int
 
     def in_host(self) -> list[bytes]:
         """Keys of the leading blocks that are in the host tier, up to the first that is not. Their bytes are
         not checked yet."""
-        count = sum(1 for _ in takewhile(lambda place: place & HOST, self.places))
+        count = sum(1 for _ in takewhile(lambda level: level & HOST, self.levels))
         return self.keys[:count]
 
     def below(self) -> list[bytes]:
         """Keys of all blocks that can only come up from a lower tier."""
-        return [key for key, place in zip(self.keys, self.places, strict=True) if place in COMES]
+        return [key for key, level in zip(self.keys, self.levels, strict=True) if level in COMES]
 
     def readable(self, there: Callable[[bytes], bool]) -> list[bytes]:
         """Keys of the leading blocks that can be read to the device, up to the first that cannot: not on the
         device yet, and in the host tier or ``there``, which tells of a key whether its record can be read."""
         found = []
-        for key, place in zip(self.keys, self.places, strict=True):
-            if place & DEVICE or not (place & HOST or there(key)):
+        for key, level in zip(self.keys, self.levels, strict=True):
+            if level & DEVICE or not (level & HOST or there(key)):
                 break
             found.append(key)
         return found
@@ -58,8 +58,8 @@ class Located:
     def to_restore(self) -> tuple[int, list[bool]]:
         """The number in the sequence of the first full block that is not on the device, and for each full one
         from there on whether it can only come up from a lower tier."""
-        above = sum(1 for _ in takewhile(lambda place: place & DEVICE, self.places[: self.full]))
-        return self.first + above, [place in COMES for place in self.places[above : self.full]]
+        above = sum(1 for _ in takewhile(lambda level: level & DEVICE, self.levels[: self.full]))
+        return self.first + above, [level in COMES for level in self.levels[above : self.full]]
 
 
 NOWHERE = Located(0, [], [], 0)
@@ -93,15 +93,15 @@ class Residency:
         first, end = sequence.computed // size, most // size
         self.name(sequence, end)
         keys = sequence.keys[first:end]
-        places = self._tiers.places(keys, self._pool.index.here)
-        full = len(places)
+        levels = self._tiers.levels(keys, self._pool.index.here)
+        full = len(levels)
         del keys[full:]
         at, most = (first + full) * size, min(most, (first + full + 1) * size - 1)
-        key, place = self._last(sequence, max(at, sequence.computed), most, HOST, BELOW)
-        if place:
+        key, level = self._last(sequence, max(at, sequence.computed), most, HOST, BELOW)
+        if level:
             keys.append(key)
-            places.append(place)
-        return Located(first, keys, places, full)
+            levels.append(level)
+        return Located(first, keys, levels, full)
 
     def map(self, sequence: Sequence) -> BlockMap:
         """The tier of each block of all tokens of ``sequence``, and whether other sequences hold it on the
@@ -114,26 +114,26 @@ class Residency:
         own, full, blocks = sequence.table.view.tolist(), length // size, -(-length // size)
         held = min(-(-sequence.computed // size), blocks)
         self.name(sequence, full)
-        places = [DEVICE] * held + self._tiers.places(sequence.keys[held:full], pool.index.here, whole=True)
-        places += [0] * (blocks - len(places))
-        if blocks and not places[-1]:
+        levels = [DEVICE] * held + self._tiers.levels(sequence.keys[held:full], pool.index.here, whole=True)
+        levels += [0] * (blocks - len(levels))
+        if blocks and not levels[-1]:
             start = (blocks - 1) * size
-            _, places[-1] = self._last(sequence, start, min(length, start + size - 1), HOST, SAVING, BELOW)
+            _, levels[-1] = self._last(sequence, start, min(length, start + size - 1), HOST, SAVING, BELOW)
         found = [pool.index.block_of(key) for key in sequence.keys[len(own) :]]
         shared = [pool.references(block) > 1 for block in own]
         shared += [block is not None and pool.references(block) > 0 for block in found]
-        tiers = [_TIERS.get(place & DEVICE or place, KVTier.NONE) for place in places]
+        tiers = [_TIERS.get(level & DEVICE or level, KVTier.NONE) for level in levels]
         pairs = zip(tiers, [*shared, False], strict=False)
         runs = [TierRun(tier, others, sum(1 for _ in run)) for (tier, others), run in groupby(pairs)]
         return BlockMap(length, size, runs)
 
     def _last(self, sequence: Sequence, start: int, end: int, *wanted: int) -> tuple[bytes, int]:
-        """The key and the place of the longest partial block that ends at a position of ``(start, end]`` and
-        has a record at one of the ``wanted`` places; place 0: there is none."""
+        """The key and the level of the longest partial block that ends at a position of ``(start, end]`` and
+        has a record at one of the ``wanted`` levels; level 0: there is none."""
         for tail in (self.tail(sequence, at) for at in range(end, start, -1)):
-            (place,) = self._tiers.places((tail,), (), whole=True)
-            if place in wanted:
-                return tail, place
+            (level,) = self._tiers.levels((tail,), (), whole=True)
+            if level in wanted:
+                return tail, level
         return b"", 0
 
     def tail(self, sequence: Sequence, end: int) -> bytes:

@@ -64,12 +64,12 @@ class FairShares(Policy):
     def rows(self, running: list[Sequence], step: int) -> list[Sequence]:
         """The running turns, sorted by the tokens of the turn and all older turns of its tenant. So the last
         turn is one of the tenant that holds most."""
-        by_place = sorted(running, key=by_age)
+        by_age_order = sorted(running, key=by_age)
         if len({turn.tenant for turn in running}) < 2:
-            return by_place
+            return by_age_order
         held: dict[int, int] = {}
         stands: list[tuple[int, Sequence]] = []
-        for turn in by_place:
+        for turn in by_age_order:
             held[turn.tenant] = held.get(turn.tenant, 0) + turn.total
             stands.append((held[turn.tenant], turn))
         stands.sort(key=lambda stand: stand[0])  # stable: of equal ones the older goes first
@@ -80,7 +80,7 @@ class FairShares(Policy):
         with the fewest running turns first; of equal ones the one given the fewest tokens."""
         runs = Counter(turn.tenant for turn in running)
         self._meet(dict.fromkeys((*runs, *(head.tenant for head in sorted(heads, key=by_age)))))
-        return sorted(heads, key=lambda head: (runs[head.tenant], self._given[head.tenant], head.place))
+        return sorted(heads, key=lambda head: (runs[head.tenant], self._given[head.tenant], head.age))
 
     def displaced(self, head: Sequence, running: Items[Sequence], *, by_tokens: bool) -> Iterator[Sequence]:
         """Running turns that are to wait again so that the waiting turn ``head`` can run: the newest turns of

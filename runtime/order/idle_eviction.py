@@ -52,9 +52,9 @@ class IdleEviction:
         return len(self._soonest)
 
     def put(self, sequence: Sequence) -> None:
-        """Insert a sequence without a turn, which may hold blocks. Its place follows from its lease, if it has
-        one; else from the time at which it is expected back (``returns``), or if that is not known, from its
-        last use (``used``). If it is here already, it moves to its new place."""
+        """Insert a sequence without a turn, which may hold blocks. Its position follows from its lease, if it
+        has one; else from the time at which it is expected back (``returns``), or if that is not known, from
+        its last use (``used``). If it is here already, it moves to its new position."""
         self.discard(sequence.id)
         if sequence.lease is not None:
             self._leased[sequence.id] = sequence

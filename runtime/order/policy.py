@@ -17,7 +17,7 @@ from operator import attrgetter
 from ..errors import SettingsInvalid
 from ..sequence import Sequence
 
-by_age = attrgetter("place")
+by_age = attrgetter("age")
 """Sort key: turns by age, the oldest first. A lease of priority p makes a turn as old as the one that began
 32 p turns earlier."""
 
@@ -140,8 +140,8 @@ class Aged(Policy):
     def order(self, turns: list[Sequence], step: int) -> list[Sequence]:
         """Turns that are ``patience`` steps old by age, then the other turns in the wrapped policy's order."""
         since = step - self._patience
-        old = [turn for turn in turns if turn.place.step <= since]
-        others = [turn for turn in turns if turn.place.step > since]
+        old = [turn for turn in turns if turn.age.step <= since]
+        others = [turn for turn in turns if turn.age.step > since]
         return sorted(old, key=by_age) + self._policy.order(others, step)
 
     def idle_victim(self, idle: Iterable[Sequence], longest: Sequence, now: float) -> Sequence:

@@ -10,7 +10,7 @@
 
 The order of turns is `running` followed by `waiting`, each in the policy's order; waiting turns stand in one
 or more lines (queues), as the policy says. A running turn that is *displaced* waits again and keeps its KV;
-one that is *preempted* loses its KV. Each turn has a `TurnPlace`: its number, less `HEAD_START` for each step
+one that is *preempted* loses its KV. Each turn has a `TurnAge`: its number, less `HEAD_START` for each step
 of its priority. So a turn with one step more priority goes before the last `HEAD_START` turns that began
 before it, and no turn is overtaken forever.
 """
@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from ..errors import SequenceUnknown
-from ..sequence import Sequence, Status, Turn, TurnPlace
+from ..sequence import Sequence, Status, Turn, TurnAge
 from ..stats import Counters
 from .idle_eviction import IdleEviction
 from .policy import FirstComeFirstServed, Policy
@@ -75,7 +75,7 @@ class WaitingTurns:
         return next(reversed(self._lines.values()))[-1]
 
     def add(self, sequence: Sequence, step: int) -> None:
-        """Add a turn to its line, at its place in the policy's order. ``step``: how many steps were planned
+        """Add a turn to its line, at its position in the policy's order. ``step``: how many steps were planned
         so far."""
         there = self._lines.setdefault(self._policy.line(sequence), [])
         self._ids.add(sequence.id)
@@ -181,8 +181,8 @@ class Queues:
     # --- without a turn -------------------------------------------------------------------------------------
 
     def touch(self, sequence: Sequence, now: float) -> None:
-        """Note that a sequence without a turn was used ``now`` (it may be new): give it its place in the order
-        of eviction, and queue its prefill."""
+        """Note that a sequence without a turn was used ``now`` (it may be new): give it its position in the
+        order of eviction, and queue its prefill."""
         if sequence.status is Status.NEW:
             self.sequences[sequence.id] = sequence
             self._move(sequence, Status.IDLE)
@@ -241,14 +241,14 @@ class Queues:
         self._move(sequence, Status.RESTORING)
 
     def enqueue(self, sequence: Sequence) -> None:
-        """Give a sequence with a new turn its `TurnPlace`, and put it among the waiting turns."""
+        """Give a sequence with a new turn its `TurnAge`, and put it among the waiting turns."""
         self._turns += 1
         rank = self._turns - HEAD_START * sequence.priority
-        sequence.place = TurnPlace(rank, self._turns, self._counters.steps)
+        sequence.age = TurnAge(rank, self._turns, self._counters.steps)
         self._move(sequence, Status.WAITING)
 
     def admit(self, sequence: Sequence) -> None:
-        """Move a waiting turn to the running ones, to its place in their order."""
+        """Move a waiting turn to the running ones, to its position in their order."""
         self._move(sequence, Status.RUNNING)
         self._arrange_running()
 

@@ -259,7 +259,7 @@ class Committer:
 
     def _accepted(self, sequence: Sequence, plan: Plan, at: int, sampled: list[int]) -> list[int]:
         """Append the tokens that a row has drawn, as far as they follow from right guesses, and return them. A
-        guess is right if it is what was drawn in its place: then what was drawn behind it counts, too."""
+        guess is right if it is what was drawn at its position: then what was drawn behind it counts, too."""
         guesses = plan.guesses(at)
         right = next((n for n, guess in enumerate(guesses) if guess != sampled[n]), len(guesses))
         tokens = _until_end(sequence, sampled[: right + 1])

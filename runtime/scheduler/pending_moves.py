@@ -152,15 +152,15 @@ class PendingMoves:
         end = 0 if sequence.tail is None else sequence.tail[1]  # tokens that came since are not counted
         found = {DEVICE: 0, HOST: 0, BELOW: 0}
         names = sequence.names()
-        for at, (key, place) in enumerate(
-            zip(names, tiers.places(names, on_device, whole=True), strict=True)
+        for at, (key, level) in enumerate(
+            zip(names, tiers.levels(names, on_device, whole=True), strict=True)
         ):
             tokens = size if at < len(sequence.keys) else max(0, end - size * at)
             if move.lowest and tiers.found_below(key):
                 found[BELOW] += tokens
             else:
                 for tier in (HOST, DEVICE, BELOW):
-                    if place & tier:
+                    if level & tier:
                         found[tier] += tokens
                         break
         lost = max(0, len(sequence.tokens) - 1 - sum(found.values()))

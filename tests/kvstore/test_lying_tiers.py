@@ -88,18 +88,18 @@ class Stand:
         assert slot is not None
         return ticket, slot
 
-    def place(self) -> int:
-        return self.tiers.places((KEY,), (), whole=True)[0]
+    def level(self) -> int:
+        return self.tiers.levels((KEY,), (), whole=True)[0]
 
 
 def test_a_record_that_comes_is_found_and_counts_for_its_tenant() -> None:
     here = Stand()
     ticket, slot = here.begin()
-    assert here.place() == BELOW and here.tiers.fetch(KEY, 0.0, 7) is Presence.FOUND, "it is asked for once"
+    assert here.level() == BELOW and here.tiers.fetch(KEY, 0.0, 7) is Presence.FOUND, "it is asked for once"
     here.memory.payload(slot)[:] = BYTES
     here.near.ends = [MoveEnd(ticket, True, RECORD)] * 2
     here.tiers.poll(0.0)
-    assert here.place() == HOST and here.host.held() == {7: 1} and not here.far.asked
+    assert here.level() == HOST and here.host.held() == {7: 1} and not here.far.asked
     here.host.audit()
 
 
@@ -136,7 +136,7 @@ def test_what_nobody_asked_for_is_not_believed() -> None:
     here.far.ends = [MoveEnd(ticket, True, RECORD)]
     here.near.ends = [MoveEnd(ticket + 100, True, RECORD), MoveEnd(-1, False)]
     here.tiers.poll(0.0)
-    assert here.place() == BELOW and KEY not in here.host and here.host.room == here.slots - 1
+    assert here.level() == BELOW and KEY not in here.host and here.host.room == here.slots - 1
 
 
 def test_a_tier_that_never_brings_it_is_left_alone_for_a_while() -> None:
@@ -154,19 +154,19 @@ def test_a_tier_that_never_brings_it_is_left_alone_for_a_while() -> None:
 def test_a_tier_that_never_says_whether_it_has_it_is_left_alone_for_a_while() -> None:
     here = Stand()
     here.near.found, here.far.found = Presence.PENDING, Presence.ABSENT
-    assert here.place() == ASKED and here.tiers.unsure(KEY)
+    assert here.level() == ASKED and here.tiers.unsure(KEY)
     assert here.tiers.fetch(KEY, 0.0, 7) is Presence.PENDING
     here.tiers.give_up(KEY, 10.0)
     here.tiers.poll(10.0)
-    assert here.place() == 0 and here.tiers.fetch(KEY, 10.0, 7) is Presence.ABSENT
+    assert here.level() == 0 and here.tiers.fetch(KEY, 10.0, 7) is Presence.ABSENT
     here.tiers.poll(10.0 + AWAY_SECONDS)
-    assert here.place() == ASKED
+    assert here.level() == ASKED
 
 
 def test_a_tier_that_has_it_is_asked_though_a_nearer_one_does_not_know() -> None:
     here = Stand()
     here.near.found = Presence.PENDING
-    assert here.place() == BELOW and here.tiers.fetch(KEY, 0.0, 7) is Presence.FOUND
+    assert here.level() == BELOW and here.tiers.fetch(KEY, 0.0, 7) is Presence.FOUND
     assert here.far.asked and not here.near.asked
 
 
@@ -181,7 +181,7 @@ def _kept(here: Stand) -> int:
     """A record in the host tier that no other has; its slot."""
     here.near.found = here.far.found = Presence.ABSENT
     slot = here.host.reserve(KEY, 4, 7)
-    assert slot is not None and here.place() == SAVING and here.tiers.saving(KEY)
+    assert slot is not None and here.level() == SAVING and here.tiers.saving(KEY)
     here.memory.payload(slot)[:] = BYTES
     here.host.filled(slot)
     return slot

@@ -20,7 +20,7 @@ from holdfast.runtime.kv_placement.costs import Costs
 from holdfast.runtime.kv_placement.leases import MOST_PRIORITY, MOST_SECONDS
 from holdfast.runtime.order.policy import policy_named
 from holdfast.runtime.order.queues import HEAD_START
-from holdfast.runtime.sequence import TurnPlace
+from holdfast.runtime.sequence import TurnAge
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.runtime.verbs import (
     AnyVerb,
@@ -72,7 +72,7 @@ VOCAB = DRAWN + 3
 
 @dataclass
 class Turn:
-    """What a generation must do. ``deadline``: the step by which it has ended. ``place``: in the order."""
+    """What a generation must do. ``deadline``: the step by which it has ended. ``age``: in the order."""
 
     sampling: Sampling
     limits: TokenLimits
@@ -80,7 +80,7 @@ class Turn:
     prompt: int
     deadline: int
     sampled: int = 0
-    place: TurnPlace = TurnPlace()
+    age: TurnAge = TurnAge()
 
 
 @dataclass
@@ -442,7 +442,7 @@ class World:
         self.time += 0.05
         self.gave.clear()
         step = self.engine.step()
-        for being in self.beings.values():  # leases end before a turn is given its place
+        for being in self.beings.values():  # leases end before a turn is given its age
             if being.leased_until <= self._now:
                 being.priority = 0
         self._let_in(waited)
@@ -565,13 +565,13 @@ class World:
         return max([self.steps, *ends])
 
     def _begin(self, seq: int) -> None:
-        """A turn has its place: its number, less the head start of its priority."""
-        being, place = self.beings[seq], self._queues[seq].place
+        """A turn has its age: its number, less the head start of its priority."""
+        being, age = self.beings[seq], self._queues[seq].age
         assert being.turn is not None
-        number = place[0] + HEAD_START * being.priority
-        assert number == place[1] and number not in self.numbers
+        number = age[0] + HEAD_START * being.priority
+        assert number == age[1] and number not in self.numbers
         self.numbers.add(number)
-        being.turn.place = place
+        being.turn.age = age
         for other in self.turns:  # a suspect goes before those that are older, and none beside it
             theirs = self.beings[other].turn
             assert theirs is not None
@@ -585,7 +585,7 @@ class World:
             self._reorder()
 
     def _reorder(self) -> None:
-        """A turn is overtaken by one of lower place, and else only while the policy's bound allows it.
+        """A turn is overtaken by an older one, and else only while the policy's bound allows it.
 
         The first that runs is never overtaken. Under a policy by tenant a turn is overtaken by turns of its own
         tenant only, and the others count in its bound.
@@ -606,8 +606,8 @@ class World:
                 theirs = self.beings[other].turn
                 assert theirs is not None
                 if where[other] > where[seq] and self._behind(seq, other):
-                    young = turn.place.step > since
-                    assert theirs.place < turn.place or young, "overtaken by a turn of higher place"
+                    young = turn.age.step > since
+                    assert theirs.age < turn.age or young, "overtaken by a younger turn"
                     assert seq != (leader if self.policy.by_tenant else self._first), (
                         "the first that runs was overtaken"
                     )

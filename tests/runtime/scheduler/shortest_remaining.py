@@ -15,10 +15,10 @@ from holdfast.runtime.sequence import Sequence
 def by_remaining(sequence: Sequence) -> tuple[int, tuple[int, int, int]]:
     """Sort key: turns by the tokens that they have still to compute or may still sample, the fewest first.
 
-    Of turns with as many tokens the oldest comes first, so equal turns keep their age. ``place`` is unique,
+    Of turns with as many tokens the oldest comes first, so equal turns keep their age. ``age`` is unique,
     so the order is total.
     """
-    return sequence.remaining, sequence.place
+    return sequence.remaining, sequence.age
 
 
 class ShortestRemaining(Policy):

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from holdfast.runtime.order.fair_shares import QUANTUM, FairShares
-from holdfast.runtime.sequence import Sequence, Turn, TurnPlace
+from holdfast.runtime.sequence import Sequence, Turn, TurnAge
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.runtime.tokens import TokenList
 from holdfast.runtime.verbs import Finish, Opening, Sampling, TokenLimits
@@ -29,7 +29,7 @@ def turn(number: int, tenant: int, tokens: int = 10) -> Sequence:
         tenant.to_bytes(8, "little"),
         TokenList([1] * tokens),
         turn=Turn(Sampling(), TokenLimits(4), prompt=tokens, allowed=4, exhausted=Finish.LENGTH),
-        place=TurnPlace(number, number, 0),
+        age=TurnAge(number, number, 0),
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.runtime.errors import SettingsInvalid
 from holdfast.runtime.order.policy import Aged, FirstComeFirstServed, policy_named
-from holdfast.runtime.sequence import Sequence, Turn, TurnPlace
+from holdfast.runtime.sequence import Sequence, Turn, TurnAge
 from holdfast.runtime.tokens import TokenList
 from holdfast.runtime.verbs import Finish, Sampling, TokenLimits
 from holdfast.tests.runtime.scheduler.shortest_remaining import ShortestRemaining
@@ -23,7 +23,7 @@ def turns(*steps: int) -> list[Sequence]:
             b"",
             TokenList([1, 2, 3]),
             turn=Turn(Sampling(), TokenLimits(4), prompt=3, allowed=4, exhausted=Finish.LENGTH),
-            place=TurnPlace(number, number, step),
+            age=TurnAge(number, number, step),
         )
         for number, step in enumerate(steps)
     ]

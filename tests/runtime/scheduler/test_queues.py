@@ -1,4 +1,4 @@
-"""The order of turns: by place, also after preemptions in between."""
+"""The order of turns: by age, also after preemptions in between."""
 
 from __future__ import annotations
 
