@@ -13,6 +13,8 @@ turn wait for all of its deadline is left alone for a while. Knows keys, slots a
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +23,9 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
+from .disk.client import DiskTier
+from .disk.messages import Begin
+from .host.slots import SlotMemory
 from .host.tier import HostTier
 from .slices import sliced
 from .tier import MoveEnd, Parts, Presence, Record, Tier
@@ -35,6 +40,7 @@ PRESSED = 8  # the host tier is nearly full with less than one slot in so many f
 LEAVING_SHARE = 4  # one in so many of a tenant's records in the host tier is below before it is evicted
 MOST_LEAVING = 1024
 FORESEEN_AT_ONCE = 64  # records that one `send_down` looks at
+READY_SECONDS = 0.002  # between two looks whether a tier answers
 AWAY_SECONDS = 30.0  # a tier that let a turn wait in vain is not asked for so long
 
 
@@ -77,6 +83,28 @@ class Tiers:
         self._foreseen: set[bytes] = set()  # counted as used below, and not again when they are evicted
         self._refused: list[bytes] = []
         self.reading_seconds = 0.0
+
+    @classmethod
+    def opened(
+        cls,
+        memory: SlotMemory,
+        reach: Callable[[int], Parts] | None,
+        disk: tuple[socket.socket, Begin] | None,
+        *,
+        recheck: bool,
+    ) -> Tiers:
+        """The host tier in ``memory``, and below it a disk tier with this control socket, over which a disk
+        process was asked for, and this first message to it. ``recheck``: see `HostTier`."""
+        host = HostTier(memory, owner=os.getpid(), recheck=recheck)
+        below = () if disk is None else (DiskTier(*disk, reads=reach is not None, asked=True),)
+        return cls(host, below, reach)
+
+    def wait_ready(self, seconds: float) -> None:
+        """Wait until all tiers answer, or for so many seconds."""
+        deadline = time.monotonic() + seconds
+        while not all(tier.ready for tier in self.below) and (now := time.monotonic()) < deadline:
+            self.poll(now)
+            time.sleep(READY_SECONDS)
 
     def __bool__(self) -> bool:
         """Whether any tier has a record."""

@@ -21,7 +21,6 @@ from ..kvstore.arena import DeviceArena
 from ..kvstore.block_mover import BlockMover
 from ..kvstore.errors import GroupInvalid
 from ..kvstore.groups import KVGroup
-from ..kvstore.host.tier import HostTier
 from ..kvstore.keys import BlockHasher
 from ..kvstore.pool import BlockPool
 from ..kvstore.tiers import Tiers
@@ -36,7 +35,7 @@ from .execution.watchdog import WatchedRunner
 from .grammar import llguidance
 from .kv_placement import sizing
 from .kv_placement.costs import CostBook, measure, this_machine
-from .kv_placement.tier_setup import asked_disk, costs_file, disk_tier, host_bytes, host_memory, host_tier
+from .kv_placement.tier_setup import asked_disk, costs_file, host_bytes, host_slots, open_tiers
 from .link.engine_end import LoadedEngine, LoadProgress
 from .link.heartbeat import LOAD_STALL, Liveness
 from .link.messages import Hello, Phase
@@ -333,12 +332,10 @@ def _engine(
     pool = BlockPool(numbers.blocks, debug=settings.debug)
     namespace = model.namespace()
     space = hasher.space(namespace, groups)
-    tier = _tier(settings, memory, space, _block_bytes(groups))
-    mover = None if tier is None else BlockMover(arenas, tier.memory, model.decoder.kernels.copy_pieces)
-    disk, reach = None, None if mover is None else mover.reach
-    if tier is not None and control is not None:
-        disk = disk_tier(control, tier.memory, settings, hasher, namespace, reads=reach is not None)
-    tiers = Tiers(tier, () if disk is None else (disk,), reach)
+    slots, mover, tiers = host_slots(settings, memory, space, _block_bytes(groups)), None, Tiers()
+    if slots is not None:
+        mover = BlockMover(arenas, slots, model.decoder.kernels.copy_pieces)
+        tiers = open_tiers(settings, slots, control, hasher, namespace, mover.reach)
     matchers = llguidance.Matchers()
     capacity = Capacity(
         numbers.depth * numbers.max_sequences,
@@ -356,23 +353,23 @@ def _engine(
             liveness.enter(Phase.COMPILING, LOAD_STALL, "pinning the host tier's memory", fraction)
 
         mover.registration.begin(pinning)
-    if tier is not None and gpu:  # a CPU's cores have the step to compute
-        tier.check_adopted()
+    if tiers.host is not None and gpu:  # a CPU's cores have the step to compute
+        tiers.host.check_adopted()
     runner, _ = _rehearsed(bare, settings, numbers.max_context, liveness, kernels=gpu)
     if gpu:
         _capture(bare, settings, numbers, liveness)
-    path = costs_file(settings, space) if disk is not None else None
+    path = costs_file(settings, space) if tiers.below else None
     cuda = model.decoder.device.type == "cuda"
     processor = (
         torch.cuda.get_device_name(model.decoder.device) if cuda else f"{torch.get_num_threads()} threads"
     )
     costs = CostBook(path, machine=this_machine(processor), beside=cuda)
-    if tier is not None and disk is not None and not costs.calibrated:
+    if tiers.below and not costs.calibrated:
         liveness.enter(Phase.COMPILING, LOAD_STALL, "measuring what a restore costs", 1.0)
         costs.calibrate(
             measure(
                 bare,
-                slots=tier.memory.slots,
+                slots=tiers.slots,
                 blocks=numbers.blocks,
                 block_tokens=settings.block_tokens,
                 block_bytes=_block_bytes(groups),
@@ -383,8 +380,7 @@ def _engine(
             arena.poison(range(numbers.blocks))
     compiler = _grammar_compiler(model)
     scheduler = Scheduler(numbers, pool, hasher, namespace, tiers, costs, compiler, matchers, adapters=table)
-    if disk is not None:
-        disk.wait_ready(DISK_SECONDS)
+    tiers.wait_ready(DISK_SECONDS)
     return Engine(scheduler, runner, debug=settings.debug, adapters=adapters), mover
 
 
@@ -393,18 +389,6 @@ def _grammar_compiler(model: LoadedModel) -> llguidance.Compiler | None:
     if not llguidance.available():
         return None
     return llguidance.Compiler(model.folder, model.config.vocab_size, model.config.eos_ids)
-
-
-def _tier(settings: EngineSettings, memory: int | None, space: bytes, block_bytes: int) -> HostTier | None:
-    if memory is not None:
-        return host_tier(memory, space, block_bytes, debug=settings.debug)
-    own = host_memory(settings)
-    if own is None:
-        return None
-    try:
-        return host_tier(own, space, block_bytes, debug=settings.debug)
-    finally:
-        os.close(own)
 
 
 def _backend(

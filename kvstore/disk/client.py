@@ -13,9 +13,7 @@ import errno
 import logging
 import math
 import os
-import select
 import socket
-import time
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Sequence
 from itertools import chain, islice
@@ -239,17 +237,19 @@ class DiskTier(Tier):
         size = stride_of(self._begin.block_bytes)
         return (len(self._records) + STORES_IN_FLIGHT) * size >= self._budget
 
-    def wait_ready(self, seconds: float) -> None:
-        """Wait until the disk process has sent all its keys, or for so many seconds."""
-        deadline = time.monotonic() + seconds
-        while not self._ready and (now := time.monotonic()) < deadline:
-            self._work(now)
-            select.select([self._sock or self._control], [], [], 0.01)
-
     def poll(self, now: float) -> list[MoveEnd]:
         """Take the answers of the disk process, ask it for the records that `fetch` has collected, and send
         requests that did not fit into the socket before. If it is late, ask for another process."""
-        self._work(now)
+        if self._sock is None:
+            self._accept_process(now)
+        if self._sock is not None:
+            self._ask_for_pieces(now)
+            self._post_drops()
+            self._flush()
+            if self._receive(now) and self._sock is not None:
+                due = next((due for _, due, _ in self._requests.values()), math.inf)  # they are due in order
+                if self._deadline.over(now, due, opening=not self._ready):
+                    self._lose("does not answer")
         ended, self._ended = self._ended, []
         return ended
 
@@ -277,18 +277,6 @@ class DiskTier(Tier):
         for sock in (self._sock, self._control):
             if sock is not None:
                 sock.close()
-
-    def _work(self, now: float) -> None:
-        if self._sock is None:
-            self._accept_process(now)
-        if self._sock is not None:
-            self._ask_for_pieces(now)
-            self._post_drops()
-            self._flush()
-            if self._receive(now) and self._sock is not None:
-                due = next((due for _, due, _ in self._requests.values()), math.inf)  # they are due in order
-                if self._deadline.over(now, due, opening=not self._ready):
-                    self._lose("does not answer")
 
     def _post_drops(self) -> None:
         while self._dropped:

@@ -12,22 +12,24 @@ import os
 import secrets
 import shutil
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from ...kvstore import reserve, system_limits
 from ...kvstore.disk import admin
-from ...kvstore.disk.client import DiskTier, ask
+from ...kvstore.disk.client import ask
 from ...kvstore.disk.messages import Begin
 from ...kvstore.disk.store import clear
 from ...kvstore.errors import KVStoreError
 from ...kvstore.folder_lock import make_private
 from ...kvstore.host.slots import SlotMemory, make_memory
-from ...kvstore.host.tier import HostTier
 from ...kvstore.keys import BlockHasher
 from ...kvstore.quotas import tenant_of
 from ...kvstore.system_limits import explained
+from ...kvstore.tier import Parts
+from ...kvstore.tiers import Tiers
 from ..errors import SettingsInvalid
 from ..settings import SECRET_BYTES, EngineSettings
 from .sizing import check_budget, machine_bytes, shown
@@ -68,14 +70,22 @@ def host_memory(settings: EngineSettings) -> int | None:
         raise SettingsInvalid(explained(error, f"the host tier's memory of {size} bytes")) from error
 
 
-def host_tier(fd: int, space: bytes, block_bytes: int, *, debug: bool = False) -> HostTier | None:
-    """The host tier in the memory ``fd``, with the records that an earlier engine left there in the same record
-    ``space`` (`BlockHasher.space`).
+def host_slots(settings: EngineSettings, fd: int | None, space: bytes, block_bytes: int) -> SlotMemory | None:
+    """The slots of the host tier in the memory ``fd`` (None: in memory of its own), with the records that an
+    earlier engine left there in the same record ``space`` (`BlockHasher.space`). None where there is no host
+    tier, or no room for a block.
 
-    None where the memory has no room for a block. ``debug``: every byte is checked each time it is read.
+    Raises `SettingsInvalid`: a limit of this process does not allow it.
     """
-    memory = SlotMemory(fd, space, block_bytes)
-    return HostTier(memory, owner=os.getpid(), recheck=debug) if memory.slots else None
+    used = host_memory(settings) if fd is None else fd
+    if used is None:
+        return None
+    try:
+        memory = SlotMemory(used, space, block_bytes)
+    finally:
+        if fd is None:
+            os.close(used)
+    return memory if memory.slots else None
 
 
 def kv_folder(settings: EngineSettings) -> Path | None:
@@ -176,37 +186,34 @@ def asked_disk(control: int) -> socket.socket:
     return sock
 
 
-def disk_tier(
-    control: socket.socket,
-    memory: SlotMemory,
+def open_tiers(
     settings: EngineSettings,
+    memory: SlotMemory,
+    control: socket.socket | None,
     hasher: BlockHasher,
     namespace: bytes,
-    *,
-    reads: bool = False,
-) -> DiskTier | None:
-    """The disk tier below the host's ``memory``; None without a store. A `DiskProcess` that was asked for a
-    disk process (`asked_disk`) is at the other end of the socket ``control``, which is taken over or closed.
-
-    ``reads``: records are read from the page cache into device blocks, too.
-    """
+    reach: Callable[[int], Parts] | None,
+) -> Tiers:
+    """The host tier in ``memory``, and the disk below it where there is a store. A `DiskProcess` that was asked
+    for a disk process (`asked_disk`) is at the other end of the socket ``control``, which is taken over or
+    closed; None: there is none. ``reach``: see `Tiers`."""
     folder = kv_folder(settings)
-    if folder is None:
-        control.close()
-        return None
-    space = memory.space
+    if control is None or folder is None:
+        if control is not None:
+            control.close()
+        return Tiers.opened(memory, reach, None, recheck=settings.debug)
     budget = disk_bytes(settings, folder)
     caps = {
         tenant_of(hasher.root(namespace, one.salt)): one.disk_bytes
         for one in settings.tenants
         if one.disk_bytes is not None
     }
-    floor = disk_floor(settings, folder)
+    floor, space = disk_floor(settings, folder), memory.space
     begin = Begin(
         *(str(folder / space.hex()), space, memory.block_bytes, budget, caps, floor),
         str(held_beside(folder)[1] or ""),
     )
-    return DiskTier(control, begin, reads=reads, asked=True)
+    return Tiers.opened(memory, reach, (control, begin), recheck=settings.debug)
 
 
 def costs_file(settings: EngineSettings, space: bytes) -> Path | None:

@@ -21,7 +21,9 @@ from holdfast.kvstore.disk.messages import Begin
 from holdfast.kvstore.disk.process import DiskProcess
 from holdfast.kvstore.disk.store import RecordStore
 from holdfast.kvstore.host.slots import SlotMemory, make_memory
+from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.tier import MoveEnd, Presence, Record, Tier
+from holdfast.kvstore.tiers import Tiers
 
 from .folder_tier import FolderTier
 
@@ -103,7 +105,7 @@ def disk(folder: Path) -> Stand:
     control = process.theirs.dup()
     process.start()
     tier = DiskTier(control, Begin(str(folder / SPACE.hex()), SPACE, SIZE, 1 << 22), reads=True)
-    tier.wait_ready(120)
+    Tiers(HostTier(memory), (tier,)).wait_ready(120)
 
     def end() -> None:
         process.stop()
