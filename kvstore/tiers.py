@@ -72,9 +72,7 @@ class Tiers:
         self._reach = reach
         self._tickets = count(1)
         self._moves: dict[int, _Move] = {}  # by ticket
-        self._coming: dict[
-            tuple[bytes, bool], int
-        ] = {}  # key, and whether it comes past the slots: the ticket
+        self._coming: dict[tuple[bytes, bool], int] = {}  # key, whether past the slots: the ticket
         self._lent = 0  # slots lent for stores
         self._away: dict[int, float] = {}  # until when a tier is not asked
         self._now = 0.0
@@ -148,13 +146,13 @@ class Tiers:
         here = {} if self.host is None else self.host.here
         found: list[int] = []
         for part in sliced(keys):
-            below = self._below([key for key in part if key not in device and key not in here])
-            for key in part:
-                level = (DEVICE if key in device else 0) | (HOST if key in here else 0)
-                level = level or below.get(key, 0)
-                if not level and not whole:
-                    return found
-                found.append(level)
+            levels = [DEVICE * (key in device) | HOST * (key in here) for key in part]
+            if not all(levels):
+                below = self._below([key for key, level in zip(part, levels, strict=True) if not level])
+                levels = [level or below.get(key, 0) for key, level in zip(part, levels, strict=True)]
+            if not whole and 0 in levels:
+                return found + levels[: levels.index(0)]
+            found += levels
         return found
 
     def _below(self, keys: list[bytes]) -> dict[bytes, int]:
