@@ -13,8 +13,6 @@ from dataclasses import asdict, dataclass
 from math import prod
 from typing import TypeAlias
 
-import numpy as np
-
 from .errors import GroupInvalid
 
 LAYOUT_VERSION = 1
@@ -105,7 +103,10 @@ class KVGroup:
 
     def zero_behind(self, block: memoryview, tokens: int) -> None:
         """Zero what lies behind the first ``tokens`` tokens in a block's bytes, ``[block_bytes]``."""
-        np.frombuffer(block, np.uint8).reshape(*self.block_shape[:-1], -1)[..., tokens:, :] = 0
+        token_bytes = self.block_shape[-1] * DTYPE_BYTES[self.dtype]
+        zeros = bytes((self.block_tokens - tokens) * token_bytes)
+        for run in range(tokens * token_bytes, self.block_bytes, self.block_tokens * token_bytes):
+            block[run : run + len(zeros)] = zeros
 
     def spec_digest(self) -> bytes:
         """A hash of all fields and the layout version, 16 bytes: groups with blocks of another layout have

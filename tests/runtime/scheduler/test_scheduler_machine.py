@@ -279,7 +279,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert pool["free"] + pool["cached"] == pool["blocks"], "blocks leak"
         figures = self.world.scheduler.statistics()
         assert not (figures["leases"] or figures["leased_blocks"] or figures["leased_records"])
-        while self.world.following or self.world.loading:
+        while self.world.following or self.world.loading or self.world.moving:
             self.world.step()
         memory, disk = self.world.memory, self.world.disk
         if memory is not None:
