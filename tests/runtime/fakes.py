@@ -607,12 +607,6 @@ class FakeDisk(Tier):
     def room(self) -> int:
         return 4
 
-    @property
-    def lent(self) -> int:
-        """How many slots it has, and the liar before it, for records that are to come."""
-        own = sum(slot is not None for _, slot in self._fetching.values())
-        return own + (0 if self.liar is None else self.liar.lent)
-
     def clock(self) -> float:
         self.time += self.tick
         return self.time
