@@ -607,6 +607,12 @@ class FakeDisk(Tier):
     def room(self) -> int:
         return 4
 
+    @property
+    def lent(self) -> int:
+        """How many slots it has, and the liar before it, for records that are to come."""
+        own = sum(slot is not None for _, slot in self._fetching.values())
+        return own + (0 if self.liar is None else self.liar.lent)
+
     def clock(self) -> float:
         self.time += self.tick
         return self.time
@@ -756,8 +762,8 @@ class LyingTier(FakeDisk):
             key, slot = self._fetching.pop(ticket)
             ended.append(self._brought(ticket, key, slot))
         ended += [one for one in ended if self.chance.random() < 0.2]
-        if self.chance.random() < 0.1:
-            ended.append(MoveEnd(self.chance.randrange(200), done=True))
+        if (wild := self.chance.randrange(2000)) < 200 and wild not in {*self._storing, *self._fetching}:
+            ended.append(MoveEnd(wild, done=True))  # else it would use a slot that it has given back
         self.chance.shuffle(ended)
         return ended
 

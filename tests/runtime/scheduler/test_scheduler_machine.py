@@ -279,8 +279,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert pool["free"] + pool["cached"] == pool["blocks"], "blocks leak"
         figures = self.world.scheduler.statistics()
         assert not (figures["leases"] or figures["leased_blocks"] or figures["leased_records"])
-        while self.world.following or self.world.loading:
+        while self.world.following or self.world.loading or self.world.moving:
             self.world.step()
+        memory, disk = self.world.memory, self.world.disk
+        if memory is not None:
+            filling = sum(memory.entry(slot).state is SlotState.FILLING for slot in range(memory.slots))
+            assert filling == (0 if disk is None else disk.lent), "slots leak"
         if not self.damaged:
             assert not self.world.scheduler.statistics().get("host_damaged"), "a slot changed under its hash"
 
