@@ -61,7 +61,7 @@ Layout: TypeAlias = HeadLayout | LatentLayout
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """A group of a model's layers whose KV has one layout and type, and that so share block ids.
+    """Layers of a model with KV of one layout and type. They share block ids.
 
     ``id``: the group's number. ``layers``: the model's numbers of its layers. ``dtype``: of stored numbers, a
     name in `DTYPE_BYTES`. ``block_tokens``: tokens in one block. ``window``: how many tokens a query sees,

@@ -2,10 +2,9 @@
 
 A chain: ``key(i) = H(key(i-1), tokens of block i)``, and ``key(-1) = H(namespace, salt)``; ``H`` is keyed
 BLAKE2b (RFC 7693) of 128 bits. Equal keys mean: same weights and arithmetic, same tenant, same tokens from
-position 0 on. Whose bytes a key finds is decided by the record space (`BlockHasher.space`). Without the secret
-two prompts cannot be aimed at one key. Keys are the same after a restart while the secret is kept. Knows no
-block ids, no tensors.
-"""
+position 0 on. A key is looked up in a record space (`BlockHasher.space`), which decides the layout of what is
+found. Without the secret two prompts cannot be aimed at one key. Keys are the same after a restart while the
+secret is kept. Knows no block ids, no tensors."""
 
 from __future__ import annotations
 

@@ -44,7 +44,8 @@ class Record(NamedTuple):
 
 
 class MoveEnd(NamedTuple):
-    """The end of the store or the fetch with this ``ticket``: its slot is the caller's again. ``done``: the
+    """The end of the store or the fetch with this ``ticket``: its slot is the caller's again, and the tier
+    neither reads nor writes it any more. ``done``: the
     record is where it was to go; else the slot may hold anything. ``record``: what came, of a fetch that is
     done."""
 
@@ -75,7 +76,7 @@ class Tier(ABC):
 
     @abstractmethod
     def store(self, record: Record, slot: int, ticket: int, now: float) -> bool:
-        """Begin to keep the record whose bytes are in ``slot``, which stays as it is until the end is told.
+        """Begin to keep a record. Its bytes are in ``slot``, which does not change before the end is told.
         Returns False, and begins nothing, if it has the record or cannot take it, as far as it knows now: then
         the next tier is asked. ``ticket``: a number that its end repeats; ``now``: seconds."""
 
@@ -102,7 +103,7 @@ class Tier(ABC):
 
     @property
     def full(self) -> bool:
-        """Whether a record that comes now takes the room of another."""
+        """Whether a record that comes now evicts another."""
         return False
 
     @property

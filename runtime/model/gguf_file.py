@@ -83,7 +83,7 @@ class GGUFFile:
         self.tensors = self._table(tensors)
 
     def fields(self, prefix: str, defaults: Mapping[str, Any] | None = None) -> Fields:
-        """The metadata whose keys begin with ``prefix``, by the rest of the key."""
+        """The metadata with keys that begin with ``prefix``, by the rest of the key."""
         values = {
             key.removeprefix(prefix): value for key, value in self.metadata.items() if key.startswith(prefix)
         }
