@@ -278,6 +278,27 @@ def test_what_was_kept_is_there_after_a_close(name: str, tmp_path: Path) -> None
     then.end()
 
 
+def test_damage_costs_the_record_that_has_it(here: Stand, tmp_path: Path) -> None:
+    """On a medium that the tier keeps its records on. Other bytes are told from those that were stored."""
+    here.keep(1, 2)
+    payload = Random(1).randbytes(SIZE)
+    for path in (path for path in tmp_path.rglob("*") if path.is_file()):
+        if (at := path.read_bytes().find(payload)) >= 0:
+            with path.open("r+b") as file:
+                file.seek(at + 99)
+                file.write(bytes([payload[99] ^ 1]))
+    ended = here.ended(here.fetch(1))
+    if here.tier.checks:
+        assert not ended.done
+        assert here.presence(1) == [Presence.ABSENT], "it may be stored again"
+    elif ended.record is not None:
+        assert xxh3_64_intdigest(here.memory.payload(1)) != ended.record.digest
+    here.check(here.ended(here.fetch(2, 3)), 2, 3)
+    here.tier.drop(key(1))
+    here.keep(1)
+    here.check(here.ended(here.fetch(1)), 1)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_whatever_is_asked_in_any_order(here: Stand, seed: int) -> None:
     """What comes is what was stored last under its key; each request ends once; what is dropped is gone."""
