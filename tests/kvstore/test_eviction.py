@@ -109,6 +109,15 @@ def test_what_a_lease_covers_goes_last_the_latest_return_first() -> None:
     assert order.remove(4) and not len(order)
 
 
+def test_what_was_foreseen_and_leaves_is_withdrawn() -> None:
+    withdrawn: list[int] = []
+    order = EvictionOrder(8, withdrawn)
+    order.add([1, 2, 3])
+    assert order.foresee(2, 8) == [1, 2]
+    assert order.remove(1) and order.remove(3) and withdrawn == [1], "3 was not foreseen"
+    assert order.foresee(2, 8) == []
+
+
 SLOTS = 12
 ACTS = st.sampled_from(["use", "put first", "lease", "end lease", "remove", "foresee", "foresee few"])
 
