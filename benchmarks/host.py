@@ -98,6 +98,7 @@ class NoWork:
 
     device = torch.device("cpu")
     by_slot = True
+    groups = 1
     allow = count = penalize = staticmethod(lambda *_, **__: None)
 
     def __init__(self, ids: Tensor, vocab: int) -> None:
@@ -114,7 +115,7 @@ class NoWork:
     def __getattr__(self, name: str) -> Any:
         return getattr(backend, name)
 
-    def hidden(self, ids: Tensor, layout: PagedBatch, arenas: Sequence[Tensor]) -> Tensor:
+    def hidden(self, ids: Tensor, batches: Sequence[PagedBatch], arena: Tensor) -> Tensor:
         """``[tokens, 1]``."""
         return self._hidden[: len(ids)]
 

@@ -78,7 +78,7 @@ async def peak(model: Path, dtype: str, kv_bytes: int, drawn: Callable[[int], li
         if pid is None:
             raise CannotMeasure("the engine has no process")
         loaded = memory_bytes(pid)
-        room = hello.blocks * hello.block_tokens
+        room = hello.room
         while room >= hello.block_tokens:
             length = min(LENGTH, hello.max_context - 1, room - 1)
             state = await link.open(drawn(length))

@@ -6,7 +6,10 @@ It is compared with the optimum that knows the future, and with a policy that kn
 (`harness/optimum.py`). In the runs named *tools foreseen* the engine gets hints of how long tools' pauses last,
 exact or off by a factor of 1.6 for half of them. Also times TTFT on a toy model, with a device for a quarter of
 the working set and with one for all of it.
-"""
+
+With ``--windowed`` instead a model shaped as Gemma 3: five layers with a window of 512 tokens to one without.
+The blocks that a session of 16,384 tokens holds, how many more sessions a pool holds than without windows, and
+tokens prefilled ÷ truly new ones of the same trace."""
 
 from __future__ import annotations
 
@@ -14,10 +17,15 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+import numpy as np
+
+from holdfast.runtime.verbs import Generate, Opening, Refusal, Sampling, TokenLimits
+
 from .harness.agents import Scale, TraceTurn, coding, told, truly_new, working_set
 from .harness.optimum import knowing_odds, optimum
 from .harness.options import Options, options_of, parser_of, run
-from .harness.replay import BLOCK, TokenTally, replay
+from .harness.replay import BLOCK, VOCABULARY, Clock, TokenTally, fake_engine, replay
+from .harness.talker import rest
 from .harness.workers import EngineWorker, commands, on_toy
 from .report import Goal, percentile, show, summary, table
 
@@ -28,6 +36,8 @@ ROUGH, FORESIGHT_SEED = 0.7, 7
 half of them are off by a factor of 1.6 or more. ``FORESIGHT_SEED``: the seed of these factors."""
 REAL = Scale(tokens=64, times=100.0, context=1024)
 REAL_SESSIONS = 16
+WINDOWS, WHOLE, LONG = (*(512,) * 5, None), (None,) * 6, 16_384
+HELD, FEWER = 1.15, 0.9
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -35,9 +45,12 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--sessions", type=int, default=32, help="agents at a time, in the replay")
     parser.add_argument("--turns", type=int, default=1500, help="of all of them, in the replay")
     parser.add_argument("--real-turns", type=int, default=160, help="on the toy")
+    parser.add_argument("--windowed", action="store_true", help="KV groups with windows")
     chosen = parser.parse_args(words)
     options = options_of(chosen)
     sizes = (6, 40, 12) if options.quick else (chosen.sessions, chosen.turns, chosen.real_turns)
+    if chosen.windowed:
+        return run("windowed", lambda: _windowed(options, *sizes[:2]))
     return run("sessions", lambda: measure(options, *sizes))
 
 
@@ -102,6 +115,58 @@ def _counted(trace: Sequence[TraceTurn], scale: Scale) -> tuple[dict[str, Any], 
     ]
     found = {"working_set": blocks, "device": device, "truly_new": new, "prefilled_per_new": factors}
     return {**found, "optimum_per_new": least, "knowing_odds_per_new": {"the device alone": odds}}, goals
+
+
+def _windowed(options: Options, sessions: int, turns: int) -> None:
+    scale = Scale(context=2048 if options.quick else 4096)
+    trace = coding(sessions, turns, options.seed, scale)
+    new, needed = truly_new(trace, scale), len(WINDOWS) * -(-scale.context // BLOCK)
+    blocks = working_set(trace, scale, BLOCK) * len(WINDOWS)
+    held = {name: _held(windows) for name, windows in (("windows", WINDOWS), ("none", WHOLE))}
+    ideal = sum(LONG if window is None else window for window in WINDOWS) / BLOCK
+    runs = {
+        f"{name}, {tiers}": replay(
+            trace, scale, device=max(blocks // share, needed), host=host, windows=windows
+        )
+        for name, windows in (("windows", WINDOWS), ("none", WHOLE))
+        for tiers, share, host in (
+            ("all on the device", 1, 0),
+            ("a third on the device", 3, 0),
+            ("a sixth on the device, ample tiers", 6, 6 * blocks),
+        )
+    }
+    title = f"{len(trace)} turns, working set {blocks} blocks in {len(WINDOWS)} KV groups"
+    rows = [[*_line(name, tally, new)[:3]] for name, tally in runs.items()]
+    table(title, ["KV", "prefilled ÷ new", "from host"], rows)
+    factors = {name: tally.prefilled / new for name, tally in runs.items()}
+    goals = [
+        Goal(f"blocks held at {LONG:,} ÷ windows and the whole", held["windows"] / ideal, "x", HELD, "lower"),
+        Goal(
+            "sessions that fit ÷ without windows, of the ideal",
+            held["none"] / held["windows"] / (len(WINDOWS) * LONG / BLOCK / ideal),
+            "x",
+            FEWER,
+            "higher",
+        ),
+        *(
+            Goal(f"{name}: prefilled ÷ truly new", factor, "x", AMPLE, "lower")
+            for name, factor in factors.items()
+            if name.startswith("windows") and "third" not in name
+        ),
+    ]
+    found = {"working_set": blocks, "held": held, "truly_new": new, "prefilled_per_new": factors}
+    show("windowed", options.seed, {**options.told(), **found}, goals, options.out)
+
+
+def _held(windows: tuple[int | None, ...]) -> float:
+    """The blocks that a session of `LONG` tokens holds once its turn has ended."""
+    pool = len(windows) * (LONG // BLOCK + 1)
+    with fake_engine(pool, 0, 0, LONG, Clock(), windows) as engine:
+        tokens = np.random.default_rng(0).integers(0, VOCABULARY, LONG - 8).tolist()
+        verb = Generate(0, 0, Sampling(), TokenLimits(8), 0, tokens, Opening(b"long"))
+        assert not isinstance(engine.apply(verb), Refusal)
+        rest(engine)
+        return engine.statistics()["pool_held"]
 
 
 def _line(name: str, tally: TokenTally, new: int) -> list[object]:

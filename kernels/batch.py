@@ -1,8 +1,7 @@
 """One step as the attention kernels see it: each token's position and slot, and each row's block table.
 
-It is made once per step on the host and uploaded in one copy; every layer and every arena reads it. A row is
-the part of a sequence that the step computes: (first position, token count, block table).
-"""
+It is made once per step and KV group on the host and uploaded in one copy; every layer of the group reads it. A
+row is the part of a sequence that the step computes: (first position, token count, block table)."""
 
 from __future__ import annotations
 
@@ -69,15 +68,15 @@ class PagedBatch:
     V go: ``block * block_tokens + offset``; the GPU backends do not store a token with slot -1. ``row_starts``:
     ``[rows + 1]``, row r has the tokens ``[row_starts[r], row_starts[r + 1])``. ``context_lengths``:
     ``[rows]``, how many tokens a row's last token sees, with itself. ``tables``: int32 ``[lines, width]``, a
-    row's block ids in a line, and anything behind them; the same ids name the blocks of every arena. ``lines``:
-    int32 ``[rows]``, which line of ``tables`` is the row's. The CPU and reference backends do not read it: they
-    attend only to batches of their own `lay_out`, in which line r is row r's (and the CPU's tables are int64).
-    ``groups``: the same rows as the reference backend groups them; empty for the CPU backend. ``device``:
-    uploads what `gathers_of` lays out later; None: the arena's. ``gathers``: results of `gathers_of` in this
-    step, by (number of the arena's layers, window). ``adapters``: ``[tokens]``, the slot of each token's
-    adapter (`kernels.low_rank`), -1 for none; None: no token has one. ``plans``: what the GPU kernels computed
-    from row starts and context lengths (see `gpu.parts`); once these change, another batch is needed.
-    """
+    row's block ids in a line, and anything behind them, and before the window of layers that have one.
+    ``lines``: int32 ``[rows]``, which line of ``tables`` is the row's. The CPU and reference backends do not
+    read it: they attend only to batches of their own `lay_out`, in which line r is row r's (and the CPU's
+    tables are int64). ``groups``: the same rows as the reference backend groups them; empty for the CPU
+    backend. ``device``: uploads what `gathers_of` lays out later; None: the arena's. ``gathers``: results of
+    `gathers_of` in this step, by (number of the arena's layers, window). ``adapters``: ``[tokens]``, the slot
+    of each token's adapter (`kernels.low_rank`), -1 for none; None: no token has one. ``plans``: what the GPU
+    kernels computed from row starts and context lengths (see `gpu.parts`); once these change, another batch is
+    needed."""
 
     positions: Tensor
     slots: Tensor
@@ -89,7 +88,7 @@ class PagedBatch:
     device: Device | None = None
     adapters: Tensor | None = None
     gathers: dict[tuple[int, int | None], tuple[Gather, ...]] = field(default_factory=dict, repr=False)
-    plans: dict[tuple[int, int, int, bool], Tensor] = field(default_factory=dict, init=False, repr=False)
+    plans: dict[tuple[int, int, int, bool], Tensor] = field(default_factory=dict, repr=False)
 
 
 def lay_out(

@@ -37,14 +37,14 @@ class LayerWeights:
 class Layer:
     """A layer: its ``weights`` and what else is needed to compute it.
 
-    ``kind``: which of a step's arenas and angles are its own; ``number``: its index in that arena.
-    ``attention``, ``head_norm``: the settings of its attention and of the norm of queries and keys (None: no
-    norm). ``next_norm``: the weight of the norm that is applied to its output: the first norm of the next
-    layer, or the final norm; None: no norm.
-    """
+    ``kind``: which of a step's angles are its own; ``group``: which of its layouts, that of the layer's KV
+    group; ``number``: its index in a block of that. ``attention``, ``head_norm``: the settings of its attention
+    and of the norm of queries and keys (None: no norm). ``next_norm``: the weight of the norm that is applied
+    to its output: the first norm of the next layer, or the final norm; None: no norm."""
 
     weights: LayerWeights
     kind: int
+    group: int
     number: int
     attention: Attention
     head_norm: HeadNorm | None
@@ -73,12 +73,13 @@ class FusedLayers(Protocol):
         x: Tensor,
         residual: Tensor,
         angles: Sequence[tuple[Tensor, Tensor]],
-        batch: PagedBatch,
-        arenas: Sequence[Tensor],
+        batches: Sequence[PagedBatch],
+        arena: Tensor,
     ) -> Tensor:
         """Normed hidden states of a step's tokens, ``[tokens, hidden]``; stores their K and V.
 
         ``residual``: the embeddings; ``x``: these after the first norm; both may be overwritten, and share no
-        memory. ``angles``: cos and sin, each ``[tokens, rotary_dim]``, by kind of layer; ``arenas``: likewise.
+        memory. ``angles``: cos and sin, each ``[tokens, rotary_dim]``, by kind of layer; ``batches``: by
+        KV group.
         """
         ...

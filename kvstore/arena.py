@@ -1,4 +1,4 @@
-"""The device arena: the bytes of one KV group's blocks, in the one layout every tier shares.
+"""The device arena: the bytes of blocks, in the one layout every tier shares. Each may be any KV group's.
 
 A block is one contiguous run of bytes. Knows bytes and offsets; what they mean is the group's. Imports torch.
 """
@@ -15,10 +15,11 @@ from .groups import KVGroup
 
 
 class DeviceArena:
-    """The memory of one KV group's blocks on ``device``: ``blocks`` blocks, all zero at first.
+    """The memory of ``blocks`` blocks on ``device``, all zero at first. ``group``: one of those that they are
+    for, whose blocks have one shape.
 
     Attributes:
-        group: the layers, layout and type of the blocks.
+        group: the layout and type of the blocks.
         kv: ``[block, *group.block_shape]``. Byte offsets pass 2^31: kernels must count them in int64.
 
     Raises `GroupInvalid`: ``blocks`` is less than 1.

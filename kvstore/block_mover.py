@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -38,33 +38,29 @@ Save: TypeAlias = tuple[int, int, int]
 
 
 class BlockMover:
-    """Copies blocks between ``arenas``, one per KV group, and the slots of ``memory``.
+    """Copies blocks between ``arena`` and the slots of ``memory``.
 
-    A slot holds the block's bytes of each arena, one after the other. ``copy``: copies where both lie in this
-    machine's memory. ``device``: makes the streams on which a GPU copies; None: the one of the arenas.
-    ``hasher``: hashes what a GPU has saved; None: a thread of the mover's own.
-    """
+    ``copy``: copies where both lie in this machine's memory. ``device``: makes the streams on which a GPU
+    copies; None: the one of the arena. ``hasher``: hashes what a GPU has saved; None: a thread of the mover's
+    own."""
 
     def __init__(
         self,
-        arenas: Sequence[DeviceArena],
+        arena: DeviceArena,
         memory: SlotMemory,
         copy: Copy = copy_pieces,
         device: Device | None = None,
         hasher: Executor | None = None,
     ) -> None:
-        groups = [arena.group for arena in arenas]
-        sizes = [group.block_bytes for group in groups]
-        assert memory.block_bytes == sum(sizes), "slots of another size"
-        cells = [arena.kv.view(torch.uint8).view(-1) for arena in arenas]
-        self._parts = tuple(zip(groups, cells, sizes, accumulate(sizes, initial=0), strict=False))
-        """Of each arena its group and bytes, the bytes of a block, and where these begin in a slot."""
+        self._group, self._size = arena.group, arena.group.block_bytes
+        assert memory.block_bytes == self._size, "slots of another size"
+        self._cells = arena.kv.view(torch.uint8).view(-1)
         self._memory = memory
         self._bytes = torch.frombuffer(memory.map, dtype=torch.uint8)
-        self._device = device or device_of(arenas[0].device)
+        self._device = device or device_of(arena.device)
         self._copy = copy
         self._beside = self._device.overlaps
-        self._flat = [] if self._beside else [(one.numpy().data, size) for _, one, size, _ in self._parts]
+        self._flat = None if self._beside else self._cells.numpy().data
         self._down, self._up = self._device.stream(), self._device.stream()
         self._saves, self._loads, self._copies = _UnderWay(), _UnderWay(), _UnderWay()
         self._hasher = hasher or ThreadPoolExecutor(1, "hash-saved-kv", roam)
@@ -72,8 +68,8 @@ class BlockMover:
 
     @property
     def reach(self) -> Callable[[int], Sequence[memoryview]] | None:
-        """A function that gives, for a block id, the block's bytes in each arena as writable memory. None if
-        the arenas lie in a GPU's memory."""
+        """A function that gives, for a block id, the block's bytes as writable memory. None if the arena lies
+        in a GPU's memory."""
         return None if self._beside else self._of_block
 
     def move(self, saves: Sequence[Save], loads: Sequence[tuple[int, int]]) -> Moving | None:
@@ -150,19 +146,14 @@ class BlockMover:
         """Yield the device's and the host's bytes of each pair (block, slot), as few pieces as there can be:
         blocks that follow each other on both sides are one."""
         ordered = sorted(pairs, key=lambda pair: pair[0])  # two loads to one block stay in order
-        joins = len(self._parts) == 1 and self._memory.stride == self._memory.block_bytes
+        joins, size = self._memory.stride == self._size, self._size
         at = 0
         while at < len(ordered):
             (block, slot), end = ordered[at], at + 1
             while joins and end < len(ordered) and ordered[end] == (block + end - at, slot + end - at):
                 end += 1
-            first = self._memory.offset_of(slot)
-            for _, cells, size, start in self._parts:
-                much = (end - at) * size
-                yield (
-                    cells[block * size : block * size + much],
-                    self._bytes[first + start : first + start + much],
-                )
+            first, much = self._memory.offset_of(slot), (end - at) * size
+            yield self._cells[block * size : block * size + much], self._bytes[first : first + much]
             at = end
 
     def _copy_all(self, pairs: Sequence[tuple[int, int]], *, up: bool) -> None:
@@ -172,23 +163,22 @@ class BlockMover:
             return
         offsets = np.array(pairs, dtype=np.int64)
         offsets[:, 0] = self._memory.offsets_of(offsets[:, 0])
-        for _, cells, size, start in self._parts:
-            pieces = offsets * (1, size) + (start, 0)
-            if up:
-                self._copy(self._bytes, cells, pieces, size)
-            else:
-                self._copy(cells, self._bytes, pieces[:, ::-1], size)
+        pieces = offsets * (1, self._size)
+        if up:
+            self._copy(self._bytes, self._cells, pieces, self._size)
+        else:
+            self._copy(self._cells, self._bytes, pieces[:, ::-1], self._size)
 
     def _of_block(self, block: int) -> list[memoryview]:
-        """The bytes of a block, one writable memory per arena; for arenas in this machine's memory."""
-        return [flat[block * size : (block + 1) * size] for flat, size in self._flat]
+        """The bytes of a block, as one writable memory; for an arena in this machine's memory."""
+        assert self._flat is not None
+        return [self._flat[block * self._size : (block + 1) * self._size]]
 
     def _zero_behind(self, saves: Sequence[Save]) -> None:
         """Zero what is in the slots behind the tokens that were saved."""
         for _, slot, tokens in saves:
-            for group, _, size, start in self._parts:
-                if tokens < group.block_tokens:
-                    group.zero_behind(self._memory.payload(slot)[start : start + size], tokens)
+            if tokens < self._group.block_tokens:
+                self._group.zero_behind(self._memory.payload(slot), tokens)
 
 
 class _UnderWay:

@@ -21,9 +21,13 @@ def as_array(blocks: BlockIds) -> BlockArray:
     return np.asarray(blocks, dtype=np.intp)
 
 
+NO_BLOCK = -1
+"""In a table: the group has no block there, as it has given it back or has not got it yet."""
+
+
 class BlockTable:
-    """The block ids of one sequence, a growable int32 array: block ``i`` holds its tokens ``[i *
-    block_tokens, (i + 1) * block_tokens)``.
+    """The block ids of one sequence, a growable int32 array: block ``i`` of each KV group holds its tokens ``[i
+    * block_tokens, (i + 1) * block_tokens)``. A group with a window has `NO_BLOCK` where it needs none.
 
     Growing is amortised O(1). A view taken earlier keeps its length; ids below that may be replaced under it.
     It knows what changed since `take_changes`.
@@ -31,39 +35,63 @@ class BlockTable:
 
     __slots__ = ("_ids", "_length", "_same")
 
-    def __init__(self, blocks: Sequence[int] = ()) -> None:
-        self._ids: NDArray[np.int32] = np.array(blocks, dtype=np.int32)
-        self._length = len(blocks)
+    def __init__(self, blocks: Sequence[int] = (), groups: int = 1) -> None:
+        self._ids: NDArray[np.int32] = np.empty((0, groups), dtype=np.int32)  # by block: the groups' ids
+        self._length = 0
         self._same = 0  # so many first ids are as `take_changes` returned them
+        self.extend(blocks)
 
     def __len__(self) -> int:
+        """How many blocks a group has, with those that it has given back."""
         return self._length
 
     def __getitem__(self, index: int) -> int:
-        return int(self.view[index])
+        return int(self.view[index][0])
+
+    @property
+    def groups(self) -> int:
+        """The number of KV groups."""
+        return int(self._ids.shape[1])
 
     @property
     def view(self) -> NDArray[np.int32]:
-        """The ids, int32 ``[len(self)]``, read-only, not copied."""
+        """The ids, int32 ``[len(self), groups]``, read-only, not copied."""
         view = self._ids[: self._length]
         view.flags.writeable = False
         return view
 
-    def extend(self, blocks: Sequence[int]) -> None:
-        """Append blocks in the order of the sequence's tokens."""
-        end = self._length + len(blocks)
-        if end > len(self._ids):
-            grown = np.empty(max(end, 2 * len(self._ids), 8), dtype=np.int32)
-            grown[: self._length] = self._ids[: self._length]
-            self._ids = grown
-        self._ids[self._length : end] = blocks
-        self._length = end
+    @property
+    def blocks(self) -> int:
+        """How many blocks it has, of all groups together."""
+        return len(self.held)
 
-    def replace(self, index: int, block: int) -> int:
+    @property
+    def held(self) -> NDArray[np.int32]:
+        """The ids of all blocks that it has, in the order of the tokens, int32 ``[blocks]``."""
+        return _there(self.view)
+
+    def extend(self, blocks: Sequence[int]) -> None:
+        """Append blocks in the order of the sequence's tokens, of each group one after the other."""
+        fresh = np.asarray(blocks, dtype=np.int32).reshape(-1, self.groups)
+        self._grow(self._length + len(fresh))
+        self._ids[self._length - len(fresh) : self._length] = fresh
+
+    def put(self, indexes: Sequence[int], groups: Sequence[int], blocks: Sequence[int]) -> None:
+        """Set the block ``indexes[i]`` of ``groups[i]``, where there is none, to ``blocks[i]``; the table
+        becomes as long as that needs."""
+        end, before = max(indexes) + 1, self._length
+        if end > before:
+            self._grow(end)
+            self._ids[before:end] = NO_BLOCK
+        assert (self._ids[indexes, groups] == NO_BLOCK).all(), "a block is there"
+        self._ids[indexes, groups] = blocks
+        self._same = min(self._same, *indexes)
+
+    def replace(self, index: int, block: int, group: int = 0) -> int:
         """Replace the block at ``index`` by ``block``, for copy on write. Returns the id of the block
         that was there."""
-        before = self[index]
-        self._ids[: self._length][index] = block
+        before = int(self.view[index, group])
+        self._ids[: self._length][index, group] = block
         self._same = min(self._same, index)
         return before
 
@@ -71,20 +99,43 @@ class BlockTable:
         """Keep the first ``length`` blocks. Returns the ids of the others in order, as a copy, for
         `BlockPool.release`."""
         assert 0 <= length <= self._length, f"cannot keep {length} of {self._length} blocks"
-        dropped = self._ids[length : self._length].copy()
+        dropped = _there(self._ids[length : self._length])
         self._length = length
         self._same = min(self._same, length)
         return dropped
 
-    def take_changes(self) -> tuple[int, NDArray[np.int32]]:
-        """The ids that were appended or replaced since the last call: the index of the first, and a copy of
-        all from there on. A table that became shorter has none."""
+    def give_back(self, group: int, end: int) -> tuple[NDArray[np.intp], NDArray[np.int32]]:
+        """Take a group's blocks before ``end`` out. Returns their indexes, and their ids."""
+        ids = self._ids[: min(end, self._length), group]
+        (indexes,) = np.nonzero(ids != NO_BLOCK)
+        given = ids[indexes]
+        ids[indexes] = NO_BLOCK
+        return indexes, given
+
+    def take_changes(self) -> NDArray[np.int32]:
+        """The blocks that were appended or replaced since the last call, and others behind the first of them,
+        in order, int32 ``[changes, 3]``: group, index, id. A table that became shorter has none."""
         first, self._same = self._same, self._length
-        return first, self._ids[first : self._length].copy()
+        index, group = np.nonzero(self._ids[first : self._length] != NO_BLOCK)
+        index += first
+        return np.stack((group, index, self._ids[index, group]), axis=1).astype(np.int32)
 
     def copy(self, length: int | None = None) -> BlockTable:
         """A table of its own with the first ``length`` blocks (all by default), for a fork."""
-        twin = BlockTable()
+        twin = BlockTable(groups=self.groups)
         kept = self._ids[: self._length][:length]
         twin._ids, twin._length = kept.copy(), len(kept)
         return twin
+
+    def _grow(self, end: int) -> None:
+        if end > len(self._ids):
+            grown = np.empty((max(end, 2 * len(self._ids), 8), self.groups), dtype=np.int32)
+            grown[: self._length] = self._ids[: self._length]
+            self._ids = grown
+        self._length = end
+
+
+def _there(ids: NDArray[np.int32]) -> NDArray[np.int32]:
+    flat = ids.reshape(-1)
+    found: NDArray[np.int32] = flat[flat != NO_BLOCK]
+    return found

@@ -1,14 +1,15 @@
-"""KV groups: the layers that share one cache spec, and the layout of their blocks.
+"""KV groups: the layers that share one window, and the layout of their blocks.
 
-Only a group and its layout know what a block's bytes are; arena, mover and tiers have bytes, and ask. A model
-has a group for each kind of its layers; an arena is made per group, and a block id names a block in each. Knows
-no tensor and no model: dtypes are names, as torch spells them.
-"""
+Only a group and its layout know what a block's bytes are; arena, mover and tiers have bytes, and ask. All
+groups of a model have blocks of one size, so that any block of the one arena can be any group's, and none can
+starve another. That is why layers with the same window may be several groups: each has as many layers as the
+others. Knows no tensor and no model: dtypes are names, as torch spells them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from typing import TypeAlias
@@ -60,12 +61,76 @@ Layout: TypeAlias = HeadLayout | LatentLayout
 
 
 @dataclass(frozen=True, slots=True)
+class Windows:
+    """Of each KV group its window, in tokens; None: its layers see all. ``block_tokens``: tokens in a block."""
+
+    of: tuple[int | None, ...] = (None,)
+    block_tokens: int = 16
+
+    def __len__(self) -> int:
+        """The number of groups."""
+        return len(self.of)
+
+    @property
+    def whole(self) -> list[int]:
+        """The groups without a window."""
+        return [group for group, window in enumerate(self.of) if window is None]
+
+    @property
+    def narrow(self) -> list[int]:
+        """The groups with one."""
+        return [group for group, window in enumerate(self.of) if window is not None]
+
+    def first(self, group: int, position: int) -> int:
+        """The number of the first block that a token at ``position`` sees in a group."""
+        window = self.of[group]
+        return 0 if window is None else max(0, position + 1 - window) // self.block_tokens
+
+    def blocks(self, tokens: int, start: int | None = None) -> int:
+        """How many blocks of all groups together the KV of ``tokens`` tokens takes up, with what tokens from
+        the position ``start`` on see; None: what the next one sees."""
+        end, start = -(-tokens // self.block_tokens), tokens if start is None else min(start, tokens)
+        start -= start % self.block_tokens
+        return sum(end - self.first(group, start) for group in range(len(self)))
+
+    def within(self, blocks: int, tokens: int) -> int:
+        """How many of the first blocks of each group ``blocks`` blocks are enough for, of the KV of ``tokens``
+        tokens."""
+        whole = blocks >= self.blocks(tokens)
+        return -(-tokens // self.block_tokens) if whole else blocks // len(self)
+
+
+WASTED_SHARE = 8
+"""Of so many layers in blocks, one at most may be spare, so that there are fewer groups."""
+
+
+def split_layers(windows: Sequence[int | None]) -> tuple[tuple[int, ...], ...]:
+    """The layers of each KV group of a model with layers of these ``windows``: all of a group have one window,
+    and no group has many more than another."""
+    alike: dict[int | None, list[int]] = {}
+    for layer, window in enumerate(windows):
+        alike.setdefault(window, []).append(layer)
+
+    def room(size: int) -> int:
+        return size * sum(-(-len(layers) // size) for layers in alike.values())
+
+    sizes = range(1, len(windows) + 1)
+    size = max(one for one in sizes if room(one) * WASTED_SHARE <= len(windows) * (WASTED_SHARE + 1))
+    return tuple(
+        tuple(layers[first : first + size])
+        for layers in alike.values()
+        for first in range(0, len(layers), size)
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class KVGroup:
-    """Layers of a model with KV of one layout and type. They share block ids.
+    """Layers of a model with KV of one layout and type. They share blocks.
 
     ``id``: the group's number. ``layers``: the model's numbers of its layers. ``dtype``: of stored numbers, a
-    name in `DTYPE_BYTES`. ``block_tokens``: tokens in one block. ``window``: how many tokens a query sees,
-    None for all.
+    name in `DTYPE_BYTES`. ``block_tokens``: tokens in one block. ``window``: how many tokens a query sees, with
+    its own, None for all. ``spare_layers``: for so many more there is room in a block, so that it is as large
+    as those of the model's other groups.
 
     Raises `GroupInvalid`: a number is out of range, or the dtype unknown.
     """
@@ -76,12 +141,12 @@ class KVGroup:
     dtype: str
     block_tokens: int = 16
     window: int | None = None
+    spare_layers: int = 0
 
     def __post_init__(self) -> None:
         sizes = {**asdict(self.layout), "block_tokens": self.block_tokens}
         wrong = [f"{name} = {size}" for name, size in sizes.items() if size <= 0]
-        if self.id < 0:
-            wrong.append(f"id = {self.id}")
+        wrong += [f"{name} = {one}" for name in ("id", "spare_layers") if (one := getattr(self, name)) < 0]
         if not self.layers or len(set(self.layers)) != len(self.layers) or min(self.layers) < 0:
             wrong.append(f"layers = {self.layers}")
         if self.dtype not in DTYPE_BYTES:
@@ -94,7 +159,7 @@ class KVGroup:
     @property
     def block_shape(self) -> tuple[int, ...]:
         """The shape of one block, as its layout gives it; it is contiguous on every tier."""
-        return self.layout.block_shape(len(self.layers), self.block_tokens)
+        return self.layout.block_shape(len(self.layers) + self.spare_layers, self.block_tokens)
 
     @property
     def block_bytes(self) -> int:
@@ -113,6 +178,8 @@ class KVGroup:
         another one."""
         fields = asdict(self)
         fields |= fields["layout"]
+        if not self.spare_layers:
+            del fields["spare_layers"]
         if fields.get("key_scale") == fields.get("value_scale") == 1.0:
             del fields["key_scale"], fields["value_scale"]  # digests of before there were scales stay valid
         spec = json.dumps({**fields, "layout": LAYOUT_VERSION}, sort_keys=True)

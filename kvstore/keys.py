@@ -22,6 +22,13 @@ from .groups import KVGroup
 KEY_BYTES = 16
 """Length of every key, in bytes."""
 
+
+def in_group(key: bytes, group: int) -> bytes:
+    """The name of what the KV group with this number has of the block with this ``key``; that of group 0 is the
+    key."""
+    return key if not group else key[:-1] + bytes((key[-1] ^ group,))
+
+
 TokenIds: TypeAlias = NDArray[np.int64] | NDArray[np.int32]
 
 

@@ -188,7 +188,7 @@ class BlockPool:
         self._references = References(blocks)
         self._fenced: OrderedDict[int, int] = OrderedDict()  # block: the step that must finish; steps rise
         self._cached = EvictionOrder(blocks)
-        self._unwanted: set[int] = set()  # of the cached ones: see `evict_first`
+        self._unwanted: set[int] = set()  # of the cached and fenced ones: see `evict_first`
         self._in_flight: deque[int] = deque()
         self._last_step: int | None = None
         self._allocated = self._evicted = self._found = 0
@@ -268,12 +268,15 @@ class BlockPool:
             before = as_array(behind)
             self._cached.hit(before[self.index.holds_each(before)], times)
 
-    def release(self, blocks: BlockIds, owner: Owner = None, *, keep: bool = True) -> None:
+    def release(
+        self, blocks: BlockIds, owner: Owner = None, *, keep: bool = True, wanted: bool = True
+    ) -> None:
         """Remove one reference from each of ``blocks``, which are in the order of the sequence. ``owner``:
         what held them; checked in debug only.
 
         A block without references is cached if it is sealed and ``keep`` is set, else free; while steps are
-        in flight it is fenced before. Raises `BlockMisused`: one is not held, or comes twice.
+        in flight it is fenced before. Not ``wanted``: it is evicted before all others, as by `evict_first`.
+        Raises `BlockMisused`: one is not held, or comes twice.
         """
         ids = as_array(blocks)
         self._check_held(ids)
@@ -284,6 +287,8 @@ class BlockPool:
         retired = self._references.give(ids)
         if not keep:
             self._unseal(retired)
+        elif not wanted:
+            self._unwanted.update(retired)
         if self._in_flight:
             self._fenced.update(dict.fromkeys(retired, self._in_flight[-1]))
         else:
@@ -512,7 +517,7 @@ class BlockPool:
         for block in self._references.take(ids, times):
             if self._fenced.pop(block, None) is None:
                 self._cached.remove(block)
-                self._unwanted.discard(block)
+            self._unwanted.discard(block)
 
     def _tag(self, ids: BlockArray, owner: Owner) -> None:
         if self.owners is not None:
@@ -537,9 +542,13 @@ class BlockPool:
     def _make_available(self, blocks: Sequence[int]) -> None:
         """Cache those of these released blocks that are sealed, and free the others. ``blocks``: in the order
         of eviction, the end of a sequence before its beginning."""
-        sealed = self.index.holds
-        self._cached.add(block for block in blocks if sealed(block))
+        sealed, unwanted = self.index.holds, self._unwanted
+        self._cached.add(block for block in blocks if sealed(block) and block not in unwanted)
         self._free.extend(block for block in blocks if not sealed(block))
+        for block in blocks if unwanted else ():
+            if block in unwanted and sealed(block):
+                self._cached.put_first(block)
+        unwanted.difference_update(block for block in blocks if not sealed(block))
 
 
 def _some(blocks: Iterable[int]) -> str:

@@ -47,7 +47,6 @@ from .settings import SECRET_BYTES, EngineSettings, SchedulerSettings, StepSize
 from .verbs import LoadedAdapter
 
 KVGroups: TypeAlias = tuple[KVGroup, ...]
-Arenas: TypeAlias = tuple[DeviceArena, ...]
 
 TRIAL_BLOCKS = 2
 """Blocks of the arena in which the largest steps are rehearsed: all rows have the same ones."""
@@ -107,20 +106,20 @@ def load_engine(
             own, parts = device.memory(anew=True), None
             if own is None:
                 numbers = _resolved(settings, model, groups, None)
-                zeroed = beside.submit(_arenas, groups, numbers.blocks, model.decoder.device)
+                zeroed = beside.submit(_arena, groups, numbers.blocks, model.decoder.device)
             model, adapters = _adapting(settings, model)
             if own is not None:
                 progress(1.0, "rehearsing the largest steps")
                 parts = _measured(settings, model, groups, device, own, liveness)
                 numbers = _resolved(settings, model, groups, parts)
-                zeroed = beside.submit(_arenas, groups, numbers.blocks, model.decoder.device)
+                zeroed = beside.submit(_arena, groups, numbers.blocks, model.decoder.device)
             progress(1.0, "allocating the KV arena")
-            arenas = zeroed.result()
+            arena = zeroed.result()
             sizes = (settings.max_loras, settings.loaded_adapters) if settings.enable_lora else ()
             table = AdapterTable(*sizes)
             loaded = _load_adapters(settings, adapters, table, progress)
             engine, mover = _engine(
-                settings, numbers, model, device, arenas, liveness, memory, control, table, adapters
+                settings, numbers, model, device, groups, arena, liveness, memory, control, table, adapters
             )
     except GroupInvalid as error:
         raise SettingsInvalid(str(error)) from error
@@ -204,9 +203,9 @@ def _measured(
     it does not hold that."""
     step = settings.step_size(before.total)
     context = min(settings.max_context or model.config.max_context, model.config.max_context)
-    arenas = _arenas(groups, TRIAL_BLOCKS, model.decoder.device)
+    arena = _arena(groups, TRIAL_BLOCKS, model.decoder.device)
     capacity = Capacity(2 * step.rows, -(-context // settings.block_tokens), *step)
-    bare = TorchRunner(model.decoder, *arenas, device=device, capacity=capacity)
+    bare = TorchRunner(model.decoder, arena, device=device, capacity=capacity)
     began = time.monotonic()
     _, errors = _rehearsed(bare, settings, context, liveness, largest=step)
     after = device.memory()
@@ -295,7 +294,7 @@ def _resolved(
     ``parts``: what its own memory is for; None: it has none."""
     device, block_bytes = model.decoder.device, _block_bytes(groups)
     allowed = sizing.host_kv_bytes() if parts is None else max(0, parts.kv)
-    blocks = sizing.blocks_of(settings, block_bytes, allowed)
+    blocks = sizing.blocks_of(settings, block_bytes, allowed, len(groups))
     if parts is not None:
         parts.check(settings, blocks, block_bytes)
     else:
@@ -306,10 +305,11 @@ def _resolved(
         return settings.resolved(
             blocks=blocks,
             block_bytes=block_bytes,
-            max_context=sizing.context_of(settings, blocks, model.config.max_context),
+            max_context=sizing.context_of(settings, blocks // len(groups), model.config.max_context),
             vocab_size=model.config.vocab_size,
             depth=2 if device.type == "cuda" else 1,
             device_bytes=None if parts is None else parts.total,
+            windows=tuple(group.window for group in groups),
         )
     except PoolTooSmall as error:
         raise error if parts is None else parts.refusal(error.message, blocks * block_bytes) from error
@@ -320,21 +320,21 @@ def _engine(
     numbers: SchedulerSettings,
     model: LoadedModel,
     device: Device,
-    arenas: Arenas,
+    groups: KVGroups,
+    arena: DeviceArena,
     liveness: Liveness,
     memory: int | None,
     control: socket.socket | None,
     table: AdapterTable,
     adapters: AdapterStore | None,
 ) -> tuple[Engine, BlockMover | None]:
-    groups = tuple(arena.group for arena in arenas)
     hasher = BlockHasher(settings.secret or os.urandom(SECRET_BYTES), settings.block_tokens)
     pool = BlockPool(numbers.blocks, debug=settings.debug)
     namespace = model.namespace()
     space = hasher.space(namespace, groups)
     slots, mover, tiers = host_slots(settings, memory, space, _block_bytes(groups)), None, Tiers()
     if slots is not None:
-        mover = BlockMover(arenas, slots, model.decoder.kernels.copy_pieces)
+        mover = BlockMover(arena, slots, model.decoder.kernels.copy_pieces)
         tiers = open_tiers(settings, slots, control, hasher, namespace, mover.reach)
     matchers = llguidance.Matchers()
     capacity = Capacity(
@@ -344,7 +344,7 @@ def _engine(
         numbers.max_sequences,
     )
     bare = TorchRunner(
-        model.decoder, *arenas, mover=mover, grammars=matchers, capacity=capacity, adapters=adapters
+        model.decoder, arena, mover=mover, grammars=matchers, capacity=capacity, adapters=adapters
     )
     gpu = device.memory() is not None
     if mover is not None:  # before kernels run: registering holds up launches
@@ -376,8 +376,7 @@ def _engine(
             )
         )
     if settings.debug:
-        for arena in arenas:
-            arena.poison(range(numbers.blocks))
+        arena.poison(range(numbers.blocks))
     compiler = _grammar_compiler(model)
     scheduler = Scheduler(numbers, pool, hasher, namespace, tiers, costs, compiler, matchers, adapters=table)
     tiers.wait_ready(DISK_SECONDS)
@@ -452,13 +451,14 @@ def estimated_memory(settings: EngineSettings, weights: int) -> tuple[str, sizin
 
 
 def _block_bytes(groups: KVGroups) -> int:
-    """Bytes of one block in all groups' arenas together."""
-    return sum(group.block_bytes for group in groups)
+    """Bytes of a block, of whichever group."""
+    (size,) = {group.block_bytes for group in groups}
+    return size
 
 
-def _arenas(groups: KVGroups, blocks: int, device: torch.device) -> Arenas:
+def _arena(groups: KVGroups, blocks: int, device: torch.device) -> DeviceArena:
     try:
-        return tuple(DeviceArena(group, blocks, device) for group in groups)
+        return DeviceArena(groups[0], blocks, device)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:160]
         what = f"{blocks} blocks of {_block_bytes(groups)} bytes"
@@ -496,4 +496,5 @@ def _hello(
         max_sequences=numbers.max_sequences,
         memory="" if parts is None else parts.line(numbers.blocks * _block_bytes(groups)),
         adapters=adapters,
+        groups=len(groups),
     )

@@ -37,7 +37,8 @@ class Slot:
     """All that the batch keeps of a sequence: sent when the sequence gets the slot ``number``, when its epoch
     is another one, and after a step has failed.
 
-    ``table``: block ids, int32 ``[blocks]``. ``sampling``: of its turn; None: it has none. ``past``, where
+    ``table``: block ids, int32 ``[groups, blocks]``, less than 0 where a group has none; ``[blocks]``: the same
+    for all groups. ``sampling``: of its turn; None: it has none. ``past``, where
     ``sampling.reads_past``: ids of all tokens before the last one of the row that comes with this, int32; from
     position ``output_from`` on they were generated.
     """
@@ -193,8 +194,9 @@ class Plan:
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanRow:
     """A row of a plan with all that the batch knows of it. ``table``: block ids of its context, int32
-    ``[ceil((first + count) / block_tokens)]``; ``past``: as in `Slot`; ``tokens``: its ids, int64 ``[count]``,
-    empty if it is ``fed``; ``sampling``: None if it draws nothing; ``adapter``: the slot of its adapter."""
+    ``[groups, ceil((first + count) / block_tokens)]``, or one line for all groups; ``past``: as in `Slot`;
+    ``tokens``: its ids, int64 ``[count]``, empty if it is ``fed``; ``sampling``: None if it draws nothing;
+    ``adapter``: the slot of its adapter."""
 
     seq: int
     epoch: int

@@ -13,6 +13,7 @@ truncation lower them; streamed input raises `total`. Knows no pool, no queue an
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -169,7 +170,8 @@ class Sequence:
     ``tenant_root``: what ``root`` would be without an adapter; empty: it is ``root``. ``tenant``: the number of
     the tenant that it belongs to by it. ``keys``: of the leading full blocks, at least the sealed ones.
     ``shared_tail``: the partial last block belongs to others too, and is copied before it is written. ``tail``:
-    key and end of the partial last block that was saved last. ``needs_lookup``: tokens came or KV went since
+    key and end of the partial last block that was saved last. ``marks``: positions from which others may go on,
+    where KV groups have windows; they rise. ``needs_lookup``: tokens came or KV went since
     the prefix cache was asked. ``in_flight``: steps in flight have rows for it. ``mark``: counts how often what
     is planned was taken back: a row that was planned at another mark is discarded. ``drafts``: how many tokens
     of its row in flight are guessed. ``last_step``: the last step with a row for it that is no plain decode.
@@ -191,6 +193,7 @@ class Sequence:
     sealed: int = 0
     shared_tail: bool = False
     tail: tuple[bytes, int] | None = None
+    marks: list[int] = field(default_factory=list)
     needs_lookup: bool = True
     turn: Turn | None = None
     last_step: int = 0
@@ -299,11 +302,6 @@ class Sequence:
         """The priority of the sequence's turns, from its lease; 0 without one."""
         return 0 if self.lease is None else self.lease.priority
 
-    def names(self) -> list[bytes]:
-        """The keys of the records that the sequence may have in lower tiers, in order: of its full blocks,
-        then of the partial last block that was saved."""
-        return [*self.keys, self.tail[0]] if self.tail is not None else list(self.keys)
-
     # --- tokens and blocks ------------------------------------------------------------------------------
 
     def extend(self, tokens: NDArray[np.int32], *, turn_expected: bool = False) -> None:
@@ -319,6 +317,7 @@ class Sequence:
         """Drop the tokens from position ``length`` on, and the keys from block ``blocks`` on."""
         self.tokens.truncate(length)
         self.keys.truncate(blocks)
+        self.marks = [mark for mark in self.marks if mark <= length]
         self.work.retracted = min(self.work.prefilled, self.work.retracted + max(0, self.high_water - length))
         self._high_water = min(self.high_water, length)
 
@@ -332,6 +331,18 @@ class Sequence:
         self._high_water = max(self.high_water, end)
         self.computed = self.planned = end
         self.sealed, self.shared_tail = sealed, False
+
+    def mark(self, position: int) -> None:
+        """Note that others may go on from ``position``: a turn ends there, or a prefix that others have."""
+        at = bisect_left(self.marks, position)
+        if position and self.marks[at : at + 1] != [position]:
+            self.marks.insert(at, position)
+
+    def lose_found(self, tokens: int) -> None:
+        """Count so many tokens less as resident, whose KV was found and is of no use. The opposite of
+        `count_found`."""
+        if self.turn is not None and self.turn.resident is not None:
+            self.turn.resident = max(0, self.turn.resident - tokens)
 
     def fall_back(self, length: int) -> None:
         """Note that the KV of the first ``length`` tokens alone counts from now on; the other tokens are
@@ -354,6 +365,7 @@ class Sequence:
         self.computed = self.planned = computed
         self._high_water = min(parent.high_water, length)
         self.keys = parent.keys.copy(length // block_tokens)
+        self.marks = [mark for mark in parent.marks if mark <= length]
         self.sealed = min(parent.sealed, computed // block_tokens)
         self.shared_tail = computed % block_tokens != 0
 

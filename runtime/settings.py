@@ -259,13 +259,14 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         vocab_size: int,
         depth: int,
         device_bytes: int | None = None,
+        windows: tuple[int | None, ...] = (None,),
     ) -> SchedulerSettings:
         """The scheduler's settings, now that the model and its memory are known. What these settings state
         goes before the arguments; ``max_context`` is the lesser of both.
 
         ``blocks`` of ``block_bytes`` bytes each, and ``max_context`` tokens, are what memory and model allow.
         ``vocab_size``: the model's. ``depth``: how many steps may be in flight, by default. ``device_bytes``:
-        as for `step_size`.
+        as for `step_size`. ``windows``: of the model's KV groups.
 
         Raises `SettingsInvalid` or `PoolTooSmall`: they cannot work together.
         """
@@ -284,6 +285,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             idle_stretch=self.idle_stretch,
             policy=self.policy,
             patience=self.patience,
+            windows=windows,
             lease_caps={
                 one.salt: one.leased_bytes // block_bytes
                 for one in self.tenants
@@ -299,8 +301,9 @@ class SchedulerSettings:
 
     ``blocks``: of the pool. ``vocab_size``: token ids are below it. ``watermark_blocks``: blocks that a new
     turn leaves free while others run. ``lease_caps``: how many blocks a tenant's leases may cover, by its
-    salt, and as many slots of the host tier. Raises `SettingsInvalid`: a number out of bounds;
-    `PoolTooSmall`: a sequence of ``max_context`` tokens does not fit ``blocks`` blocks.
+    salt, and as many slots of the host tier. ``windows``: of the KV groups; each has its own blocks. Raises
+    `SettingsInvalid`: a number out of bounds; `PoolTooSmall`: a sequence of ``max_context`` tokens does not fit
+    ``blocks`` blocks.
     """
 
     blocks: int
@@ -317,6 +320,7 @@ class SchedulerSettings:
     policy: str = "fair_shares"
     patience: int = 4096
     lease_caps: Mapping[bytes, int] = field(default_factory=dict)
+    windows: tuple[int | None, ...] = (None,)
 
     def __post_init__(self) -> None:
         _check_least(
@@ -339,7 +343,7 @@ class SchedulerSettings:
                 f"--max-step-tokens {self.max_step_tokens} is less than --max-sequences {self.max_sequences}:"
                 " each running sequence has a token in every step"
             )
-        needed = self.blocks_for(self.max_context)
+        needed = self.blocks_for(self.max_context) * len(self.windows)  # a reply may be as long
         if needed > self.blocks:
             raise PoolTooSmall(
                 f"a sequence of max_context = {self.max_context} tokens takes {needed} blocks of"

@@ -144,12 +144,12 @@ def parts_of(
     blocks: int = 512,
     context: int = 2048,
     rows: int = 64,
-    arenas: Sequence[DeviceArena] = (),
+    arena: DeviceArena | None = None,
     mover: BlockMover | None = None,
 ) -> tuple[Scheduler, TorchRunner]:
     """The scheduler and the runner of an engine without host and disk tier, with ``blocks`` blocks; on a GPU
     all kernels are compiled. ``context``: the most tokens of a sequence; ``rows``: the most rows of a step.
-    ``arenas``: made before, with as many blocks, for the runner's ``mover``."""
+    ``arena``: made before, with as many blocks, for the runner's ``mover``."""
     groups = model.kv_groups(BLOCK)
     device = model.decoder.device
     settings = SchedulerSettings(
@@ -159,14 +159,15 @@ def parts_of(
         max_step_tokens=step_tokens,
         max_sequences=min(rows, step_tokens),
         depth=2 if device.type == "cuda" else 1,
+        windows=tuple(group.window for group in groups),
     )
     pool, hasher, matchers = BlockPool(blocks), BlockHasher(b"0" * 32, BLOCK), Matchers()
     compiler = Compiler(model.folder, model.config.vocab_size, model.config.eos_ids)
     scheduler = Scheduler(settings, pool, hasher, model.namespace(), compiler=compiler, matchers=matchers)
     most = StepSize(step_tokens, settings.max_sequences)
     capacity = Capacity(settings.depth * most.rows, -(-context // BLOCK), *most)
-    arenas = arenas or [DeviceArena(group, blocks, device) for group in groups]
-    runner = TorchRunner(model.decoder, *arenas, mover=mover, grammars=matchers, capacity=capacity)
+    arena = arena or DeviceArena(groups[0], blocks, device)
+    runner = TorchRunner(model.decoder, arena, mover=mover, grammars=matchers, capacity=capacity)
     if device.type == "cuda":
         rehearse(runner, BLOCK, context, kernels=True)
     return scheduler, runner

@@ -94,15 +94,15 @@ def beside(bench: Bench) -> list[Figure]:
     copies, as a share of the link's."""
     model, rows, context = drawn(bench, "qwen3-0.6b"), bench.size(64, 2), bench.size(CONTEXT, 20)
     groups, blocks = model.kv_groups(BLOCK), bench.size(1024, 4)
-    size = sum(group.block_bytes for group in groups)
+    size = groups[0].block_bytes
     fd = make_memory(bench.size(10 << 30, 8 * size + (1 << 16)))
     memory = SlotMemory(fd, bytes(16), size)
     os.close(fd)
-    arenas = [DeviceArena(group, _blocks(rows, context, MORE) + blocks, bench.device) for group in groups]
-    mover = BlockMover(arenas, memory, model.decoder.kernels.copy_pieces)
+    arena = DeviceArena(groups[0], _blocks(rows, context, MORE) * len(groups) + blocks, bench.device)
+    mover = BlockMover(arena, memory, model.decoder.kernels.copy_pieces)
     mover.registration.begin()
     link = _link(bench, memory)
-    made = Decoding(bench, model, rows, context, arenas, mover)
+    made = Decoding(bench, model, rows, context, arena, mover)
     made.capture()
     spare = made.engine.scheduler.pool.allocate(blocks).blocks
     pairs = [(spare[at % blocks], at) for at in np.random.default_rng(0).permutation(memory.slots).tolist()]
@@ -157,7 +157,7 @@ def _link(bench: Bench, memory: SlotMemory) -> float:
 
 
 class Decoding:
-    """An engine with room for ``rows`` sequences of ``context`` tokens that decode. ``arenas``, ``mover``: as
+    """An engine with room for ``rows`` sequences of ``context`` tokens that decode. ``arena``, ``mover``: as
     for `parts_of`."""
 
     def __init__(
@@ -166,14 +166,15 @@ class Decoding:
         model: LoadedModel,
         rows: int,
         context: int,
-        arenas: Sequence[DeviceArena] = (),
+        arena: DeviceArena | None = None,
         mover: BlockMover | None = None,
     ) -> None:
         self._bench, self._model = bench, model
         self._new = NEW if mover is None else MORE
-        blocks = arenas[0].blocks if arenas else _blocks(rows, context, self._new)
+        blocks = _blocks(rows, context, self._new) * len(model.kv_groups(BLOCK))
+        blocks = blocks if arena is None else arena.blocks
         most = bench.size(8192, 16), blocks, context + self._new, rows
-        scheduler, self._runner = parts_of(model, *most, arenas, mover)
+        scheduler, self._runner = parts_of(model, *most, arena, mover)
         self._timed = Timed(self._runner, bench.device)
         self.engine = Engine(scheduler, self._timed)
         self._seqs = range(0)
@@ -331,7 +332,7 @@ def _blocks(rows: int, context: int, new: int) -> int:
 def _fits(bench: Bench, model: LoadedModel, rows: int, context: int) -> bool:
     if bench.device.type != "cuda":
         return True
-    size = sum(group.block_bytes for group in model.kv_groups(BLOCK))
+    size = sum(group.block_bytes for group in model.kv_groups(BLOCK))  # a block of each
     return _blocks(rows, context, NEW) * size < MOST_OF_FREE * torch.cuda.mem_get_info()[0]
 
 

@@ -177,11 +177,19 @@ class Clock:
 
 
 @contextmanager
-def fake_engine(device: int, host: int, disk: int, context: int, clock: Clock) -> Iterator[Engine]:
+def fake_engine(
+    device: int, host: int, disk: int, context: int, clock: Clock, windows: tuple[int | None, ...] = (None,)
+) -> Iterator[Engine]:
     """An engine that computes nothing, for the block. ``device``, ``host``, ``disk``: the size of each tier in
-    blocks; no host or disk tier for 0. ``context``: the most tokens of a sequence."""
+    blocks; no host or disk tier for 0. ``context``: the most tokens of a sequence; ``windows``: of KV
+    groups."""
     settings = SchedulerSettings(
-        blocks=device, vocab_size=VOCABULARY, max_context=context, block_tokens=BLOCK, max_step_tokens=512
+        blocks=device,
+        vocab_size=VOCABULARY,
+        max_context=context,
+        block_tokens=BLOCK,
+        max_step_tokens=512,
+        windows=windows,
     )
     pool, hasher = BlockPool(device), BlockHasher(SECRET, BLOCK)
     with tempfile.TemporaryDirectory() as folder:
@@ -213,13 +221,14 @@ def replay(
     disk: int = 0,
     seed: int = 0,
     said: Sequence[float | None] = (),
+    windows: tuple[int | None, ...] = (None,),
 ) -> TokenTally:
     """Replay a trace and count its tokens. ``device``, ``host``, ``disk``: the size of each tier in blocks.
     ``said``: after each turn of the trace, the hint of the seconds until its session comes back, None for no
-    hint; empty: no hints at all."""
+    hint; empty: no hints at all. ``windows``: of the KV groups."""
     clock = Clock()
     prefilled = up = from_disk = 0
-    with fake_engine(device, host, disk, scale.context, clock) as engine:
+    with fake_engine(device, host, disk, scale.context, clock, windows) as engine:
         talker = Talker(engine, scale, VOCABULARY, seed, wait=lambda: _next(engine, clock))
         for at, turn in enumerate(trace):
             _rest(engine, clock, turn.at)

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from math import inf, prod
 from pathlib import Path
 from time import perf_counter
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec.structs import asdict
 from rich.console import Console
@@ -39,6 +39,9 @@ from ..access.tenants import NOTHING_SET, Tenants, check, check_bound, leasable,
 from ..errors import KeysUnusable
 from ..settings import GatewaySettings
 from .options import refused
+
+if TYPE_CHECKING:
+    from ...runtime.model.config import ModelConfig
 
 LIBRARIES = (
     *("torch", "triton", "transformers", "tokenizers", "safetensors", "gguf", "numpy", "numba"),
@@ -133,10 +136,17 @@ def model(settings: EngineSettings, tenants: Tenants | None = None) -> Iterator[
         yield "one sequence", f"at most {rate / read:,.0f} tokens/s: {speed}"
     kept = settings.kv_format.stored_as(dtype)
     kept_width = KV_BYTES[kept]
-    per_token = config.layers * 2 * config.kv_heads * config.head_dim * kept_width
-    shape = (("layers", config.layers), ("(k, v)", 2), ("heads", config.kv_heads), ("dim", config.head_dim))
-    yield "KV per token", _product((*shape, (f"bytes ({kept})", kept_width)), "B")
-    yield from _room(settings, per_token, forms.bytes, config.max_context, tenants or Tenants())
+    groups = config.kv_layers
+    layers = max(map(len, groups))
+    shape = (("layers", layers), ("(k, v)", 2), ("heads", config.kv_heads), ("dim", config.head_dim))
+    many = [] if len(groups) == 1 else [("groups", len(groups))]
+    yield "KV per token", _product((*many, *shape, (f"bytes ({kept})", kept_width)), "B")
+    for window in dict.fromkeys(config.kv_windows):
+        if window is not None:
+            some = f"{config.kv_windows.count(window)} of {len(groups)} KV groups"
+            yield "window", f"{some} keep a turn and {window:,} tokens before it"
+    block_bytes = layers * 2 * config.kv_heads * config.head_dim * kept_width * settings.block_tokens
+    yield from _room(settings, block_bytes, config, forms.bytes, tenants or Tenants())
     yield "sampling", _sampling(read_defaults(folder))
     kernels, hint = named_backend(settings, dtype, config.head_dim)
     yield "kernels", f"{kernels} ({hint})" if hint else kernels
@@ -158,18 +168,23 @@ def read_per_second() -> float:
 
 
 def _room(
-    settings: EngineSettings, per_token: int, weights: int, model_context: int, tenants: Tenants
+    settings: EngineSettings,
+    block_bytes: int,
+    config: ModelConfig,
+    weights: int,
+    tenants: Tenants,
 ) -> Iterator[Fact]:
-    """Facts about how much KV fits on the device and below. ``per_token``: bytes of KV for one token.
-    ``weights``: bytes of the model. ``model_context``: the model's longest sequence. Raises ``LimitsTooLarge``
-    if the tenants' leases do not fit."""
+    """Facts about how much KV fits on the device and below. ``block_bytes``: of a block. ``weights``: bytes
+    of the model. Raises ``LimitsTooLarge`` if the tenants' leases do not fit."""
     from ...runtime.build import estimated_memory
 
     device, parts = estimated_memory(settings, weights)
-    block_bytes = per_token * settings.block_tokens
-    blocks = blocks_of(settings, block_bytes, host_kv_bytes() if parts is None else max(0, parts.kv))
-    context = min(settings.max_context or model_context, context_of(settings, blocks, model_context))
-    tokens = blocks * settings.block_tokens
+    windows, model_context = config.windows(settings.block_tokens), config.max_context
+    groups, allowed = len(windows), host_kv_bytes() if parts is None else max(0, parts.kv)
+    blocks = blocks_of(settings, block_bytes, allowed, groups)
+    longest = context_of(settings, blocks // groups, model_context)
+    context = min(settings.max_context or model_context, longest)
+    tokens = blocks // groups * settings.block_tokens
     step = settings.step_size(None if parts is None else parts.total)
     check_bound(tenants, runnable(step.rows))
     yield "largest step", f"{step.tokens:,} tokens in {step.rows} rows"
@@ -180,14 +195,16 @@ def _room(
     yield "leases may cover", f"{settings.lease_share:g} of that = {shown(bound.there)}"
     check_bound(tenants, bound)
     if parts is None:
-        memory = memory_line(weights, blocks, block_bytes, settings.block_tokens)
+        memory = memory_line(weights, blocks, block_bytes, tokens)
         yield "memory", f"{memory} of {shown(machine_bytes())}"
     else:
         yield "memory", parts.line(blocks * block_bytes)
-    yield "tokens that fit", _product((("blocks", blocks), ("tokens", settings.block_tokens)), "tokens")
+    each = (("blocks", blocks // groups), ("tokens", settings.block_tokens))
+    yield "tokens that fit", _product(each, "tokens" if groups == 1 else "tokens, and more behind windows")
     below = host_bytes(settings)
     yield "KV in the host tier", f"{shown(below)} = {below // block_bytes:,} blocks" if below else "none"
-    fit = f"{round(tokens / context, 1):,g} sessions of the longest context ({context:,})"
+    many = blocks / max(1, windows.blocks(context))
+    fit = f"{round(many, 1):,g} sessions of the longest context ({context:,})"
     yield "sessions that fit", fit if tokens >= context else f"none of {context:,} tokens: too few blocks"
 
 

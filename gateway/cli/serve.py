@@ -260,7 +260,7 @@ async def _serve(
 
 
 def _memory(hello: Hello) -> str:
-    memory = hello.memory or memory_line(hello.weights, hello.blocks, hello.block_bytes, hello.block_tokens)
+    memory = hello.memory or memory_line(hello.weights, hello.blocks, hello.block_bytes, hello.room)
     kept = "" if hello.kv_dtype in ("", hello.dtype) else f", KV {hello.kv_dtype}"
     weights = f", weights {hello.quantisation}" if hello.quantisation else ""
     return f"{memory}; {hello.device}, {hello.dtype}{kept}{weights}, kernels {hello.kernels}"

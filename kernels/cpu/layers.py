@@ -49,7 +49,6 @@ _STEP = (
     "gate_up",
     "gated",
     "scratch",
-    "slots",
     "singles",
     "longest",
     "singles_at",
@@ -59,12 +58,15 @@ _STEP = (
     "chunks_at",
     "starts",
     "contexts",
-    "tables",
-    "widest",
     "adapters",
+    "arena",
+    "layers",
+    "block_tokens",
 )
-"""The values of a program that differ from step to step, in order; those of the kinds of layers follow."""
-_KIND = ("cos", "sin", "turning", "arena", "layers", "block_tokens")
+"""The values of a program that differ from step to step, in order; those of kinds of layers and KV groups
+follow."""
+_KIND = ("cos", "sin", "turning")
+_GROUP = ("slots", "tables", "widest")
 
 
 def fits(layers: Sequence[Layer]) -> bool:
@@ -130,8 +132,11 @@ class Layers:
         """``layers``: all their matrices are packed."""
         self._layers = layers  # their weights are in the program by address
         self._sizes = sizes
-        self._kinds = 1 + max(layer.kind for layer in layers)
-        names = [*_STEP, *(f"{name} {kind}" for kind in range(self._kinds) for name in _KIND)]
+        kinds, groups = (
+            1 + max(each) for each in zip(*((one.kind, one.group) for one in layers), strict=True)
+        )
+        names = [*_STEP, *(f"{name} {kind}" for kind in range(kinds) for name in _KIND)]
+        names += [f"{name} {group}" for group in range(groups) for name in _GROUP]
         self._places = {name: place for place, name in enumerate(names)}
         self._values = [0] * len(names)
         self._known: dict[int, int] = {}
@@ -151,10 +156,11 @@ class Layers:
         x: Tensor,
         residual: Tensor,
         angles: Sequence[tuple[Tensor, Tensor]],
-        batch: PagedBatch,
-        arenas: Sequence[Tensor],
+        batches: Sequence[PagedBatch],
+        arena: Tensor,
     ) -> Tensor:
-        """As `FusedLayers`; ``batch`` is made by this backend's `lay_out`."""
+        """As `FusedLayers`; ``batches`` are made by this backend's `lay_out`."""
+        batch = batches[0]
         assert isinstance(batch, CpuBatch), "a batch is laid out by the backend that attends to it"
         of, tokens = self._sizes, len(x)
         parts = at_once(parts_for(tokens * self._work, LEAST))
@@ -167,11 +173,17 @@ class Layers:
         scratch = torch.empty(most, dtype=torch.uint8)
         found = torch.empty(attention_bytes(batch, of.q_heads, of.head_dim), dtype=torch.uint8)
         values = [tokens, x.data_ptr(), residual.data_ptr(), *places, scratch.data_ptr()]
-        values += [batch.slots.data_ptr(), *batch_operands(batch, found), *tables_of(batch)]
+        values += [
+            *batch_operands(batch, found),
+            batch.row_starts.data_ptr(),
+            batch.context_lengths.data_ptr(),
+        ]
         values.append(0 if batch.adapters is None else batch.adapters.data_ptr())
-        for (cos, sin), arena in zip(angles, arenas, strict=True):
+        values += [arena.data_ptr(), arena.shape[1], arena.shape[4]]
+        for cos, sin in angles:
             values += [cos.data_ptr(), sin.data_ptr(), cos.shape[-1]]
-            values += [arena.data_ptr(), arena.shape[1], arena.shape[4]]
+        for one in batches:
+            values += [one.slots.data_ptr(), one.tables.data_ptr(), one.tables.shape[1]]
         numbers = self._numbers.copy()  # several threads may call at once
         numbers[: len(values)] = values
         program = self._program if batch.adapters is None else self._adapted
@@ -197,15 +209,15 @@ class Layers:
 
     def _rows(self, layer: Layer, *, adapted: bool) -> list[list[int]]:
         """The operations of a layer. ``adapted``: some tokens have adapters."""
-        sizes, kind, head_norm = self._sizes, layer.kind, layer.head_norm
+        sizes, kind, group, head_norm = self._sizes, layer.kind, layer.group, layer.head_norm
         heads = (sizes.q_heads, sizes.kv_heads, sizes.head_dim)
         wide, queries = (sizes.q_heads + 2 * sizes.kv_heads) * sizes.head_dim, sizes.q_heads * sizes.head_dim
         norm, eps = (0, 0.0) if head_norm is None else (head_norm.weight.data_ptr(), head_norm.eps)
         weights, how, inner = layer.weights, layer.attention, self._inner
-        turn = ("slots", "qkv", norm, norm_kind(head_norm), f"cos {kind}", f"sin {kind}", f"arena {kind}")
-        blocks = (f"block_tokens {kind}", f"layers {kind}", layer.number)
+        turn = (f"slots {group}", "qkv", norm, norm_kind(head_norm), f"cos {kind}", f"sin {kind}", "arena")
+        blocks = ("block_tokens", "layers", layer.number)
         rows = ("singles", "longest", "singles_at", "found", "chunks", "most", "chunks_at")
-        places = (f"arena {kind}", "starts", "contexts", "tables", "widest")
+        places = ("arena", "starts", "contexts", f"tables {group}", f"widest {group}")
         attend = (how.window or 0, "query", "attended", *places)
         return [
             *self._product(weights.qkv, sizes.hidden, "x", "qkv", wide, adapted=adapted),

@@ -20,12 +20,13 @@ _WORD64 = 2**64 - 1
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """What there is room for: ``slots`` of sequences, of ``blocks`` blocks each; in a step ``tokens`` tokens
-    and ``rows`` rows. Where more come, memory is made anew."""
+    and ``rows`` rows. Where more come, memory is made anew. ``groups``: of KV, each with a table in a slot."""
 
     slots: int = 8
     blocks: int = 8
     tokens: int = 8
     rows: int = 8
+    groups: int = 1
 
 
 SOME_CAPACITY = Capacity()
@@ -34,7 +35,8 @@ SOME_CAPACITY = Capacity()
 class Batch:
     """Slots and what they hold; arrays grow as higher slots and columns come.
 
-    ``tables``: block ids, int32 ``[slots, blocks]``. ``samplings``: of each slot's turn; None: it has none.
+    ``tables``: block ids, int32 ``[slots, groups, blocks]``; of a group with a window, any behind which it does
+    not look. ``samplings``: of each slot's turn; None: it has none.
     ``output_from``: the position from which on its tokens were generated, int64 ``[slots]``. The columns of
     sampling parameters are ``[slots]``, fp64 or int64. ``edits``: the slot's sampling has a bias or bad words;
     ``penalizes``: it has penalties, for the tokens in ``tally``; ``special``: it has one of these, reports log
@@ -45,7 +47,7 @@ class Batch:
         self.version = 0
         """Another number whenever a slot is sent whole."""
         self._next = 0  # the number of the next changes, unless they begin anew
-        self.tables: NDArray[np.int32] = np.zeros((slots, blocks), dtype=np.int32)
+        self.tables: NDArray[np.int32] = np.zeros((slots, capacity.groups, blocks), dtype=np.int32)
         self.samplings: list[Sampling | None] = [None] * slots
         self.temperature, self.top_p, self.min_p, self.typical_p = (np.zeros(slots) for _ in range(4))
         self.top_k, self.seed, self.scores, self.output_from = (
@@ -80,9 +82,9 @@ class Batch:
             self._take(slot)
         self.version += bool(changes.whole)
         if len(changes.blocks):
-            _, slots, columns, blocks = changes.blocks.T
+            groups, slots, columns, blocks = changes.blocks.T
             self._widen(int(columns.max()) + 1)
-            self.tables[slots, columns] = blocks
+            self.tables[slots, groups, columns] = blocks
         if len(changes.past):
             self._hear(changes.past[:, 0].astype(np.int64), changes.past[:, 1])
         if plan.slots.max() >= len(self) or not self._known[plan.slots].all():
@@ -106,12 +108,12 @@ class Batch:
         return np.append(own, np.array([copy.target for copy in plan.copies], dtype=np.int32))
 
     def contexts(self, slots: Ints, widths: Ints) -> NDArray[np.int64]:
-        """The block ids of each row's context, ``[rows, most blocks of a row]``, 0 behind its own. ``widths``:
-        its blocks."""
+        """The block ids of each row's context, ``[groups, rows, most blocks of a row]``, 0 behind its own.
+        ``widths``: its blocks."""
         most = int(widths.max(initial=1))
-        tables = self.tables[slots, :most].astype(np.int64)
+        tables = self.tables[slots, :, :most].swapaxes(0, 1).astype(np.int64, order="C")
         if len(widths) and widths.min() < most:
-            tables[np.arange(most) >= widths[:, None]] = 0
+            tables[:, np.arange(most) >= widths[:, None]] = 0
         return tables
 
     @staticmethod
@@ -122,14 +124,14 @@ class Batch:
         """The block ids in the columns ``[firsts, ends)`` of these slots' tables, one after the other."""
         counts = ends - firsts
         skipped = np.repeat(np.cumsum(counts) - counts - firsts, counts)
-        ids: NDArray[np.int32] = self.tables[np.repeat(slots, counts), np.arange(len(skipped)) - skipped]
-        return ids
+        return self.tables[np.repeat(slots, counts), :, np.arange(len(skipped)) - skipped].reshape(-1)
 
     def _take(self, slot: Slot) -> None:
         at, one = slot.number, slot.sampling
         self._lengthen(at + 1)
-        self._widen(len(slot.table))
-        self.tables[at, : len(slot.table)] = slot.table
+        width = slot.table.shape[-1]
+        self._widen(width)
+        np.maximum(slot.table, 0, out=self.tables[at, :, :width])
         self.output_from[at] = slot.output_from
         self.samplings[at] = one
         self._known[at] = True
@@ -163,9 +165,10 @@ class Batch:
         self._heard[slots] = at + 1  # of a slot's several the last one stays
 
     def _widen(self, columns: int) -> None:
-        if columns > self.tables.shape[1]:
-            wider = np.zeros((len(self), max(columns, 2 * self.tables.shape[1])), dtype=np.int32)
-            wider[:, : self.tables.shape[1]] = self.tables
+        _, groups, width = self.tables.shape
+        if columns > width:
+            wider = np.zeros((len(self), groups, max(columns, 2 * width)), dtype=np.int32)
+            wider[..., :width] = self.tables
             self.tables = wider
 
     def _lengthen(self, slots: int) -> None:

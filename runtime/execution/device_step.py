@@ -9,7 +9,7 @@ drawn for it goes to the last line of the ids, which no step reads.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
@@ -43,7 +43,7 @@ class Inputs:
     `NOTHING` for the one that the slot drew last; ``adapters``, the slot of its adapter. By draw: ``ends``, the
     number of the token before it; ``drawn``, the slot that has its sampling parameters; ``kept``, the slot that
     keeps the drawn id; ``places``, the position of the drawn token. ``cells``, ``blocks``: changed cells of the
-    tables, `CHANGED` for each row: the index in all cells, the block id.
+    tables, `CHANGED` for each row and KV group: the index in all cells, the block id.
 
     Behind these, if rows have several tokens: ``starts`` ``[rows + 1]``, the number of each row's first token;
     by token ``positions``, ``lines`` (the row's slot), ``ids`` (as ``given``), ``adapted`` (as ``adapters``).
@@ -51,12 +51,12 @@ class Inputs:
 
     CHANGED = 2
 
-    def __init__(self, most: StepSize, device: torch.device) -> None:
+    def __init__(self, most: StepSize, groups: int, device: torch.device) -> None:
         rows, tokens = most.rows + most.rows % 2, most.tokens + most.tokens % 2
         sizes = dict.fromkeys(
             ("slots", "contexts", "given", "ends", "drawn", "kept", "places", "adapters"), rows
         )
-        sizes |= dict.fromkeys(("cells", "blocks"), self.CHANGED * rows)
+        sizes |= dict.fromkeys(("cells", "blocks"), self.CHANGED * groups * rows)
         self._single = sum(sizes.values())
         sizes |= {"starts": rows + 2} | dict.fromkeys(("positions", "lines", "ids", "adapted"), tokens)
         ends = list(accumulate(sizes.values(), initial=0))
@@ -85,20 +85,20 @@ class Inputs:
 
 
 class BatchOnDevice:
-    """What the device holds by slot: ``tables`` int32 ``[slots + 1, blocks]``; ``ids``, drawn last; sampling
-    parameters, fp64 and int64: each ``[slots + 1]``. The last line is padding's."""
+    """What the device holds by slot: ``tables`` int32 ``[slots + 1, groups, blocks]``; ``ids``, drawn last;
+    sampling parameters, fp64 and int64: each ``[slots + 1]``. The last line is padding's."""
 
-    def __init__(self, slots: int, blocks: int, device: torch.device) -> None:
-        self.slots, self.width = slots, blocks
-        self.tables = torch.zeros((slots + 1, blocks), dtype=torch.int32, device=device)
+    def __init__(self, slots: int, groups: int, blocks: int, device: torch.device) -> None:
+        self.slots, self.groups, self.width = slots, groups, blocks
+        self.tables = torch.zeros((slots + 1, groups, blocks), dtype=torch.int32, device=device)
         self.ids = torch.zeros(slots + 1, dtype=torch.int64, device=device)
         self._reals = torch.zeros((3, slots + 1), dtype=torch.float64, device=device)
         self._whole = torch.zeros((2, slots + 1), dtype=torch.int64, device=device)
 
     def take(self, slots: Ints, batch: Batch, device: Device) -> None:
         """Take over all that ``batch`` holds in these slots."""
-        tables = np.zeros((len(slots), self.width), dtype=np.int64)
-        tables[:, : batch.tables.shape[1]] = batch.tables[slots]
+        tables = np.zeros((len(slots), self.groups, self.width), dtype=np.int64)
+        tables[..., : batch.tables.shape[2]] = batch.tables[slots]
         reals = np.stack([batch.temperature[slots], batch.top_p[slots], batch.min_p[slots]])
         whole = np.stack([batch.top_k[slots], batch.seed[slots]])
         at, cells, bits, numbers = device.upload([slots, tables, reals.view(np.int64), whole])
@@ -129,21 +129,21 @@ class Computed:
 
 
 class DeviceStep:
-    """Computes steps on ``device`` by ``decoder``, over ``arenas``. ``batch``: the runner's, of which the
+    """Computes steps on ``device`` by ``decoder``, over ``arena``. ``batch``: the runner's, of which the
     device holds a copy. ``capacity``: for steps."""
 
     def __init__(
-        self, decoder: Decoder, arenas: Sequence[Tensor], device: Device, batch: Batch, capacity: Capacity
+        self, decoder: Decoder, arena: Tensor, device: Device, batch: Batch, capacity: Capacity
     ) -> None:
         self._decoder = decoder
-        self._arenas = arenas
+        self._arena = arena
         self._device = device
         self._batch = batch
-        self._block_tokens = arenas[0].shape[4]
+        self._block_tokens = arena.shape[4]
         self._graphs: dict[tuple[str, StepSize], Graph] = {}
         self._to_capture: list[StepSize] = []  # the smallest first
-        self._state = BatchOnDevice(len(batch), batch.tables.shape[1], decoder.device)
-        self._inputs = Inputs(StepSize(0, 0), decoder.device)
+        self._state = BatchOnDevice(*_shape(batch), decoder.device)
+        self._inputs = Inputs(StepSize(0, 0), self._state.groups, decoder.device)
         self.reserve(StepSize(capacity.tokens, capacity.rows))
 
     # --- memory -----------------------------------------------------------------------------------------------
@@ -155,7 +155,8 @@ class DeviceStep:
         if most.tokens <= room.tokens and most.rows <= room.rows:
             return
         self._graphs.clear()
-        self._inputs = Inputs(StepSize(max(most.tokens, room.tokens), max(most.rows, room.rows)), place)
+        size = StepSize(max(most.tokens, room.tokens), max(most.rows, room.rows))
+        self._inputs = Inputs(size, self._state.groups, place)
         rows = self._inputs.most.rows
         self._hidden: Tensor | None = None
         self._last = torch.zeros(rows, dtype=torch.int64, device=place)
@@ -165,10 +166,10 @@ class DeviceStep:
     def _fit(self) -> None:
         """Make room for all slots and columns of the batch, as `reserve` does."""
         before, batch = self._state, self._batch
-        slots, blocks = len(batch), batch.tables.shape[1]
+        slots, groups, blocks = _shape(batch)
         if slots > before.slots or blocks > before.width:
             self._graphs.clear()
-            state = BatchOnDevice(slots, blocks, self._decoder.device)
+            state = BatchOnDevice(slots, groups, blocks, self._decoder.device)
             state.ids[: before.slots] = before.ids[:-1]
             state.take(np.arange(slots), batch, self._device)
             self._state = state
@@ -251,14 +252,16 @@ class DeviceStep:
             state.take(
                 np.array([slot.number for slot in changes.whole], dtype=np.int64), self._batch, self._device
             )
-        cells = blocks[:, 1].astype(np.int64) * state.width + blocks[:, 2]
-        ids = self._batch.tables[blocks[:, 1], blocks[:, 2]].astype(np.int64)
-        if len(cells) > inputs.CHANGED * sizes.rows:
+        group, slot, column = blocks[:, :3].T.astype(np.int64)
+        cells = (slot * state.groups + group) * state.width + column
+        ids = self._batch.tables[slot, group, column].astype(np.int64)
+        changed = inputs.CHANGED * state.groups * sizes.rows
+        if len(cells) > changed:
             state.change(*self._device.upload([cells, ids]))
             cells, ids = NO_INTS, NO_INTS
         unread = state.slots  # the last line
-        inputs.fill(inputs.CHANGED * sizes.rows, unread * state.width, cells=cells)
-        inputs.fill(inputs.CHANGED * sizes.rows, 0, blocks=ids)
+        inputs.fill(changed, unread * state.groups * state.width, cells=cells)
+        inputs.fill(changed, 0, blocks=ids)
         ends = plan.firsts + plan.counts
         inputs.fill(sizes.rows, NOTHING, slots=plan.slots)
         inputs.fill(sizes.rows, 1, contexts=ends)
@@ -291,7 +294,8 @@ class DeviceStep:
         ``adapted``: some rows have adapters."""
         of, state, kernels = self._inputs.of, self._state, self._decoder.kernels
         tokens, rows = sizes.tokens, sizes.rows
-        state.change(of("cells", Inputs.CHANGED * rows), of("blocks", Inputs.CHANGED * rows))
+        changed = Inputs.CHANGED * state.groups * rows
+        state.change(of("cells", changed), of("blocks", changed))
         contexts = of("contexts", rows)
         if sizes.single:
             lines, given = of("slots", rows), of("given", rows)
@@ -299,13 +303,22 @@ class DeviceStep:
         else:
             lines, given = of("lines", tokens), of("ids", tokens)
             positions, starts = of("positions", tokens), of("starts", rows + 1)
-        ids, places = kernels.look_up(state.tables, state.ids, lines, positions, given, self._block_tokens)
+        by_group = [
+            kernels.look_up(state.tables[:, group], state.ids, lines, positions, given, self._block_tokens)
+            for group in range(state.groups)
+        ]
+        ids = by_group[0][0]
         held = of("slots", rows).clamp(min=0).to(torch.int32)
         adapters = (of("adapters", rows) if sizes.single else of("adapted", tokens)) if adapted else None
-        layout = PagedBatch(
-            positions, places, starts, contexts, state.tables, held, (), self._device, adapters
-        )
-        whole = self._decoder.hidden(ids, layout, self._arenas)
+        plans: dict[tuple[int, int, int, bool], Tensor] = {}
+        layouts = [
+            PagedBatch(
+                positions, places, starts, contexts, state.tables[:, group], held, (), self._device, adapters,
+                plans=plans,
+            )
+            for group, (_, places) in enumerate(by_group)
+        ]  # fmt: skip
+        whole = self._decoder.hidden(ids, layouts, self._arena)
         if self._hidden is None:
             shape = (self._inputs.most.rows, *whole.shape[1:])
             self._hidden = torch.zeros(shape, dtype=whole.dtype, device=whole.device)
@@ -367,3 +380,8 @@ class DeviceStep:
     def captured(self) -> int:
         """How many graphs there are."""
         return len(self._graphs)
+
+
+def _shape(batch: Batch) -> tuple[int, int, int]:
+    slots, groups, blocks = batch.tables.shape
+    return slots, groups, blocks

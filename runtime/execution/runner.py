@@ -38,8 +38,7 @@ Drawing: TypeAlias = Callable[[], Drawn]
 
 
 class TorchRunner:
-    """`plan.Runner` over a decoder and ``arenas``, one per KV group; a block id names a block in each of
-    them.
+    """`plan.Runner` over a decoder and ``arena``, which has the blocks of all KV groups.
 
     ``mover``: copies blocks to the host tier and back; without one no plan may ask for it. ``device``: what
     the decoder computes on; by default the device on which its
@@ -51,7 +50,8 @@ class TorchRunner:
     def __init__(
         self,
         decoder: Decoder,
-        *arenas: DeviceArena,
+        arena: DeviceArena,
+        *,
         mover: BlockMover | None = None,
         device: Device | None = None,
         grammars: Matchers | None = None,
@@ -63,13 +63,13 @@ class TorchRunner:
         self._device = device or device_of(decoder.device)
         self._decoder = decoder
         self._mover = mover
-        self._block_tokens = arenas[0].group.block_tokens
-        self._arenas = tuple(arena.kv for arena in arenas)
-        self._batch = Batch(capacity)
+        self._block_tokens = arena.group.block_tokens
+        self._arena = arena.kv
+        self._batch = Batch(replace(capacity, groups=decoder.groups))
         self._rows = LastRows()
         self._step: DeviceStep | None = None
         if decoder.kernels.by_slot:
-            self._step = DeviceStep(decoder, self._arenas, self._device, self._batch, capacity)
+            self._step = DeviceStep(decoder, arena.kv, self._device, self._batch, capacity)
         self._ids = torch.zeros(len(self._batch), dtype=torch.int64, device=decoder.device)
         """On the device, the id that each slot drew last."""
 
@@ -89,11 +89,11 @@ class TorchRunner:
             assert self._adapters is not None, "an adapter, but none are held"
             self._adapters.fill(fill.slot, fill.number)
         moving = self._move(plan)
-        for arena in self._arenas if plan.copies else ():
-            sources, targets = (c.source for c in plan.copies), (c.target for c in plan.copies)
-            kernels.copy_blocks(arena, sources, targets, self._device)
-        if plan.copies and self._mover is not None:
-            self._mover.copied([copy.target for copy in plan.copies])
+        if plan.copies:
+            targets = [copy.target for copy in plan.copies]
+            kernels.copy_blocks(self._arena, [copy.source for copy in plan.copies], targets, self._device)
+            if self._mover is not None:
+                self._mover.copied(targets)
         if not len(plan):
             return TorchHandle(self._device, self._grammars, plan, NO_INTS, None, moving)
         drawing = (self._on_host if self._step is None else self._on_device)(plan)
@@ -146,14 +146,14 @@ class TorchRunner:
         widths = -(-(plan.firsts + plan.counts) // self._block_tokens)
         tables = self._batch.contexts(plan.slots, widths)
         lay_out = self._decoder.kernels.lay_out
-        batch = lay_out(self._arenas[0], plan.firsts, plan.counts, tables, self._device)
+        batches = [lay_out(self._arena, plan.firsts, plan.counts, one, self._device) for one in tables]
         if plan.adapters is not None:
             (adapters,) = self._device.upload([np.repeat(plan.adapters, plan.counts)])
-            batch = replace(batch, adapters=adapters)
+            batches = [replace(batch, adapters=adapters) for batch in batches]
         tokens = self._input_ids(plan)
-        hidden = self._decoder.hidden(tokens, batch, self._arenas)
+        hidden = self._decoder.hidden(tokens, batches, self._arena)
         scored = self._scored(plan, hidden)
-        return partial(self._draw_on_host, plan, tokens, hidden, batch.context_lengths, scored)
+        return partial(self._draw_on_host, plan, tokens, hidden, batches[0].context_lengths, scored)
 
     def _draw_on_host(
         self, plan: Plan, tokens: Tensor, hidden: Tensor, ends: Tensor, scored: Tensor | None

@@ -3,21 +3,31 @@
 Finds cached prefixes, allocates blocks to write, copies a shared tail before it is written, names full blocks
 and releases blocks; has blocks saved to the host tier and loaded from it. Which sequence gets blocks is
 decided by `preemption`, what is computed by `planner`.
-"""
+
+Of a KV group with a window a sequence gives back the blocks that no token can see any more: those behind the
+window of its computed tokens, but while its turn runs, of where the turn began to generate, so that an
+interrupt finds them. They stay in the prefix cache and are evicted first; but those that the token behind a
+*mark* sees are evicted as any other, and saved before. Marks are where turns ended, and where a prefix was
+found that others have. So a fork from there, or a rewind to there, finds its blocks. If others are gone, KV is
+computed again."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 
 import numpy as np
 
-from ...kvstore.keys import BlockHasher
+from ...kvstore.block_table import NO_BLOCK
+from ...kvstore.groups import Windows
+from ...kvstore.keys import BlockHasher, in_group
 from ...kvstore.pool import BlockPool
+from ...kvstore.tiers import HOST
 from ..plan import BlockCopy
 from ..sequence import Sequence
 from ..stats import Counters
-from .residency import Residency
+from .residency import Located, Residency
 from .transfers import Transfers
 
 
@@ -25,7 +35,7 @@ class BlockManager:
     """Gives sequences their blocks: allocates, shares and releases blocks of ``pool``.
 
     Keys are made by ``hasher`` under ``namespace``; ``transfers`` saves blocks to the host tier and loads
-    them. ``counters``: count the tokens found and restored.
+    them. ``counters``: count the tokens found and restored. ``windows``: of the KV groups.
     """
 
     def __init__(
@@ -35,17 +45,20 @@ class BlockManager:
         namespace: bytes,
         transfers: Transfers,
         counters: Counters,
+        windows: Windows,
     ) -> None:
         self.pool = pool
         self._counters = counters
         self.transfers = transfers
         self.block_tokens = hasher.block_tokens
         self.tiers = transfers.tiers
-        self.residency = Residency(pool, hasher, namespace, transfers.tiers)
+        self.windows = windows
+        self.groups, self._narrow = len(windows), windows.narrow
+        self.residency = Residency(pool, hasher, namespace, transfers.tiers, windows)
         self._sources: list[tuple[int, int]] = []  # of copies in the step being planned: block, owner
 
     def blocks_for(self, tokens: int) -> int:
-        """How many blocks ``tokens`` tokens take up."""
+        """How many blocks of one KV group ``tokens`` tokens take up."""
         return -(-tokens // self.block_tokens)
 
     # --- taking -----------------------------------------------------------------------------------------
@@ -59,127 +72,180 @@ class BlockManager:
         """
         if sequence.planned != sequence.computed or (sequence.turn is not None and sequence.turn.to_score):
             return 0
-        own, most = sequence.computed // self.block_tokens, (len(sequence.tokens) - 1) // self.block_tokens
-        if most <= own:
+        found, before = self.residency.cached(sequence), sequence.computed
+        if self._narrow and found.shared > before:
+            sequence.mark(found.shared)
+        if not found.keys or found.end < before:
             return 0
-        self.residency.name(sequence, most)
-        blocks = self.pool.index.match(sequence.keys[own:most])
-        if not blocks:
-            return 0
-        self.pool.share(blocks, sequence.id, behind=sequence.table.view[:own])
-        self._drop(sequence, own)
-        sequence.table.extend(blocks)
-        before = sequence.computed
-        sequence.found((own + len(blocks)) * self.block_tokens, sealed=len(sequence.table))
+        blocks = [self.pool.index.here[key] for key in found.keys]
+        self.pool.share(blocks, sequence.id, behind=self._in_front(sequence))
+        self._enter(sequence, found, blocks)
         self._counters.adopted += sequence.computed - before
         return sequence.computed - before
 
-    def restore(self, sequence: Sequence, keys: list[bytes]) -> int:
-        """Have records loaded from the host tier to the device, as many of ``keys`` as are sound: allocate
-        blocks for them, append these to the sequence's table, and leave the copies to the next plan. Returns
-        the tokens restored.
+    def _in_front(self, sequence: Sequence) -> Items[int]:
+        """The blocks that the sequence's first whole blocks are."""
+        front = sequence.table.view[: sequence.computed // self.block_tokens].reshape(-1)
+        return front if self.groups == 1 else front[front != NO_BLOCK]  # type: ignore[return-value]
 
-        ``keys``: of the records behind the computed tokens, see `Located.in_host`. That many blocks must be
-        available. The prefix cache finds the blocks by their keys already when this returns, since they are
-        read in the same step or a later one.
+    def restore(self, sequence: Sequence, found: Located) -> int:
+        """Have records loaded from the host tier to the device, as many of ``found`` as are sound: allocate
+        blocks for them, put these into the sequence's table, and leave the copies to the next plan. Blocks that
+        are on the device alone are shared. Returns the tokens restored.
+
+        ``found``: see `Located.at_hand`. That many blocks must be available. The prefix cache finds the blocks
+        by their keys already when this returns, since they are read in the same step or a later one.
         """
-        host = self.tiers.host
-        found = [] if host is None else [host.tokens_of(slot) for slot in host.find(keys)]
-        tokens = self._checked(sequence, keys, found)
-        if not tokens:
+        host, here = self.tiers.host, self.pool.index.here
+        if host is None:
             return 0
-        own = sequence.computed // self.block_tokens
-        allocated = self._allocate(len(tokens), sequence.id)
-        self._drop(sequence, own)
-        blocks = self._named(sequence, keys, allocated, tokens)
-        fresh = [at for at, block in enumerate(allocated) if blocks[at] == block]
-        self.transfers.load([keys[at] for at in fresh], [allocated[at] for at in fresh])
-        return self._count_in(sequence, own, keys, blocks, tokens)
+        in_host = [bool(level & HOST) for level in found.levels]
+        slots = iter(host.find(key for key, there in zip(found.keys, in_host, strict=True) if there))
+        tokens: list[int] = []
+        for at, there in enumerate(in_host):
+            slot = next(slots, None) if there else None
+            if slot is None and (there or found.keys[at] not in here):
+                break
+            tokens.append(found.tokens(at) if slot is None else host.tokens_of(slot))
+        found = self._checked(found, tokens)
+        if not found.keys:
+            return 0
+        blocks = [-1 if there else here[key] for key, there in zip(found.keys, in_host, strict=False)]
+        self.pool.share([block for block in blocks if block >= 0], sequence.id)
+        loaded = [at for at, block in enumerate(blocks) if block < 0]
+        allocated = self._allocate(len(loaded), sequence.id)
+        named = self._named(sequence, found, loaded, allocated)
+        for at, block in zip(loaded, named, strict=True):
+            blocks[at] = block
+        fresh = [
+            (found.keys[at], block)
+            for at, block in zip(loaded, allocated, strict=True)
+            if blocks[at] == block
+        ]
+        self.transfers.load([key for key, _ in fresh], [block for _, block in fresh])
+        return self._count_in(sequence, found, blocks)
 
     def delays(self, sequence: Sequence) -> bool:
         """Whether a row of the sequence would keep others waiting, as its blocks are still being loaded."""
         return self.transfers.delays(sequence.table.view)
 
-    def read_up(self, sequence: Sequence, keys: list[bytes]) -> int:
-        """Read records of the tiers to the device now, without slots, as many of ``keys`` as are sound and find
-        blocks, and append the blocks to the sequence's table. No step may be in flight.
-        Returns the tokens restored.
+    def read_up(self, sequence: Sequence, found: Located) -> int:
+        """Read records of the tiers to the device now, without slots, as many of ``found`` as are sound and
+        find blocks, and put the blocks into the sequence's table. No step may be in flight. Returns how many
+        came.
 
-        ``keys``: of the records behind the computed tokens, see `Located.readable`. Blocks that a waiting
-        move reads or writes are not used.
+        ``found``: see `Located.readable`. Blocks that a waiting move reads or writes are not used.
         """
-        own = sequence.computed // self.block_tokens
-        allocated = self._allocate(min(len(keys), self.pool.available), sequence.id)
+        allocated = self._allocate(min(len(found), self.pool.available), sequence.id)
         busy = self.transfers.pending()
         blocks = [block for block in allocated if block not in busy]
-        found = self._checked(sequence, keys, self.tiers.read(keys, blocks))
+        found = self._checked(found, self.tiers.read(found.keys, blocks))
         used = set(blocks[: len(found)])
         self.pool.release([block for block in allocated if block not in used], sequence.id, keep=False)
-        if not found:
+        if not found.keys:
             return 0
-        self._drop(sequence, own)
         self.transfers.read_into(used, sequence.tenant)
-        named = self._named(sequence, keys, blocks[: len(found)], found)
-        return self._count_in(sequence, own, keys, named, found)
+        named = self._named(sequence, found, range(len(found)), blocks[: len(found)])
+        self._count_in(sequence, found, named)
+        return len(found)
 
-    def _checked(self, sequence: Sequence, keys: list[bytes], tokens: list[int]) -> list[int]:
-        """The numbers of tokens of the leading records that are what their ``keys`` say: full blocks, then
-        perhaps a partial one. ``tokens``: the number that stands beside each record.
+    def _checked(self, found: Located, tokens: list[int]) -> Located:
+        """The leading ones of ``found`` that have as many tokens as their places say. ``tokens``: the number
+        that stands beside each record.
 
         That number is not covered by the hash of the record's bytes. A record with a wrong number is dropped.
         """
-        size, own = self.block_tokens, sequence.computed // self.block_tokens
-        full = next((at for at, count in enumerate(tokens) if count != size), len(tokens))
-        if sequence.keys[own : own + full] != keys[:full]:
-            full -= 1  # the last one is a tail with a full block's number of tokens
-        elif full < len(tokens) and keys[full] == self._tail_of(sequence, own + full, tokens[full]):
-            return tokens[: full + 1]
-        if full < len(tokens):
-            self.transfers.drop(keys[full])
-        return tokens[:full]
+        wrong = next((at for at, count in enumerate(tokens) if count != found.tokens(at)), None)
+        if wrong is not None:
+            self.transfers.drop(found.keys[wrong])
+        return found.beginning(len(tokens) if wrong is None else wrong)
 
-    def _tail_of(self, sequence: Sequence, block: int, tokens: int) -> bytes | None:
-        """The key that the sequence's partial block number ``block`` has if it holds ``tokens`` tokens; None:
-        it cannot hold that many."""
-        end = block * self.block_tokens + tokens
-        fits = 0 < tokens < self.block_tokens and end <= len(sequence.tokens)
-        return self.residency.tail(sequence, end) if fits else None
+    def _named(self, sequence: Sequence, found: Located, which: Items[int], blocks: list[int]) -> list[int]:
+        """Name restored ``blocks``, which hold those of ``found`` with these numbers, by their keys, but
+        partial last ones. Returns the blocks for the table: where a key names another block already, that one,
+        and the restored one is released."""
+        keys = [found.keys[at] for at in which if found.tokens(at) == self.block_tokens]
+        return self.pool.join_each(blocks[: len(keys)], keys, sequence.id) + blocks[len(keys) :]
 
-    def _named(
-        self, sequence: Sequence, keys: Items[bytes], allocated: list[int], tokens: Items[int]
-    ) -> list[int]:
-        """Name the restored blocks ``allocated`` by ``keys``, but a partial last one. Returns the blocks for
-        the table: where a key names another block already, that one, and the restored one is released.
-        ``tokens``: in each block."""
-        full = len(allocated) - (tokens[-1] < self.block_tokens)
-        return self.pool.join_each(allocated[:full], keys[:full], sequence.id) + allocated[full:]
-
-    def _count_in(
-        self, sequence: Sequence, own: int, keys: Items[bytes], blocks: list[int], tokens: Items[int]
-    ) -> int:
-        """Append restored ``blocks`` to the sequence's table, behind its first ``own``, and count them.
-        ``keys``, ``tokens``: of each. Returns the tokens that the sequence gained."""
-        sequence.table.extend(blocks)
-        end = own * self.block_tokens + sum(tokens)
-        from_disk, disk = sequence.from_tiers.from_disk, 0
-        if from_disk:
-            disk = sum(count for key, count in zip(keys, tokens, strict=False) if key in from_disk)
-        if tokens[-1] < self.block_tokens:
-            sequence.tail = keys[len(tokens) - 1], end
-        restored = end - sequence.computed
-        sequence.found(end, sealed=end // self.block_tokens)
+    def _count_in(self, sequence: Sequence, found: Located, blocks: list[int]) -> int:
+        """Put restored ``blocks`` into the sequence's table, and count them. Returns the tokens that the
+        sequence gained."""
+        before, from_disk = sequence.computed, sequence.from_tiers.from_disk
+        self._enter(sequence, found, blocks)
+        restored, disk = sequence.computed - before, 0
+        if from_disk and restored:
+            came = {at: found.tokens(at) for at, key in enumerate(found.keys) if key in from_disk}
+            by_block = {found.indexes[at]: tokens for at, tokens in came.items()}
+            disk = restored if len(came) == len(found) else min(restored, sum(by_block.values()))
+        if found.tokens(len(found) - 1) < self.block_tokens:
+            sequence.tail = found.keys[-self.groups], found.end
         self._counters.restored += restored
         sequence.from_tiers.host += restored
         sequence.from_tiers.disk += disk
         return restored
 
+    def _enter(self, sequence: Sequence, found: Located, blocks: list[int]) -> None:
+        """Put ``blocks``, which hold what was ``found``, into the sequence's table."""
+        own = sequence.computed // self.block_tokens
+        if found.indexes[-1] >= own:
+            self._drop(sequence, own)  # a partial last one
+        sequence.table.put(found.indexes, found.groups, blocks)
+        if found.end > sequence.computed:
+            sequence.found(found.end, sealed=found.end // self.block_tokens)
+
+    # --- windows ----------------------------------------------------------------------------------------
+
+    def is_whole(self, sequence: Sequence) -> bool:
+        """Whether the sequence has all blocks that its next token sees."""
+        return self.residency.is_whole(sequence)
+
+    def fall_back(self, sequence: Sequence, *, wait: bool = False) -> None:
+        """If blocks that the sequence's next token sees are gone, keep the longest beginning that can go on:
+        with what is on the device, and with ``wait`` on the tiers."""
+        if not self._narrow or sequence.planned != sequence.computed or self.is_whole(sequence):
+            return
+        ends = [self.residency.cached(sequence).end]
+        if wait:
+            ends.append(self.residency.locate(sequence).end)
+        if max(ends) < sequence.computed:
+            came = sequence.from_tiers
+            restored = min(came.host, sequence.computed - max(ends))
+            came.host, came.disk = came.host - restored, min(came.disk, came.host - restored)
+            sequence.lose_found(sequence.computed - max(ends) - restored)
+            self.cut(sequence, max(ends))
+        if not wait:
+            self.adopt(sequence)
+        else:
+            sequence.look_up()
+
+    def give_back(self, sequence: Sequence) -> None:
+        """Release the blocks behind the windows that the sequence does not need any more."""
+        if not self._narrow:
+            return
+        turn, marks = sequence.turn, sequence.marks
+        start = sequence.computed if turn is None else min(sequence.computed, turn.output_from)
+        start -= start % self.block_tokens  # a partial last block may be lost
+        for group in self._narrow:
+            indexes, blocks = sequence.table.give_back(group, self.windows.first(group, start))
+            if not len(blocks):
+                continue
+            seen = np.zeros(len(blocks), dtype=bool)
+            for mark in marks[bisect_left(marks, int(indexes[0]) * self.block_tokens) :]:
+                first = self.windows.first(group, mark // self.block_tokens * self.block_tokens)
+                if first > indexes[-1]:
+                    break
+                seen |= (indexes >= first) & (indexes * self.block_tokens < mark)
+            self.pool.release(blocks[seen], sequence.id)
+            self.pool.release(blocks[~seen], sequence.id, wanted=False)
+
     def shortfall(self, sequence: Sequence, end: int) -> int:
         """How many blocks must be allocated before the positions ``[planned, end)`` are computed: new ones,
-        and one for the copy of a partial last block that is shared."""
-        return max(0, self.blocks_for(end) - len(sequence.table)) + sequence.shared_tail
+        and one of each KV group for the copy of a partial last block that is shared."""
+        return (max(0, self.blocks_for(end) - len(sequence.table)) + sequence.shared_tail) * self.groups
 
     def reach(self, sequence: Sequence, blocks: int) -> int:
         """The position up to which ``sequence`` can compute if it gets ``blocks`` more blocks."""
+        blocks //= self.groups
         if blocks < sequence.shared_tail:
             return sequence.planned
         return (len(sequence.table) + blocks - sequence.shared_tail) * self.block_tokens
@@ -191,15 +257,15 @@ class BlockManager:
         if not short:
             return ()
         blocks = self._allocate(short, sequence.id)
-        copies: tuple[BlockCopy, ...] = ()
-        if sequence.shared_tail:
+        copies: list[BlockCopy] = []
+        for group in range(self.groups if sequence.shared_tail else 0):
             target = blocks.pop()
-            source = sequence.table.replace(sequence.computed // self.block_tokens, target)
-            sequence.share_tail(False)
+            source = sequence.table.replace(sequence.computed // self.block_tokens, target, group)
             self._sources.append((source, sequence.id))
-            copies = (BlockCopy(source, target),)
+            copies.append(BlockCopy(source, target))
+        sequence.share_tail(False)
         sequence.table.extend(blocks)
-        return copies
+        return tuple(copies)
 
     def launched(self, step: int) -> None:
         """Note that the step being planned is launched: raise the pool's fence for it, and only then release
@@ -221,13 +287,17 @@ class BlockManager:
         if full <= sequence.sealed:
             return
         self.residency.name(sequence, full)
+        view = sequence.table.view
         for index in range(sequence.sealed, full):
-            block = sequence.table[index]
-            kept = self.pool.join(block, sequence.keys[index], sequence.id)
-            if kept != block:
-                sequence.table.replace(index, kept)
-            self.transfers.save(sequence.keys[index], kept, tenant=sequence.tenant)
+            for group in range(self.groups):
+                block, key = int(view[index, group]), in_group(sequence.keys[index], group)
+                kept = self.pool.join(block, key, sequence.id)
+                if kept != block:
+                    sequence.table.replace(index, kept, group)
+                if group not in self._narrow:
+                    self.transfers.save(key, kept, tenant=sequence.tenant)
         sequence.seal(full)
+        self.give_back(sequence)
 
     def save_tail(self, sequence: Sequence) -> None:
         """Have the partial last block saved to the host tier, and drop the record of it that was saved
@@ -236,9 +306,13 @@ class BlockManager:
         if not part or self.tiers.host is None:
             return
         key = self.residency.tail(sequence, sequence.computed)
-        if sequence.tail is not None and sequence.tail[0] != key:
-            self.transfers.drop(sequence.tail[0])
-        self.transfers.save(key, sequence.table[full], part, sequence.tenant)
+        stale = (
+            sequence.tail is not None and sequence.tail[0] != key and sequence.tail[1] not in sequence.marks
+        )
+        for group, block in enumerate(sequence.table.view[full].tolist()):
+            if stale and sequence.tail is not None:
+                self.transfers.drop(in_group(sequence.tail[0], group))
+            self.transfers.save(in_group(key, group), block, part, sequence.tenant)
         sequence.tail = key, sequence.computed
 
     def offload_tail(self, sequence: Sequence) -> None:
@@ -248,12 +322,26 @@ class BlockManager:
         """
         self.save_tail(sequence)
         if self.tiers.host is not None and sequence.tail is not None:
-            self.tiers.host.touch((sequence.tail[0],))
+            self.tiers.host.touch(in_group(sequence.tail[0], group) for group in range(self.groups))
+
+    def rest(self, sequence: Sequence) -> None:
+        """Note that a turn of the sequence has ended: mark its end, give back what lies behind the windows
+        there, and have what the next token sees saved."""
+        if self._narrow:
+            sequence.mark(sequence.computed)
+            self.give_back(sequence)
+            self._save_blocks(sequence, self._narrow)
 
     def lower(self, sequence: Sequence) -> None:
         """Have all full blocks that the host tier does not have saved there."""
-        for key, block in zip(sequence.keys, sequence.table.view[: sequence.sealed].tolist(), strict=False):
-            self.transfers.save(key, block, tenant=sequence.tenant)
+        self._save_blocks(sequence, range(self.groups))
+
+    def _save_blocks(self, sequence: Sequence, groups: Iterable[int]) -> None:
+        for group in groups:
+            column = sequence.table.view[: sequence.sealed, group]
+            for index in np.flatnonzero(column != NO_BLOCK).tolist():
+                key = in_group(sequence.keys[index], group)
+                self.transfers.save(key, int(column[index]), tenant=sequence.tenant)
 
     def fork(self, parent: Sequence, children: Items[Sequence]) -> None:
         """Share the parent's committed KV with ``children``, as far as their tokens go; all of these have the
@@ -263,11 +351,12 @@ class BlockManager:
         """
         length = len(children[0].tokens) if children else 0
         computed = min(parent.computed, length)
-        held = parent.table.view[: self.blocks_for(computed)]
-        self.pool.share(held, *(child.id for child in children))
+        table = parent.table.copy(self.blocks_for(computed))
+        self.pool.share(table.held, *(child.id for child in children))
         for child in children:
             child.inherit(parent, computed, self.block_tokens)
-            child.table = parent.table.copy(len(held))
+            child.table = table.copy()
+            self._complete_tail(child, parent.keys)
 
     # --- giving back ------------------------------------------------------------------------------------
 
@@ -296,17 +385,47 @@ class BlockManager:
         elif moved:
             sequence.share_tail(False)
         sequence.seal(min(sequence.sealed, tail))
-        return None
+        return self._complete_tail(sequence, sequence.keys)
+
+    def _complete_tail(self, sequence: Sequence, keys: Items[bytes]) -> None:
+        """If groups with a window have given the partial last block back, take the full one that it was; if
+        that is gone, drop the block's KV. ``keys``: of all that the block was of. Have blocks that the next
+        token sees looked up, too."""
+        tail, partial = divmod(sequence.computed, self.block_tokens)
+        lacks = (
+            [group for group in self._narrow if sequence.table.view[tail, group] == NO_BLOCK]
+            if partial
+            else []
+        )
+        if lacks:
+            named = [in_group(keys[tail], group) for group in lacks] if len(keys) > tail else []
+            blocks = [self.pool.index.block_of(key) for key in named]
+            found = [block for block in blocks if block is not None]
+            if not found or len(found) < len(blocks):
+                sequence.fall_back(tail * self.block_tokens)
+                sequence.share_tail(False)
+                self.trim(sequence)
+            else:
+                self.pool.share(found, sequence.id)
+                sequence.table.put([tail] * len(lacks), lacks, found)
+                sequence.share_tail(True)
+        if self._narrow and not self.is_whole(sequence):
+            sequence.look_up()
 
     def forget(self, sequence: Sequence, length: int) -> None:
         """Remove the sequence's tokens from ``length`` on, with their KV and keys."""
+        for mark in sequence.marks:
+            if mark > length and mark % self.block_tokens:
+                key = self.residency.tail(sequence, mark)
+                for group in range(self.groups):
+                    self.transfers.drop(in_group(key, group))
         self.cut(sequence, length)
         sequence.forget(length, length // self.block_tokens)
 
     def distrust(self, sequence: Sequence, blocks: list[int]) -> bool:
         """If the sequence has one of ``blocks``, which have unknown content, drop its KV from the first of
         these on, to be computed again. Returns whether it had one."""
-        indexes = np.nonzero(np.isin(sequence.table.view, blocks))[0]
+        indexes = np.flatnonzero(np.isin(sequence.table.view, blocks).any(axis=1))
         if not len(indexes):
             return False
         self.cut(sequence, min(sequence.computed, int(indexes[0]) * self.block_tokens))
@@ -325,13 +444,13 @@ class BlockManager:
         saved to the host tier. Without it, blocks that no other sequence holds are dropped on all tiers.
         """
         sequence.recall()
-        held = len(sequence.table)
+        held = sequence.table.blocks
         if keep:
             self.save_tail(sequence)
         if kept:
             self.cut(sequence, kept * self.block_tokens)
             sequence.look_up()
-            return held - len(sequence.table)
+            return held - sequence.table.blocks
         self._drop(sequence, 0, keep=keep)
         if not keep:
             self._drop_everywhere(sequence)
@@ -343,21 +462,25 @@ class BlockManager:
     def retire(self, sequence: Sequence) -> None:
         """Let the KV that no other sequence holds be evicted first, on all tiers: the sequence is unlikely to
         come back."""
-        blocks = {key: self.pool.index.block_of(key) for key in sequence.keys}
+        names = self.residency.names(sequence)
+        blocks = {key: self.pool.index.block_of(key) for key in names}
         self.pool.evict_first(block for block in blocks.values() if block is not None)
         held = {key for key, block in blocks.items() if block is not None and self.pool.references(block)}
-        self.tiers.retire([key for key in sequence.names() if key not in held])
+        self.tiers.retire([key for key in names if key not in held])
 
     def count_held(self, sequences: Iterable[Sequence]) -> int:
         """How many blocks the tables of ``sequences`` hold, each counted once. O(their blocks), in arrays."""
-        tables = [sequence.table.view for sequence in sequences]
+        tables = [sequence.table.held for sequence in sequences]
         return len(np.unique(np.concatenate(tables))) if tables else 0
 
     def allocate_each(self, sequences: Items[Sequence]) -> None:
-        """Allocate one more block for each sequence; as many must be available."""
-        blocks = self._allocate(len(sequences), *[sequence.id for sequence in sequences])
-        for sequence, block in zip(sequences, blocks, strict=True):
-            sequence.table.extend((block,))
+        """Allocate one more block of each KV group for each sequence; as many must be available."""
+        each = self.groups
+        blocks = self._allocate(
+            len(sequences) * each, *[sequence.id for sequence in sequences for _ in range(each)]
+        )
+        for at, sequence in enumerate(sequences):
+            sequence.table.extend(blocks[at * each : (at + 1) * each])
 
     def _allocate(self, count: int, *owners: int) -> list[int]:
         """Allocate ``count`` blocks, which are available, for one sequence or one for each. What the pool
@@ -374,11 +497,7 @@ class BlockManager:
     def _drop_everywhere(self, sequence: Sequence) -> None:
         """Drop the KV of the sequence's tokens that no other sequence holds, on all tiers: of all its blocks,
         also those that it does not hold now, and of every partial last block that may have been saved."""
-        total, size = len(sequence.tokens), self.block_tokens
-        self.residency.name(sequence, total // size)
-        last = max(0, total - 1) // size * size  # the last token is computed only if others follow
-        tails = (self.residency.tail(sequence, end) for end in range(last + 1, total + 1) if end % size)
-        for key in [*sequence.names(), *tails]:
+        for key in self.residency.everything(sequence):
             block = self.pool.index.block_of(key)
             if block is not None and self.pool.references(block):
                 continue

@@ -67,23 +67,30 @@ class Costs(msgspec.Struct, frozen=True):
 
 
 def blocks_to_compute(
-    costs: Costs, first: int, on_disk: list[bool], block_tokens: int, block_bytes: int, *, beside: bool
+    costs: Costs,
+    first: int,
+    below: list[int],
+    missing: list[int],
+    block_tokens: int,
+    block_bytes: int,
+    *,
+    beside: bool,
 ) -> int:
     """How many blocks, from the first on, to compute instead of restoring them, so that all are there
     soonest.
 
-    ``first``: how many tokens are computed already. ``on_disk``: for each full block behind them whether it
-    is only on disk; the others are in the host tier. ``beside``: the disk works while the device computes. Of
-    equal choices, the one that computes less. O(blocks).
+    ``first``: how many tokens are computed already. For each full block behind them, ``below``: of how many KV
+    groups it is only on disk; ``missing``: of how many it is to be copied to the device. ``beside``: the disk
+    works while the device computes. Of equal choices, the one that computes less. O(blocks).
     """
     best, soonest = 0, float("inf")
-    fetched = sum(on_disk)
-    for count in range(len(on_disk) + 1):
+    fetched, copied = sum(below), sum(missing)
+    for count in range(len(below) + 1):
         if count:
-            fetched -= on_disk[count - 1]
+            fetched, copied = fetched - below[count - 1], copied - missing[count - 1]
         computing = costs.computing(first, first + count * block_tokens)
         fetching = costs.fetching(fetched * block_bytes)
-        copying = (len(on_disk) - count) * block_bytes / costs.copy
+        copying = copied * block_bytes / costs.copy
         ends = (max(computing, fetching) if beside else computing + fetching) + copying
         if ends < soonest:
             best, soonest = count, ends

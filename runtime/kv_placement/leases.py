@@ -1,9 +1,10 @@
 """Leases: promises to keep KV, within a budget and with a receipt; never a lock.
 
 A lease covers the beginning of a sequence, as much of it as the budget has room for, and grows with it at the
-end of each turn. What it covers is evicted last, and is restored shortly before the sequence is expected back.
-A lease ends with its time or with its sequence. The time when a sequence is expected back counts without a
-lease too, as a hint for eviction (`idle_eviction`).
+end of each turn. Where KV groups have windows it covers all of the sequence or nothing. What it covers is
+evicted last, and is restored shortly before the sequence is expected back. A lease ends with its time or with
+its sequence. The time when a sequence is expected back counts without a lease too, as a hint for eviction
+(`idle_eviction`).
 """
 
 from __future__ import annotations
@@ -84,10 +85,12 @@ class Leases:
         lease = sequence.lease
         if lease is None:
             return
-        names = sequence.names()
+        names, windows = self._block_manager.residency.names(sequence), self._block_manager.windows
         block_room, record_room = self._room(sequence)
-        blocks = min(self._block_manager.blocks_for(len(sequence.tokens)), block_room)
-        records = min(len(names), record_room)
+        wanted = windows.blocks(len(sequence.tokens))
+        blocks, records = min(wanted, block_room), min(len(names), record_room)
+        if windows.narrow:  # a beginning is of no use without what the next token sees
+            blocks, records = (wanted if blocks == wanted else 0), (records if records == len(names) else 0)
         self._set(sequence, replace(lease, blocks=blocks, records=records))
         self._block_manager.tiers.lease(sequence.id, names[:records], lease.returns)
 
@@ -190,10 +193,11 @@ class Leases:
         lease = sequence.lease
         assert lease is not None
         size, length = self._settings.block_tokens, len(sequence.tokens)
-        below = min(lease.records, len(sequence.keys)) * size
-        if sequence.tail is not None and lease.records > len(sequence.keys):
-            below = max(below, sequence.tail[1])
-        return min(length, lease.blocks * size), min(length, below)
+        manager = self._block_manager
+        below = min(lease.records // manager.groups, len(sequence.keys)) * size
+        if lease.records == len(manager.residency.names(sequence)):
+            below = len(sequence.keys) * size if sequence.tail is None else max(below, sequence.tail[1])
+        return min(length, manager.windows.within(lease.blocks, length) * size), min(length, below)
 
 
 def _within(value: float, least: float, most: float) -> float:

@@ -117,7 +117,7 @@ class KVPlacement:
     def leave(self, sequence: Sequence) -> None:
         """Queue the records of the sequence's KV to go down now, without waiting `IDLE_SECONDS`."""
         self._idle.pop(sequence.id, None)
-        self._tiers.send(sequence.names())
+        self._tiers.send(self._block_manager.residency.names(sequence))
 
     def _send_down(self, now: float) -> None:
         while self._idle:
@@ -126,7 +126,7 @@ class KVPlacement:
                 break
             del self._idle[sequence.id]
             if sequence.turn is None and not self._tiers.full:
-                self._tiers.send(sequence.names())
+                self._tiers.send(self._block_manager.residency.names(sequence))
         manager = self._block_manager
         self._tiers.send_down(manager.pool.index.here, manager.transfers.saving, now)
 
@@ -192,7 +192,7 @@ class KVPlacement:
     def finds(self, sequence: Sequence) -> bool:
         """Whether a tier holds KV that continues the sequence's computed tokens."""
         located = self._block_manager.residency.locate(sequence)
-        return bool(located.in_host() or located.below())
+        return bool(located.at_hand().keys or located.below())
 
     def awaits(self, sequence: Sequence) -> bool:
         """Whether a restore is going on for the sequence."""
@@ -206,6 +206,7 @@ class KVPlacement:
         beginning up to the restored part while that comes. ``direct``: past the slots where that is possible.
         """
         tiers, began = self._tiers, self._restores.get(sequence.id)
+        self._block_manager.fall_back(sequence, wait=True)
         if not tiers.stocked:
             return False
         fresh = began is None or began.sequence is not sequence
@@ -220,7 +221,7 @@ class KVPlacement:
             return True
         keys = self._block_manager.residency.locate(sequence).below()[skipped:]
         if keys and tiers.host is not None:  # its own beginning must not be evicted for the rest
-            tiers.host.touch(sequence.keys)
+            tiers.host.touch(self._block_manager.residency.names(sequence))
         since = now if began is None or fresh or began.direct != direct else began.since
         restore = _Restore(sequence, len(sequence.tokens), keys, since, now, meets, direct)
         unsure = self._ask(restore, now)
@@ -239,14 +240,16 @@ class KVPlacement:
         costs = self.costs.costs()
         if costs is None or sequence.turn is None or sequence.planned != sequence.computed:
             return 0, 0
-        first, below = self._block_manager.residency.locate(sequence).to_restore()
+        first, below, missing = self._block_manager.residency.locate(sequence).to_restore()
         size, beside = self._block_manager.block_tokens, self.costs.beside
-        count = blocks_to_compute(costs, first * size, below, size, self._tiers.record_bytes, beside=beside)
+        count = blocks_to_compute(
+            costs, first * size, below, missing, size, self._tiers.record_bytes, beside=beside
+        )
         sequence.from_tiers.chosen = count * size
         if any(below[:count]) and not (beside and any(below[count:])):
             self.costs.passed_over()
         if count == len(below):  # all is computed; or nothing full is there, and a tail is not worth it
-            return 0, len(sequence.keys) + 1 if count else 0
+            return 0, sum(below) + self._block_manager.groups if count else 0
         return (first + count) * size if count else 0, sum(below[:count])
 
     def _ask(self, restore: _Restore, now: float) -> bool:
@@ -305,16 +308,15 @@ class KVPlacement:
         manager, host = self._block_manager, self._tiers.host
         assert host is not None
         sequence.count_found(manager.adopt(sequence))
-        keys = manager.residency.locate(sequence).readable(there)
-        first = next((key for key in keys if key not in host), None)
+        found = manager.residency.locate(sequence).readable(there)
+        first = next((key for key in found.keys if key not in host), None)
         if first is None or not self._tiers.near(first):
             return []
-        del keys[max(1, AT_ONCE_BYTES // self._tiers.record_bytes) :]
-        if len(keys) > manager.pool.available:
-            self._relieve(len(keys), sequence, now)
-        sequence.from_tiers.from_disk.update(key for key in keys if key not in host)
-        own = sequence.computed // manager.block_tokens
-        return keys[: len(sequence.table) - own] if manager.read_up(sequence, keys) else []
+        found = found.beginning(max(manager.groups, AT_ONCE_BYTES // self._tiers.record_bytes))
+        if len(found) > manager.pool.available:
+            self._relieve(len(found), sequence, now)
+        sequence.from_tiers.from_disk.update(key for key in found.keys if key not in host)
+        return found.keys[: manager.read_up(sequence, found)]
 
     def _read_arrived(self, restore: _Restore, now: float) -> bool:
         """Read the records of a direct restore that have come to where they can be read; returns whether all of

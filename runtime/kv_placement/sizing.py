@@ -89,9 +89,9 @@ def host_kv_bytes() -> int:
     return min(HOST_MOST_BYTES, int(HOST_SHARE * machine_bytes()))
 
 
-def blocks_of(settings: EngineSettings, block_bytes: int, allowed_bytes: int) -> int:
+def blocks_of(settings: EngineSettings, block_bytes: int, allowed_bytes: int, groups: int = 1) -> int:
     """How many blocks the pool gets, perhaps 0: as the settings ask, else what ``allowed_bytes`` hold.
-    ``block_bytes``: of one block.
+    ``block_bytes``: of one block; ``groups``: how many KV groups the tokens have blocks in.
 
     Raises `SettingsInvalid`: the ``kv_bytes`` asked for are not enough for one block.
     """
@@ -104,7 +104,7 @@ def blocks_of(settings: EngineSettings, block_bytes: int, allowed_bytes: int) ->
                 f" {block_bytes} bytes"
             )
         return settings.kv_bytes // block_bytes
-    return min(allowed_bytes // block_bytes, MOST_TOKENS // settings.block_tokens)
+    return min(allowed_bytes // block_bytes, MOST_TOKENS // settings.block_tokens * groups)
 
 
 def context_of(settings: EngineSettings, blocks: int, model_context: int) -> int:
@@ -153,13 +153,14 @@ def rule_of(settings: EngineSettings, on_host: bool) -> str:
     )
 
 
-def memory_line(weights: int, blocks: int, block_bytes: int, block_tokens: int) -> str:
-    """A line for the log: the memory of a loaded model as a sum of its parts. ``weights``: bytes."""
+def memory_line(weights: int, blocks: int, block_bytes: int, tokens: int) -> str:
+    """A line for the log: the memory of a loaded model as a sum of its parts. ``weights``: bytes; ``tokens``:
+    that the blocks hold."""
     pool = blocks * block_bytes
     total = weights + pool + PROCESS_BYTES
     return (
         f"weights {shown(weights)} + KV {shown(pool)} ({blocks:,} blocks × {block_bytes:,} B ="
-        f" {blocks * block_tokens:,} tokens) + process {shown(PROCESS_BYTES)} = {shown(total)}"
+        f" {tokens:,} tokens) + process {shown(PROCESS_BYTES)} = {shown(total)}"
         " without host memory"
     )
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ...kvstore.groups import Windows, split_layers
 from ..errors import SettingsInvalid, UnsupportedArchitecture
 from ..verbs import LEAST_PENALTY, MOST_PENALTY, SamplingDefaults
 from .families import FAMILIES, MULTIMODAL, NEUTRAL, Family, Multimodal
@@ -111,6 +112,20 @@ class ModelConfig:
     def layers(self) -> int:
         """The number of layers."""
         return len(self.kind_of)
+
+    @property
+    def kv_layers(self) -> tuple[tuple[int, ...], ...]:
+        """The layers of each KV group."""
+        return split_layers([self.kinds[kind].window for kind in self.kind_of])
+
+    @property
+    def kv_windows(self) -> tuple[int | None, ...]:
+        """The window of each KV group."""
+        return tuple(self.kinds[self.kind_of[layers[0]]].window for layers in self.kv_layers)
+
+    def windows(self, block_tokens: int) -> Windows:
+        """The windows of the KV groups, for blocks of so many tokens."""
+        return Windows(self.kv_windows, block_tokens)
 
     def shaping_kv(self) -> dict[str, Any]:
         """The settings that decide the values of K and V, as a JSON object, for the namespace of block keys.

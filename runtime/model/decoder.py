@@ -31,7 +31,7 @@ class _Turns:
 
 
 class Decoder:
-    """Computes hidden states and logits of a step's tokens; stores their K and V in the given arenas."""
+    """Computes hidden states and logits of a step's tokens; stores their K and V in an arena."""
 
     def __init__(
         self,
@@ -54,6 +54,11 @@ class Decoder:
         self._fused = self._made_fused()
 
     @property
+    def groups(self) -> int:
+        """The number of KV groups."""
+        return len(self.config.kv_layers)
+
+    @property
     def device(self) -> torch.device:
         """The device of the weights."""
         return self.weights.norm.device
@@ -71,12 +76,13 @@ class Decoder:
         """The same decoder with other weights of the same shape."""
         return Decoder(self.config, weights, self.kernels, self.key_scale)
 
-    def hidden(self, ids: Tensor, batch: PagedBatch, arenas: Sequence[Tensor]) -> Tensor:
+    def hidden(self, ids: Tensor, batches: Sequence[PagedBatch], arena: Tensor) -> Tensor:
         """Normed hidden states ``[tokens, hidden]`` of ``ids`` int64 ``[tokens]``; stores their K and V.
 
-        ``batch``: which tokens belong to which sequence, and each sequence's block table. ``arenas``: one per
-        kind of layer, ``[block, layer, k|v, head, slot, dim]`` in the decoder's dtype or a narrower one.
+        ``batches``: which tokens belong to which sequence, and each sequence's block table, by KV group.
+        ``arena``: ``[block, layer, k|v, head, slot, dim]`` in the decoder's dtype or a narrower one.
         """
+        batch = batches[0]
         residual = rows_of(self.weights.embedding, ids, self.dtype, self.kernels)
         if self._embedding_scale != 1.0:
             residual = residual * self._embedding_scale
@@ -87,10 +93,10 @@ class Decoder:
         x = residual if first is None else self.kernels.rms_norm(residual, first, self.config.norm_eps)
         if self._fused is not None and all(turn.query_scale is None for turn in turns):
             x = x.clone() if first is None else x
-            return self._fused(x, residual, [turn.angles for turn in turns], batch, arenas)
+            return self._fused(x, residual, [turn.angles for turn in turns], batches, arena)
         for layer in self._layers:
             weights = layer.weights
-            x = self._attend(layer, x, turns[layer.kind], batch, arenas[layer.kind])
+            x = self._attend(layer, x, turns[layer.kind], batches[layer.group], arena)
             residual, x = self._join(x, residual, weights.after_attention, weights.before_mlp)
             x = self.kernels.gated(weights.gate_up(x, self.kernels, batch.adapters), self.config.activation)
             x = weights.down(x, self.kernels, batch.adapters)
@@ -151,13 +157,16 @@ class Decoder:
 
     def _layer(self, number: int) -> Layer:
         config, layers, kind = self.config, self.weights.layers, self.config.kind_of[number]
+        groups = config.kv_layers
+        group = next(at for at, own in enumerate(groups) if number in own)
         window, scales, head_norm = config.kinds[kind].window, config.scales, layers[number].head_norm
         norm = self.weights.norm if number + 1 == len(layers) else layers[number + 1].before_attention
         whole = config.family.qk_norm == "whole"
         return Layer(
             weights=layers[number],
             kind=kind,
-            number=config.kind_of[:number].count(kind),
+            group=group,
+            number=groups[group].index(number),
             attention=Attention(scales.attention * self.key_scale, window, scales.attention_cap),
             head_norm=None if head_norm is None else HeadNorm(head_norm, config.norm_eps, whole),
             next_norm=norm,

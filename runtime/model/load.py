@@ -80,24 +80,26 @@ class LoadedModel:
     kv: KVFormat = AS_COMPUTED
 
     def kv_groups(self, block_tokens: int) -> tuple[KVGroup, ...]:
-        """The model's KV groups, one for each kind of layer, in the order of `ModelConfig.kinds`."""
-        config, kind_of = self.config, self.config.kind_of
+        """The model's KV groups, by `ModelConfig.kv_layers`."""
+        config, groups = self.config, self.config.kv_layers
+        most = max(map(len, groups))
         layout = HeadLayout(config.kv_heads, config.head_dim, self.kv.key_scale, self.kv.value_scale)
         return tuple(
             KVGroup(
                 id=number,
-                layers=tuple(layer for layer, its in enumerate(kind_of) if its == number),
+                layers=layers,
                 layout=layout,
                 dtype=self.kv.stored_as(str(self.decoder.dtype).removeprefix("torch.")),
                 block_tokens=block_tokens,
-                window=kind.window,
+                window=window,
+                spare_layers=most - len(layers),
             )
-            for number, kind in enumerate(config.kinds)
+            for number, (layers, window) in enumerate(zip(groups, config.kv_windows, strict=True))
         )
 
     def namespace(self, adapter: bytes = b"") -> bytes:
         """The namespace of this model's block keys, 16 bytes: it differs for other weights or settings, and for
-        another arithmetic. A key names one block in each group's arena. ``adapter``: the digest of the one that
+        another arithmetic. ``adapter``: the digest of the one that
         computes with it; empty: none."""
         numerics = {
             "kernels": self.decoder.kernels.numerics,

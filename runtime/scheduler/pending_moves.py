@@ -68,7 +68,8 @@ class PendingMoves:
         """Make the pending move for a settle verb, when the sequence has just been settled. ``disk``: its KV
         is to go to disk."""
         lowest = disk and bool(self._block_manager.tiers.below)
-        return PendingMove(request, sequence, now, settling=True, lowest=lowest, left=deque(sequence.names()))
+        names = self._block_manager.residency.names(sequence)
+        return PendingMove(request, sequence, now, settling=True, lowest=lowest, left=deque(names))
 
     def follow(self, move: PendingMove) -> None:
         """Add ``move`` to the verbs that `tick` looks at, until it is answered."""
@@ -151,10 +152,11 @@ class PendingMoves:
         size, tiers, on_device = manager.block_tokens, manager.tiers, manager.pool.index.here
         end = 0 if sequence.tail is None else sequence.tail[1]  # tokens that came since are not counted
         found = {DEVICE: 0, HOST: 0, BELOW: 0}
-        names = sequence.names()
-        for at, (key, level) in enumerate(
-            zip(names, tiers.levels(names, on_device, whole=True), strict=True)
-        ):
+        numbered = dict(
+            manager.residency.numbered(sequence)
+        )  # of each block its last group's, as all go alike
+        levels = tiers.levels(list(numbered.values()), on_device, whole=True)
+        for (at, key), level in zip(numbered.items(), levels, strict=True):
             tokens = size if at < len(sequence.keys) else max(0, end - size * at)
             if move.lowest and tiers.found_below(key):
                 found[BELOW] += tokens

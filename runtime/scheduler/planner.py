@@ -188,7 +188,9 @@ class Planner:
         if not due.all():
             slots, sequences = slots[due], [sequences[at] for at in np.flatnonzero(due).tolist()]
         short = np.flatnonzero(columns.planned[slots] >= columns.rooms[slots]).tolist()
-        needed = len(short) + sum(self._needed(sequence) for sequence in seen.others)
+        needed = len(short) * self._block_manager.groups + sum(
+            self._needed(sequence) for sequence in seen.others
+        )
         if needed > self._pool.available:
             return False
         if short:
@@ -232,6 +234,7 @@ class Planner:
             self._adapters.serve([sequence.adapter])
             self._seen = None  # the other turns get their slots again
         if self._adopt(sequence, now):
+            self._block_manager.fall_back(sequence)
             self._add(draft, sequence, sequence.to_do, now, reserved=False)
         return self._emit(draft)
 
@@ -265,7 +268,10 @@ class Planner:
     def _ready(self, sequence: Sequence, now: float) -> bool:
         """Take over what is there of a sequence's KV (`_adopt`). Returns whether it may have a row in this
         step: not while its blocks are loaded beside the steps, as all other rows would wait with it."""
-        return self._adopt(sequence, now) and not self._block_manager.delays(sequence)
+        if not self._adopt(sequence, now):
+            return False
+        self._block_manager.fall_back(sequence)
+        return not self._block_manager.delays(sequence)
 
     def _adopt(self, sequence: Sequence, now: float) -> bool:
         """Take over what the prefix cache and the host tier hold of a sequence's KV, if it needs a lookup.
@@ -279,24 +285,24 @@ class Planner:
         if sequence.turn is not None and sequence.turn.to_score:
             return True  # its whole prompt is computed
         sequence.count_found(self._block_manager.adopt(sequence))
-        keys = self._block_manager.residency.locate(sequence).in_host()
-        if not keys:
+        found = self._block_manager.residency.locate(sequence).at_hand()
+        if not found.keys:
             return True
-        if len(keys) > self._pool.available:
-            self._preemption.relieve(len(keys), sequence, now)
+        if len(found) > self._pool.available:
+            self._preemption.relieve(len(found), sequence, now)
         room, coming = self._pool.available, self._pool.fenced
-        if room < len(keys):
+        if room < len(found):
             sequence.look_up()  # the rest in a later step
-            if coming and room + coming >= len(keys):
+            if coming and room + coming >= len(found):
                 self._counters.stalls += 1
                 return False
-        least = self._settings.blocks_for(self._settings.least_chunk)
-        most = self._block_manager.transfers.at_once(len(keys), least)
-        self._block_manager.restore(sequence, keys[: min(room, most)])
-        if most < len(keys):
+        least = self._settings.blocks_for(self._settings.least_chunk) * self._block_manager.groups
+        most = self._block_manager.transfers.at_once(len(found), least)
+        self._block_manager.restore(sequence, found.beginning(min(room, most)))
+        if most < len(found):
             sequence.look_up()
         # False: the rest comes in the next step. If nothing moves in this one (damaged records), do not wait.
-        return most >= min(room, len(keys)) or not self._block_manager.transfers.waiting
+        return most >= min(room, len(found)) or not self._block_manager.transfers.waiting
 
     def _bring_up(self, now: float) -> None:
         """Restore to the device what has come from disk so far, for sequences that wait for the rest."""
@@ -363,6 +369,7 @@ class Planner:
             return end
         # No block for the copy of the shared tail, and none will come: compute the tail's tokens again instead.
         self._block_manager.drop_tail(sequence)
+        self._block_manager.fall_back(sequence)
         return self._find_room(sequence, most, now)
 
     def _find_room(self, sequence: Sequence, most: int, now: float) -> int:

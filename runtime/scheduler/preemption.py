@@ -137,12 +137,14 @@ class Preemption:
         needed = self._missing(head)
         if running:
             needed += self._settings.watermark_blocks + sum(map(self._missing, running))
-        own = len(head.table) + sum(len(turn.table) for turn in running)
+        own = head.table.blocks + sum(turn.table.blocks for turn in running)
         return self._pool.available + self._pool.references_held - own >= needed
 
     def _missing(self, sequence: Sequence) -> int:
-        """How many more blocks the sequence's table needs for all its tokens."""
-        return max(0, self._block_manager.blocks_for(sequence.total) - len(sequence.table))
+        """How many more blocks the sequence's table needs for all its tokens, besides those that a chunk of its
+        prompt has for a while."""
+        start = None if sequence.turn is None else sequence.turn.prompt
+        return max(0, self._block_manager.windows.blocks(sequence.total, start) - sequence.table.blocks)
 
     def relieve(self, blocks: int, sequence: Sequence, now: float) -> None:
         """Make ``blocks`` blocks available for ``sequence``, now or when the steps in flight are done, as far
@@ -186,7 +188,8 @@ class Preemption:
         """Yield two victims for each of ``sequences``: its last blocks, as many as are missing of ``blocks``;
         then all its blocks, because the last ones free nothing if they are shared."""
         for sequence in sequences:
-            yield sequence, max(0, len(sequence.table) - (blocks - self._coming()))
+            short = -(-(blocks - self._coming()) // self._block_manager.groups)
+            yield sequence, max(0, len(sequence.table) - short)
             yield sequence, 0
 
     def _idle(self, blocks: int, now: float) -> Iterator[_Victim]:
@@ -197,8 +200,10 @@ class Preemption:
             victim = self._policy.idle_victim(idle.unleased.values(), idle.longest(now), now)
             yield from self._ends(blocks, iter([victim]))
         while (held := idle.take_beyond()) is not None:
-            if held.lease is not None and held.computed > held.lease.blocks * size:
-                yield held, held.lease.blocks  # a block behind `computed` goes with the rest
+            if held.lease is not None:
+                kept = self._block_manager.windows.within(held.lease.blocks, held.computed)
+                if held.computed > kept * size:
+                    yield held, kept  # a block behind `computed` goes with the rest
         while (held := idle.latest_leased) is not None:
             yield from self._ends(blocks, iter([held]))
 

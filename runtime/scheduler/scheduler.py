@@ -20,6 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
+from ...kvstore.block_table import BlockTable
+from ...kvstore.groups import Windows
 from ...kvstore.keys import BlockHasher
 from ...kvstore.pool import BlockPool
 from ...kvstore.tiers import Tiers
@@ -122,7 +124,10 @@ class Scheduler:
         self._matchers = Matchers() if matchers is None else matchers
         beside = costs is not None and costs.beside
         self._transfers = Transfers(self.tiers, pool.index.block_of, settings.block_tokens, beside)
-        self._block_manager = blocks = BlockManager(pool, hasher, namespace, self._transfers, self.counters)
+        windows = Windows(settings.windows, settings.block_tokens)
+        self._block_manager = blocks = BlockManager(
+            pool, hasher, namespace, self._transfers, self.counters, windows
+        )
         preemption = Preemption(settings, policy, queues, blocks, pool, self.counters)
         self._idle_prefill = IdlePrefill(settings.idle_stretch)
         budget = self._idle_prefill
@@ -307,6 +312,7 @@ class Scheduler:
         possible, to disk (``verb.disk``). Returns the reply; None if the verb waits until the KV is there."""
         sequence = self._idle(verb.seq)
         self._block_manager.offload_tail(sequence)
+        self._block_manager.rest(sequence)
         if not verb.disk:
             self._block_manager.lower(sequence)
         self._block_manager.surrender(sequence)
@@ -429,6 +435,11 @@ class Scheduler:
         """The state of a sequence. Raises `SequenceUnknown`."""
         return self._queues[seq].state
 
+    def is_whole(self, seq: int) -> bool:
+        """Whether a sequence holds all blocks that its next token sees. Not, if it was cut or forked where KV
+        groups with windows have given blocks back: then it looks for them before its next row."""
+        return self._block_manager.is_whole(self._queues[seq])
+
     def statistics(self) -> dict[str, float]:
         """Lengths of all queues, the pool's figures, and counts since the start."""
         queues = self._queues
@@ -464,7 +475,7 @@ class Scheduler:
     def audit_in_slices(self) -> Iterator[None]:
         """Audit, a slice of bounded size at a time: yields between two slices. Drop it if a verb was applied
         or `BlockPool.version` is another one by then. Raises `LeakFound`."""
-        tables = (sequence.table.view for sequence in self._queues.sequences.values())
+        tables = (sequence.table.held for sequence in self._queues.sequences.values())
         yield from self.pool.audit_in_slices(tables)
         if self.tiers.host is not None:
             yield from self.tiers.host.audit_in_slices()
@@ -493,7 +504,10 @@ class Scheduler:
     ) -> Sequence:
         residency = self._block_manager.residency
         root, tenant = residency.root(salt, adapter), residency.root(salt)
-        return Sequence(seq, root, tokens, isolated=isolated, adapter=adapter, tenant_root=tenant)
+        table = BlockTable(groups=self._block_manager.groups)
+        return Sequence(
+            seq, root, tokens, table=table, isolated=isolated, adapter=adapter, tenant_root=tenant
+        )
 
     def _children(self, parent: Sequence, seqs: list[int], length: int, now: float) -> list[Sequence]:
         """Make a sequence for each id in ``seqs``, with the parent's first ``length`` tokens and, as far as
@@ -515,24 +529,28 @@ class Scheduler:
         return children
 
     def _shorten(self, sequence: Sequence, length: int, now: float) -> None:
-        self._halt(sequence, now)
-        self._block_manager.forget(sequence, length)
+        self._halt(sequence, now, length)
         if sequence.tail is not None:
             self._block_manager.save_tail(sequence)
         self._queues.touch(sequence, now)
 
-    def _halt(self, sequence: Sequence, now: float) -> None:
+    def _halt(self, sequence: Sequence, now: float, length: int | None = None) -> None:
+        """End the sequence's turn, if there is one, and keep the first ``length`` tokens; None: all."""
+        waited = sequence.status is Status.RESTORING
         if sequence.turn is not None:
-            waited = sequence.status is Status.RESTORING
             self._committer.end(sequence, now)
-            self._rest(now)
-            if waited:  # else what it waited for would be computed
-                self.placement.stage(sequence, now)
+        if length is not None:
+            self._block_manager.forget(sequence, length)
+        self._rest(now)  # with all of the turn's blocks still there
+        if waited:  # else what it waited for would be computed
+            self.placement.stage(sequence, now)
         sequence.halt()
 
     def _rest(self, now: float) -> None:
-        """For each turn that has ended: extend its lease to the new tokens, and schedule its KV for disk."""
+        """For each turn that has ended: give back what lies behind windows, extend its lease to the new tokens,
+        and schedule its KV for disk."""
         for sequence in self._committer.ended():
+            self._block_manager.rest(sequence)
             self._leases.cover(sequence)
             self.placement.rest(sequence, now)
 

@@ -60,7 +60,7 @@ class Slots:
         columns, turn = self.columns, sequence.turn
         draws = turn is not None and end == sequence.total
         reads = draws and turn is not None and turn.sampling.reads_past
-        first, blocks = sequence.table.take_changes()
+        changed = sequence.table.take_changes().tolist()
         if self._sent.get(slot) != sequence.epoch:
             self._sent[slot], columns.heard[slot] = sequence.epoch, end - 1 if reads else 0
             changes.whole.append(
@@ -68,14 +68,14 @@ class Slots:
                     slot,
                     sequence.id,
                     sequence.epoch,
-                    sequence.table.view.copy(),
+                    sequence.table.view.T.copy(),
                     None if turn is None else turn.sampling,
                     sequence.tokens.view(end - 1).copy() if reads else None,
                     0 if turn is None else turn.output_from,
                 )
             )
             return slot
-        changes.blocks += ((0, slot, first + at, block) for at, block in enumerate(blocks.tolist()))
+        changes.blocks += ((group, slot, index, block) for group, index, block in changed)
         if reads and columns.heard[slot] < end - 1:
             tokens = sequence.tokens.view(end - 1)[columns.heard[slot] :]
             changes.past.append(_joined(slot, tokens))
@@ -86,8 +86,8 @@ class Slots:
         """The same for rows that merely decode, before they are planned."""
         columns = self.columns
         for slot in slots[columns.rewired[slots]].tolist():
-            first, blocks = self._held[slot].table.take_changes()
-            changes.blocks += ((0, slot, first + at, block) for at, block in enumerate(blocks.tolist()))
+            changed = self._held[slot].table.take_changes().tolist()
+            changes.blocks += ((group, slot, index, block) for group, index, block in changed)
         columns.rewired[slots] = False
         if len(reading := slots[columns.reads[slots]]):
             ends, fed = columns.planned[reading], columns.pending_samples[reading] > 0

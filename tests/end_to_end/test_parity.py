@@ -109,19 +109,24 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Subject:
 
 def build(model: LoadedModel, *, blocks: int = 1024, **numbers: int) -> Engine:
     """An engine with a poisoned arena: a slot read before it is written shows."""
+    groups = model.kv_groups(BLOCK)
     settings = SchedulerSettings(
         blocks=blocks,
+        windows=tuple(group.window for group in groups),
         vocab_size=model.config.vocab_size,
         block_tokens=BLOCK,
-        **{"max_context": min(blocks * BLOCK, 4096), "max_sequences": 16, "max_step_tokens": 512, **numbers},
+        **{
+            "max_context": min(blocks * BLOCK // len(groups), 4096),
+            "max_sequences": 16,
+            "max_step_tokens": 512,
+            **numbers,
+        },
     )
-    groups = model.kv_groups(BLOCK)
-    arenas = [DeviceArena(group, blocks, "cpu") for group in groups]
-    for arena in arenas:
-        arena.poison(range(blocks))
+    arena = DeviceArena(groups[0], blocks, "cpu")
+    arena.poison(range(blocks))
     hasher = BlockHasher(b"0" * 32, BLOCK)
     scheduler = Scheduler(settings, BlockPool(blocks, debug=True), hasher, model.namespace())
-    return Engine(scheduler, TorchRunner(model.decoder, *arenas), debug=True)
+    return Engine(scheduler, TorchRunner(model.decoder, arena), debug=True)
 
 
 def run(
@@ -230,7 +235,9 @@ def test_with_forced_preemptions(subject: Subject) -> None:
     """A pool of little more than the longest case, and every few steps one loses its KV: all say the same."""
     cases = subject.cases[:16]
     longest = max(len(case.prompt) + len(case.expected) for case in cases)
-    engine = build(subject.model, blocks=-(-longest // BLOCK) + 3, max_context=longest)
+    engine = build(
+        subject.model, blocks=(-(-longest // BLOCK) + 3) * subject.model.decoder.groups, max_context=longest
+    )
     steps = itertools.count()
 
     def disturb(work: Work | None) -> None:

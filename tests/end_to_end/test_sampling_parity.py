@@ -95,22 +95,22 @@ def prompts(count: int) -> list[list[int]]:
 
 
 def build(model: LoadedModel, depth: int, blocks: int = 256) -> Engine:
+    groups = model.kv_groups(BLOCK)
     settings = SchedulerSettings(
         blocks=blocks,
+        windows=tuple(group.window for group in groups),
         vocab_size=model.config.vocab_size,
         block_tokens=BLOCK,
-        max_context=min(2048, blocks * BLOCK),
+        max_context=min(2048, blocks * BLOCK // len(groups)),
         max_sequences=16,
         max_step_tokens=128,
         depth=depth,
     )
-    groups = model.kv_groups(BLOCK)
-    arenas = [DeviceArena(group, blocks, "cpu") for group in groups]
-    for arena in arenas:
-        arena.poison(range(blocks))
+    arena = DeviceArena(groups[0], blocks, "cpu")
+    arena.poison(range(blocks))
     pool = BlockPool(blocks, debug=True)
     scheduler = Scheduler(settings, pool, BlockHasher(b"0" * 32, BLOCK), model.namespace())
-    return Engine(scheduler, TorchRunner(model.decoder, *arenas), debug=True)
+    return Engine(scheduler, TorchRunner(model.decoder, arena), debug=True)
 
 
 def say(

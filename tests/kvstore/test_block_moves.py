@@ -44,7 +44,7 @@ def parts(group: KVGroup, device: str, blocks: int = 6) -> tuple[DeviceArena, Sl
     fd = make_memory(1 << 20)
     memory = SlotMemory(fd, bytes(16), group.block_bytes)
     os.close(fd)
-    mover = BlockMover([arena], memory, COPY.get(device, backend.copy_pieces))
+    mover = BlockMover(arena, memory, COPY.get(device, backend.copy_pieces))
     mover.registration.begin()
     return arena, memory, mover
 
@@ -87,26 +87,6 @@ def test_a_block_is_saved_before_it_is_loaded_over(group: KVGroup, device: str) 
     assert bytes(arena.bytes_of(0).cpu().numpy()) == bytes(arena.bytes_of(1).cpu().numpy()) == first
 
 
-def test_a_slot_holds_a_block_of_every_group_one_after_the_other() -> None:
-    groups = [
-        KVGroup(id=0, layers=(0, 2), layout=HeadLayout(2, 8), dtype="bfloat16", block_tokens=4),
-        KVGroup(id=1, layers=(1,), layout=HeadLayout(3, 4), dtype="float32", block_tokens=4),
-        KVGroup(id=2, layers=(3, 4), layout=LatentLayout(6, 2), dtype="bfloat16", block_tokens=4),
-    ]
-    arenas = [DeviceArena(group, 3) for group in groups]
-    for arena in arenas:
-        arena.kv.copy_(torch.randn(arena.kv.shape))
-    expected = [arena.kv[1].clone() for arena in arenas]
-    fd = make_memory(1 << 16)
-    memory = SlotMemory(fd, bytes(16), sum(group.block_bytes for group in groups))
-    os.close(fd)
-    mover = BlockMover(arenas, memory)
-    mover.move([(1, 4, 3)], [])
-    mover.move([], [(4, 2)])
-    for arena, cells in zip(arenas, expected, strict=True):
-        assert torch.equal(arena.kv[2, ..., :3, :], cells[..., :3, :]) and not arena.kv[2, ..., 3:, :].any()
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_saves_run_beside_the_device_s_work_but_before_what_overwrites_them() -> None:
@@ -117,7 +97,7 @@ def test_saves_run_beside_the_device_s_work_but_before_what_overwrites_them() ->
     fd = make_memory(64 << 20)
     memory = SlotMemory(fd, bytes(16), group.block_bytes)
     os.close(fd)
-    mover = BlockMover([arena], memory)
+    mover = BlockMover(arena, memory)
     mover.registration.begin()
     assert mover.registration.registered
     arena.kv.copy_(torch.arange(64, device="cuda").view(-1, 1, 1, 1, 1, 1).expand_as(arena.kv))

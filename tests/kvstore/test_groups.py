@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
+import hypothesis.strategies as st
 import numpy as np
 import pytest
+from hypothesis import given
 
 from holdfast.kvstore.errors import GroupInvalid
-from holdfast.kvstore.groups import HeadLayout, KVGroup, LatentLayout
+from holdfast.kvstore.groups import HeadLayout, KVGroup, LatentLayout, Windows, split_layers
 
 GROUP = KVGroup(id=0, layers=(0, 1, 2, 3), layout=HeadLayout(2, 64), dtype="bfloat16")
 LATENT = replace(GROUP, layout=LatentLayout(512, 64))
@@ -91,3 +93,34 @@ def test_the_layout_version_changes_the_digest(monkeypatch: pytest.MonkeyPatch) 
     before = GROUP.spec_digest()
     monkeypatch.setattr("holdfast.kvstore.groups.LAYOUT_VERSION", 99)
     assert GROUP.spec_digest() != before
+
+
+@given(st.lists(st.sampled_from((None, 8, 24)), min_size=1, max_size=80))
+def test_layers_are_split_into_groups_of_one_window_that_waste_little(windows: list[int | None]) -> None:
+    groups = split_layers(windows)
+    assert sorted(layer for group in groups for layer in group) == list(range(len(windows)))
+    assert all(len({windows[layer] for layer in group}) == 1 for group in groups)
+    assert max(map(len, groups)) * len(groups) * 8 <= len(windows) * 9
+
+
+@pytest.mark.parametrize(
+    ("windows", "sizes"),
+    [
+        ([None] * 5, [5]),
+        ([64] * 5, [5]),
+        ([64, None] * 3, [3, 3]),
+        (([64] * 5 + [None]) * 4, [5, 5, 5, 5, 4]),
+        (([512] * 5 + [None]) * 4 + [512] * 2, [4, 4, 4, 4, 4, 2, 4]),
+    ],
+)
+def test_groups_are_few(windows: list[int | None], sizes: list[int]) -> None:
+    assert [len(group) for group in split_layers(windows)] == sizes
+
+
+def test_a_window_sees_its_last_blocks() -> None:
+    windows = Windows((None, 6), 4)
+    assert (windows.whole, windows.narrow) == ([0], [1])
+    assert [windows.first(1, at) for at in (0, 5, 8, 9, 12, 13)] == [0, 0, 0, 1, 1, 2]
+    assert [windows.blocks(tokens) for tokens in (0, 4, 5, 13)] == [0, 2, 4, 6]
+    assert windows.blocks(13, 9) == 7, "what tokens from the ninth on see"
+    assert [windows.within(blocks, 13) for blocks in (5, 6)] == [2, 4]

@@ -78,8 +78,8 @@ def main() -> int:
         toy = make_toy("tiny", Path(folder), **heads)
         model = load_model(toy, "cpu", "bfloat16", keeping="quantised", quantization="int4")
     kernels = import_module("holdfast.kernels.gpu.backend")
-    arenas = [DeviceArena(group, BLOCKS) for group in model.kv_groups(BLOCK)]
-    runner = TorchRunner(model.decoder.computing_by(kernels), *arenas)
+    arena = DeviceArena(model.kv_groups(BLOCK)[0], BLOCKS)
+    runner = TorchRunner(model.decoder.computing_by(kernels), arena)
     with compiling_for(asked.arch) as gpu:
         rehearse(runner, BLOCK, CONTEXT, kernels=True)
         ahead = len(gpu.compiled)

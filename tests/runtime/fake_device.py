@@ -62,6 +62,7 @@ from holdfast.tests.runtime.fakes import (
     FakeDisk,
     draw,
     mix,
+    salt_of,
     take_in,
     weigh,
 )
@@ -521,7 +522,7 @@ class DigestDecoder:
     """A decoder with the KV and the tokens of `fakes.FakeRunner`; its own kernels, too.
 
     ``poison``: tokens that make their KV NaN, and that of all tokens behind them: so are the logits.
-    ``adapters``: their slots.
+    ``adapters``: their slots. ``windows``: of the KV groups.
     """
 
     device = torch.device("cpu")
@@ -532,7 +533,9 @@ class DigestDecoder:
         vocab_size: int,
         poison: frozenset[int],
         adapters: FakeAdapters | None = None,
+        windows: Sequence[int | None] = (None,),
     ) -> None:
+        self._windows = windows
         self._device = device
         self._adapters = adapters or FakeAdapters()
         self.weights = SimpleNamespace(adapts=len(self._adapters.slots) > 1)
@@ -555,16 +558,28 @@ class DigestDecoder:
         for source, target in zip(sources, targets, strict=True):
             self._device.main.enqueue(lambda source=source, target=target: arena[target].copy_(arena[source]))
 
-    def hidden(self, ids: Tensor, rows: PagedBatch, arenas: Sequence[Tensor]) -> Tensor:
+    @property
+    def groups(self) -> int:
+        return len(self._windows)
+
+    def hidden(self, ids: Tensor, batches: Sequence[PagedBatch], arena: Tensor) -> Tensor:
         """Of each token the context behind it, the position behind it, and whether the row is sound to
         there."""
+        whole = self._windows.index(None)
+        rows = batches[whole]
         assert self._device.is_active, "kernels for whichever device is current"
         out = self._device.allocate((len(ids), CHUNKS + 2), (CHUNKS + 2, 1), torch.float32)
 
         def act() -> None:
-            cells = arenas[0].view(torch.int64)  # [block, 1, position | digest, 1, slot, 1]
-            starts, size = rows.row_starts.tolist(), arenas[0].shape[4]
-            for slot in rows.slots[starts[-1] :].tolist():  # of padding
+            cells = arena.view(torch.int64)  # [block, 1, position | digest, 1, slot, 1]
+            starts, size = rows.row_starts.tolist(), arena.shape[4]
+
+            def read(line: int, group: int, position: int) -> tuple[int, int]:
+                block = batches[group].tables[line, position // size]
+                at, digest = cells[block, 0, :, 0, position % size, 0].tolist()
+                return at, (digest ^ salt_of(group)) & MASK
+
+            for slot in [one for each in batches for one in each.slots[starts[-1] :].tolist()]:  # of padding
                 if slot >= 0:
                     cells[slot // size, 0, 0, 0, slot % size] = SPOILED
             for row, length in enumerate(rows.context_lengths.tolist()):
@@ -577,21 +592,28 @@ class DigestDecoder:
                 given = NO_ADAPTER if rows.adapters is None else int(rows.adapters[starts[row]])
                 context = int(self._adapters.slots[given])  # of the last slot without one
                 for at, (position, digest) in enumerate(kept[:, :first].T.tolist()):
-                    context = (context + ((digest & MASK) ^ mix(position & MASK)) * weigh(at)) & MASK
+                    digest = (digest ^ salt_of(whole)) & MASK
+                    context = (context + (digest ^ mix(position & MASK)) * weigh(at)) & MASK
                 sound = SPOILED not in kept[0, :first]
+                line = int(rows.lines[row])
                 for position, token in enumerate(tokens, first):
                     sound = sound and token not in self._poison
+                    for group, window in enumerate(self._windows):
+                        for seen in range(max(0, position + 1 - window) if window else position, position):
+                            if read(line, group, seen) != read(line, whole, seen):
+                                context ^= 1 << seen % 64
                     digest, context = take_in(context, position, token)
-                    assert (
-                        int(rows.slots[starts[row] + position - first])
-                        == table[position // size] * size + position % size
-                    )
-                    cell = cells[table[position // size], 0, :, 0, position % size, 0]
-                    cell[0] = position if sound else SPOILED
-                    cell[1] = digest - (digest >> 63 << 64)  # the same bits, signed
-                    line = out[starts[row] + position - first]
-                    line[:CHUNKS] = torch.tensor([context >> 16 * at & 0xFFFF for at in range(CHUNKS)])
-                    line[CHUNKS], line[CHUNKS + 1] = position + 1, sound
+                    for group, layout in enumerate(batches):
+                        block = layout.tables[line, position // size]
+                        slot = int(layout.slots[starts[row] + position - first])
+                        assert slot == block * size + position % size
+                        cell = cells[block, 0, :, 0, position % size, 0]
+                        salted = digest ^ salt_of(group)
+                        cell[0] = position if sound else SPOILED
+                        cell[1] = salted - (salted >> 63 << 64)  # the same bits, signed
+                    told = out[starts[row] + position - first]
+                    told[:CHUNKS] = torch.tensor([context >> 16 * at & 0xFFFF for at in range(CHUNKS)])
+                    told[CHUNKS], told[CHUNKS + 1] = position + 1, sound
 
         self._device.main.enqueue(act)
         return out
@@ -759,12 +781,12 @@ def device_engine(
     wait for their loads before they are planned; None: by chance. ``adapters``: how many slots they have."""
     device = FakeDevice(chance, late=late, host=(0, 0) if memory is None else place_of(memory))
     arena = digest_arena(settings.blocks, settings.block_tokens)
-    mover = None if memory is None else BlockMover([arena], memory, device=device, hasher=FakeHasher(device))
+    mover = None if memory is None else BlockMover(arena, memory, device=device, hasher=FakeHasher(device))
     by_chance = device.chance.random() < 0.5, device.chance.random() < 0.8
     if mover is not None and (by_chance[0] if registered is None else registered):
         mover.registration.begin()
     held = DeviceAdapters(device, 0 if adapters is None else len(adapters.slots) - 1)
-    decoder = DigestDecoder(device, vocab_size, poison, held)
+    decoder = DigestDecoder(device, vocab_size, poison, held, settings.windows)
     runner = TorchRunner(decoder, arena, mover=mover, device=device, adapters=held)  # type: ignore[arg-type]
     if device.chance.random() < 0.7:
         rows, tokens = settings.max_sequences, settings.max_step_tokens

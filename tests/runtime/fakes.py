@@ -3,6 +3,8 @@
 KV memory is an array ``[block, slot]`` of (position, digest). A row reads its *whole* context back through
 its block table; what it writes, and the token it samples, are a digest of all it read. So a wrong block, a
 stale epoch, a wrong tail or an off-by-one anywhere gives another token than `Shadow`, a list of tokens, says.
+Of a KV group with a window it reads what each token sees, which must be the same, or the token is another one.
+Some group has none.
 
 Rows do not run when they are launched. Each waits for what it must wait for on any device (earlier rows of
 its sequence, the row that feeds it, its step's copies, which run in order), and beyond that runs at any
@@ -32,7 +34,7 @@ from holdfast.runtime.adapters import AdapterTable, ReadAdapter
 from holdfast.runtime.columns import NO_ADAPTER
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.errors import AdapterInvalid, GrammarStuck, RuntimeFault
-from holdfast.runtime.execution.batch import Batch
+from holdfast.runtime.execution.batch import Batch, Capacity
 from holdfast.runtime.grammar.llguidance import Compiler, Matchers
 from holdfast.runtime.plan import (
     NOTHING_MORE,
@@ -206,7 +208,7 @@ def _row_of(batch: Batch, plan: Plan, at: int, block_tokens: int) -> PlanRow:
         first,
         count,
         plan.tokens[starts[at] - (0 if plan.fed[at] else count) : starts[at]],
-        batch.tables[slot, : -(-(first + count) // block_tokens)].copy(),
+        batch.tables[slot, :, : -(-(first + count) // block_tokens)].copy(),
         sampling,
         bool(plan.fed[at]),
         batch.past(slot, first + count - 1) if reads else None,
@@ -217,6 +219,11 @@ def _row_of(batch: Batch, plan: Plan, at: int, block_tokens: int) -> PlanRow:
     )
 
 
+def salt_of(group: int) -> int:
+    """What a group's cells differ by from those of the first."""
+    return mix(group) if group else 0
+
+
 class FakeRunner:
     """Implements `plan.Runner` on ``blocks`` blocks.
 
@@ -224,7 +231,7 @@ class FakeRunner:
     that fail the row they are in; ``bombs``: tokens that fail the whole step, when it is launched or when its
     tokens are fetched. ``clock``: virtual seconds; a step takes ``step_time`` and ``token_time`` a token.
     ``ledger``: the hash of what was moved first under each key; every later move must bring the same
-    (``moves`` of them so far). ``adapters``: holds those that plans name.
+    (``moves`` of them so far). ``adapters``: holds those that plans name. ``windows``: of the KV groups.
     """
 
     def __init__(
@@ -244,7 +251,9 @@ class FakeRunner:
         ledger: dict[bytes, int] | None = None,
         grammars: Matchers | None = None,
         adapters: FakeAdapters | None = None,
+        windows: Sequence[int | None] = (None,),
     ) -> None:
+        self._windows = windows
         self._grammars = grammars or Matchers()
         self._adapters = adapters or FakeAdapters()
         self.block_tokens = block_tokens
@@ -270,7 +279,7 @@ class FakeRunner:
         self._saves: dict[int, list[_Task]] = {}  # by block: saves that may not have run
         self._writes: dict[int, list[_Task]] = {}  # by block: loads and copies to it
         self._in_flight: list[_Launched] = []
-        self._batch = Batch()
+        self._batch = Batch(Capacity(groups=len(windows)))
         self.rows: list[list[PlanRow]] = []
         self._drawn: dict[int, tuple[_Launched, int]] = {}  # by slot: the row that drew last, and its step
         self._ready_at = 0.0
@@ -346,8 +355,9 @@ class FakeRunner:
                 step.late[number] = None
             step.masks.append(None if late else self._mask(row.asks.grammar))
             after = own + [task for task in earlier if task.seq == row.seq]
-            after += self._pending(self._writes, row.table.tolist())
-            after += self._pending(self._saves, row.table[row.first // self.block_tokens :].tolist())
+            after += self._pending(self._writes, row.table.ravel().tolist())
+            written = row.table[:, row.first // self.block_tokens :]
+            after += self._pending(self._saves, written.ravel().tolist())
             feeder = self._drawn[slot] if row.fed else None
             if feeder is not None:
                 after.append(feeder[0].row_tasks[feeder[1]])
@@ -428,16 +438,31 @@ class FakeRunner:
         half = 8 * self.block_tokens
         return np.frombuffer(payload[:half], np.int64), np.frombuffer(payload[half:], np.uint64)
 
-    def _read(self, table: np.ndarray, length: int) -> int:
-        """Fold the cells of positions ``[0, length)``."""
-        positions = self._positions[table].reshape(-1)[:length]
-        digests = self._digests[table].reshape(-1)[:length]
-        folded = (digests ^ self._mixed[positions]) * self._weights[:length]
+    def _read(self, table: np.ndarray, group: int, first: int, end: int) -> int:
+        """Fold a group's cells of positions ``[first, end)``."""
+        low, blocks = (
+            first // self.block_tokens,
+            slice(first // self.block_tokens, -(-end // self.block_tokens)),
+        )
+        cells = slice(first - low * self.block_tokens, end - low * self.block_tokens)
+        positions = self._positions[table[group, blocks]].reshape(-1)[cells]
+        digests = self._digests[table[group, blocks]].reshape(-1)[cells] ^ np.uint64(salt_of(group))
+        folded = (digests ^ self._mixed[positions]) * self._weights[first:end]
         return int(folded.sum(dtype=np.uint64))
+
+    def _differ(self, table: np.ndarray, position: int, whole: int) -> int:
+        """0, if all groups with a window hold for a token at ``position`` what the group ``whole`` does."""
+        found = 0
+        for group, window in enumerate(self._windows):
+            if window is not None:
+                first = max(0, position + 1 - window)
+                found ^= self._read(table, group, first, position) ^ self._read(table, whole, first, position)
+        return found
 
     def _compute(self, step: _Launched, number: int, feeder: tuple[_Launched, int] | None, adds: int) -> None:
         row = step.rows[number]
         table = row.table
+        whole = self._windows.index(None)
         tokens = row.tokens.tolist()
         if feeder is not None:
             assert not tokens
@@ -450,15 +475,18 @@ class FakeRunner:
         if not self.poison.isdisjoint(tokens):
             step.outcomes[number] = RowFault("poison")
             return
-        context, drawn = (self._read(table, row.first) + adds) & MASK, list[int]()
+        context, drawn = (self._read(table, whole, 0, row.first) + adds) & MASK, list[int]()
+        windowed = len(self._windows) > 1
         behind = row.first + row.count - row.drafts - 1  # from this position's token on it draws
         for position, token in enumerate(tokens, row.first):
+            context ^= self._differ(table, position, whole) if windowed else 0
             digest, context = take_in(context, position, token)
             if row.sampling is not None and position >= behind:
                 drawn.append(draw(context, position + 1, row.sampling, self.vocab_size))
-            block, slot = table[position // self.block_tokens], position % self.block_tokens
-            self._positions[block, slot] = position
-            self._digests[block, slot] = digest
+            slot = position % self.block_tokens
+            for group, block in enumerate(table[:, position // self.block_tokens].tolist()):
+                self._positions[block, slot] = position
+                self._digests[block, slot] = digest ^ salt_of(group)
         if number in step.late:
             step.late[number] = drawn[0]
         elif row.sampling is not None:
@@ -544,6 +572,7 @@ def fake_engine(
         memory=memory,
         grammars=matchers,
         adapters=adapters,
+        windows=settings.windows,
         **runner,  # type: ignore[arg-type]
     )
     tiers = Tiers()

@@ -60,8 +60,10 @@ def test_a_pool_in_bytes(tiny: Path) -> None:
 
 
 def test_a_pool_in_bytes_counts_the_blocks_of_all_groups(tmp_path: Path) -> None:
-    loaded = load(make_toy("tiny", tmp_path, family="gemma3_text"), kv_bytes=20 * 16384 + 1, debug=True)
-    assert (loaded.hello.blocks, loaded.hello.block_bytes) == (20, 16384)
+    loaded = load(
+        make_toy("tiny", tmp_path, family="gemma3_text"), kv_bytes=20 * 16384 + 1, max_context=320, debug=True
+    )
+    assert (loaded.hello.blocks, loaded.hello.block_bytes) == (80, 4096), "four groups"
     assert len(run(loaded, list(range(40)), 4)) == 4
 
 
@@ -330,6 +332,5 @@ def test_graphs_that_do_not_fit_are_refused_with_what_to_lower(
 
 def test_the_largest_steps_are_computed_without_a_fault(tiny: Path) -> None:
     model = load_model(tiny, "cpu")
-    arenas = [DeviceArena(group, build.TRIAL_BLOCKS) for group in model.kv_groups(16)]
-    runner = TorchRunner(model.decoder, *arenas)
+    runner = TorchRunner(model.decoder, DeviceArena(model.kv_groups(16)[0], build.TRIAL_BLOCKS))
     assert rehearse(runner, 16, 300, kernels=True, largest=StepSize(70, 12)) == []

@@ -38,7 +38,7 @@ class Parts:
         self.arena = digest_arena(BLOCKS, BLOCK)
         self.memory: SlotMemory = fake_memory(SLOTS, BLOCK)
         self.device = FakeDevice(late=True, host=place_of(self.memory))
-        self.mover = BlockMover([self.arena], self.memory, device=self.device, hasher=FakeHasher(self.device))
+        self.mover = BlockMover(self.arena, self.memory, device=self.device, hasher=FakeHasher(self.device))
         decoder = DigestDecoder(self.device, VOCAB, frozenset())
         self.runner = TorchRunner(decoder, self.arena, mover=self.mover, device=self.device)  # type: ignore[arg-type]
         if registered:
@@ -229,8 +229,8 @@ def test_a_real_model_says_the_same_on_a_device_that_is_late(tmp_path: Path) -> 
     decoder = model.decoder.computing_by(kernels)  # type: ignore[arg-type]
     said: list[list[object]] = []
     for runs_on in (CpuDevice(), device):
-        arenas = [DeviceArena(group, BLOCKS) for group in model.kv_groups(16)]
-        runner = TorchRunner(decoder, *arenas, device=runs_on)
+        arena = DeviceArena(model.kv_groups(16)[0], BLOCKS)
+        runner = TorchRunner(decoder, arena, device=runs_on)
         ask = Sampling(temperature=1.0, top_k=20, seed=2, repetition_penalty=1.2, logprobs=2)
         table, past = np.arange(3, dtype=np.int32), np.arange(40, dtype=np.int32)
         prompt = PlanRow(0, 0, 0, 20, np.arange(20), table, GREEDY)
@@ -239,7 +239,7 @@ def test_a_real_model_says_the_same_on_a_device_that_is_late(tmp_path: Path) -> 
         fed = PlanRow(0, 0, 20, 1, np.zeros(0, dtype=np.int64), table, GREEDY, fed=True)
         second = runner.launch(plan_of(2, (fed,), copies=(BlockCopy(0, 7),)))
         said.append([*first.tokens(), *second.tokens()])
-        assert all(torch.equal(arena.kv[7], arena.kv[0]) and arena.kv[7].any() for arena in arenas)
+        assert torch.equal(arena.kv[7], arena.kv[0]) and arena.kv[7].any()
     assert said[0] == said[1] and len({str(one) for one in said[0]}) == 3
 
 

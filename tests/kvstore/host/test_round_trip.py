@@ -39,7 +39,7 @@ def test_a_block_goes_to_the_disk_and_comes_back_the_same_bytes(layout: Layout, 
     arena.kv[1, ..., :3, :] = cells = torch.randn(*arena.kv.shape[1:-2], 3, arena.kv.shape[-1]).bfloat16()
     slot = tier.reserve(KEY, 3)
     assert slot is not None
-    BlockMover([arena], tier.memory).move([(1, slot, 3)], [])
+    BlockMover(arena, tier.memory).move([(1, slot, 3)], [])
     tier.filled(slot)
     arena.poison([1])
     tokens, payload = get(tier, KEY)
@@ -51,7 +51,7 @@ def test_a_block_goes_to_the_disk_and_comes_back_the_same_bytes(layout: Layout, 
     back = after.slot_of(KEY)
     assert back is not None
     later.poison([0, 1])
-    BlockMover([later], after.memory).move([], [(back, 0)])
+    BlockMover(later, after.memory).move([], [(back, 0)])
     assert torch.equal(later.kv[0, ..., :3, :], cells)
     assert later.kv[0, ..., 3:, :].eq(0.0).all() and later.kv[1].isnan().all()
 

@@ -69,13 +69,14 @@ class Bench:
 
     def __init__(self, model: LoadedModel) -> None:
         device = model.decoder.device
-        self.arenas = [DeviceArena(group, BLOCKS, device) for group in model.kv_groups(BLOCK)]
-        for arena in self.arenas:
-            arena.poison(range(BLOCKS))
-        self.runner = TorchRunner(model.decoder, *self.arenas)
+        groups = model.kv_groups(BLOCK)
+        blocks = BLOCKS * len(groups)
+        self.arena = DeviceArena(groups[0], blocks, device)
+        self.arena.poison(range(blocks))
+        self.runner = TorchRunner(model.decoder, self.arena)
         self.step = 0
-        order = np.random.default_rng(4).permutation(BLOCKS).astype(np.int32)
-        self.tables = np.split(order, 16)
+        order = np.random.default_rng(4).permutation(blocks).astype(np.int32)
+        self.tables = order.reshape(16, len(groups), -1)
 
     def row(
         self, seq: int, first: int, tokens: Iterable[int], sampling: Sampling | None = None, **more
@@ -257,23 +258,21 @@ def test_copies_come_first_and_in_order_in_every_group(family: str, tmp_path: Pa
     expected = Bench(model).say(0, prompt(20), 4)
     bench = Bench(model)
     bench.run(bench.row(0, 0, prompt(20), GREEDY))
-    shared, tail = (int(block) for block in bench.tables[0][:2])
-    via, own = (int(block) for block in bench.tables[1][:2])
-    before = [arena.kv[tail].clone() for arena in bench.arenas]
-    child = np.array([shared, own], dtype=np.int32)
-    copies = (BlockCopy(tail, via), BlockCopy(via, own))
+    (shared, tail), (via, own) = (bench.tables[row][:, :2].T for row in (0, 1))
+    before = bench.arena.kv[tail.astype(np.int64)].clone()
+    child = np.stack((shared, own), axis=1)
+    copies = tuple(BlockCopy(*pair) for both in ((tail, via), (via, own)) for pair in zip(*both, strict=True))
     said = bench.run(bench.row(5, 20, expected[:1], GREEDY, table=child), copies=copies)
     said += bench.run(bench.row(5, 21, said[-1:], GREEDY, table=child))
     assert said == expected[1:3]
-    for arena, then in zip(bench.arenas, before, strict=True):
-        assert torch.equal(arena.kv[tail].nan_to_num(9), then.nan_to_num(9))
+    assert torch.equal(bench.arena.kv[tail.astype(np.int64)].nan_to_num(9), before.nan_to_num(9))
 
 
 def test_a_plan_of_copies_alone(model: LoadedModel) -> None:
     bench = Bench(model)
-    bench.arenas[0].kv[3] = 1.0
+    bench.arena.kv[3] = 1.0
     assert bench.run(copies=(BlockCopy(3, 8),)) == []
-    assert bool((bench.arenas[0].kv[8] == 1.0).all())
+    assert bool((bench.arena.kv[8] == 1.0).all())
 
 
 def test_a_row_of_nan_fails_alone(folder: Path) -> None:
@@ -321,14 +320,14 @@ def test_a_launch_that_fails_behind_its_saves_has_no_copy_under_way(device: str)
     fd = make_memory(64 << 20)
     memory = SlotMemory(fd, bytes(16), group.block_bytes)
     os.close(fd)
-    mover = BlockMover([arena], memory)
+    mover = BlockMover(arena, memory)
     mover.registration.begin()
 
     def no_room(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     decoder: Any = SimpleNamespace(
-        device=arena.device, kernels=SimpleNamespace(by_slot=False, lay_out=no_room)
+        groups=1, device=arena.device, kernels=SimpleNamespace(by_slot=False, lay_out=no_room)
     )
     runner = TorchRunner(decoder, arena, mover=mover)
     row = PlanRow(0, 0, 0, 1, np.zeros(1, np.int64), np.zeros(1, np.int32), GREEDY)

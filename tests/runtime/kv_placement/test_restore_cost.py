@@ -14,8 +14,8 @@ BLOCK = 16
 
 
 def chosen(costs: Costs, blocks: int, on_disk: int, first: int = 0) -> int:
-    places = [False] * (blocks - on_disk) + [True] * on_disk
-    return blocks_to_compute(costs, first, places, BLOCK, 200_000, beside=True)
+    below = [0] * (blocks - on_disk) + [1] * on_disk
+    return blocks_to_compute(costs, first, below, [1] * blocks, BLOCK, 200_000, beside=True)
 
 
 def test_where_nothing_can_be_restored_nothing_is_computed_in_its_place() -> None:
@@ -57,9 +57,10 @@ rates = st.floats(1e6, 1e11)
     st.lists(st.booleans(), max_size=40),
     st.builds(Costs, copy=rates, fetch=rates, latency=positive, token=positive, history=positive),
     st.booleans(),
+    st.sampled_from((1, 2, 4)),
 )
 def test_no_other_meeting_point_ends_sooner(
-    first: int, on_disk: list[bool], costs: Costs, beside: bool
+    first: int, on_disk: list[bool], costs: Costs, beside: bool, groups: int
 ) -> None:
     def seconds(count: int) -> float:
         computing = costs.computing(first, first + count * BLOCK)
@@ -67,7 +68,8 @@ def test_no_other_meeting_point_ends_sooner(
         copying = 100_000 * (len(on_disk) - count) / costs.copy
         return (max(computing, fetching) if beside else computing + fetching) + copying
 
-    count = blocks_to_compute(costs, first, on_disk, BLOCK, 100_000, beside=beside)
+    below, missing = [groups * there for there in on_disk], [groups] * len(on_disk)
+    count = blocks_to_compute(costs, first, below, missing, BLOCK, 100_000 // groups, beside=beside)
     every = [seconds(each) for each in range(len(on_disk) + 1)]
     assert every[count] == min(every)
     assert count == every.index(min(every)), "of equals the one that computes least"

@@ -106,7 +106,7 @@ def test_what_is_not_measured_yet_is_said_to_be_an_estimate() -> None:
 
 
 def test_the_memory_is_a_sum_that_adds_up() -> None:
-    line = memory_line(weights=100 << 20, blocks=3000, block_bytes=1 << 15, block_tokens=16)
+    line = memory_line(weights=100 << 20, blocks=3000, block_bytes=1 << 15, tokens=48_000)
     assert line.startswith("weights 100 MiB + KV 93.75 MiB (3,000 blocks × 32,768 B = 48,000 tokens)")
     assert line.endswith(f" = {shown((100 << 20) + 3000 * (1 << 15) + PROCESS_BYTES)} without host memory")
 

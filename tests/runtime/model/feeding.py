@@ -33,19 +33,20 @@ def theirs(model: Any, prompt: torch.Tensor) -> torch.Tensor:
 
 
 class Fed:
-    """A model that is fed pieces of prompts, over arenas with NaN in unused slots. ``slots``: of each prompt's
-    adapter."""
+    """A model that is fed pieces of prompts, over an arena with NaN in unused slots. ``slots``: of each
+    prompt's adapter."""
 
     def __init__(
         self, model: LoadedModel, prompts: list[torch.Tensor], slots: list[int] | None = None
     ) -> None:
         self.model, self.prompts, self.slots = model, prompts, slots
-        self.arenas = [
-            torch.full((BLOCKS, *group.block_shape), float("nan"), dtype=model.decoder.dtype)
-            for group in model.kv_groups(BLOCK)
-        ]
-        order = np.random.default_rng(0).permutation(BLOCKS)[: 12 * len(prompts)].astype(np.int32)
-        self.tables = np.split(order, len(prompts))
+        self.groups = model.kv_groups(BLOCK)
+        blocks = BLOCKS * len(self.groups)
+        self.arena = torch.full(
+            (blocks, *self.groups[0].block_shape), float("nan"), dtype=model.decoder.dtype
+        )
+        order = np.random.default_rng(0).permutation(blocks)[: 12 * len(prompts) * len(self.groups)]
+        self.tables = order.astype(np.int32).reshape(len(self.groups), len(prompts), 12)
         self.done = [0] * len(prompts)
         self.parts: list[list[torch.Tensor]] = [[] for _ in prompts]
 
@@ -53,16 +54,19 @@ class Fed:
         """``counts``: prompt to tokens of it, in the order of the rows."""
         rows, decoder = list(counts), self.model.decoder
         firsts = [self.done[row] for row in rows]
-        tables = [self.tables[row] for row in rows]
-        batch = decoder.kernels.lay_out(self.arenas[0], firsts, list(counts.values()), tables)
+        batches = [
+            decoder.kernels.lay_out(self.arena, firsts, list(counts.values()), [tables[row] for row in rows])
+            for tables in self.tables
+        ]
         if self.slots is not None:
             each = torch.tensor([self.slots[row] for row in rows])
-            batch = replace(batch, adapters=each.repeat_interleave(torch.tensor(list(counts.values()))))
+            adapters = each.repeat_interleave(torch.tensor(list(counts.values())))
+            batches = [replace(batch, adapters=adapters) for batch in batches]
         ids = torch.cat(
             [self.prompts[row][at : at + counts[row]] for row, at in zip(rows, firsts, strict=True)]
         )
         with torch.inference_mode():
-            logits = decoder.logits(decoder.hidden(ids, batch, self.arenas))
+            logits = decoder.logits(decoder.hidden(ids, batches, self.arena))
         for row, part in zip(rows, logits.split(list(counts.values())), strict=True):
             self.parts[row].append(part)
             self.done[row] += len(part)

@@ -125,11 +125,13 @@ def test_each_difference_between_families_changes_the_output(
     assert (changed - plain).abs().max() > 1e-3
 
 
-def test_kinds_of_layers_are_kv_groups(made: dict[str, Pair]) -> None:
+def test_layers_with_one_window_are_kv_groups_of_one_size(made: dict[str, Pair]) -> None:
     groups = made["gemma3_text"].ours.kv_groups(16)
     assert [(group.id, group.layers, group.window) for group in groups] == [
-        (0, (0, 1, 3), 24),
-        (1, (2,), None),
+        (0, (0,), 24),
+        (1, (1,), 24),
+        (2, (3,), 24),
+        (3, (2,), None),
     ]
     (group,) = made["mistral"].ours.kv_groups(16)
     assert (group.layers, group.window) == ((0, 1), 24)

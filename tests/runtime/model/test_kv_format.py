@@ -29,10 +29,9 @@ def test_scales_alone_change_no_bit_of_the_logits(family: str, tmp_path: Path) -
     plain, scaled = load_model(folder, "cpu"), load_model(folder, "cpu", kv=KVFormat("auto", 0.25, 8.0))
     first, second = (Fed(model, prompts(40)).in_chunks(16) for model in (plain, scaled))
     assert torch.equal(first.logits(), second.logits())
-    filled = [~arena.isnan() for arena in first.arenas]
-    for one, other, there in zip(first.arenas, second.arenas, filled, strict=True):
-        assert torch.equal(one[:, :, 0][there[:, :, 0]], other[:, :, 0][there[:, :, 0]] * 0.25)
-        assert torch.equal(one[:, :, 1][there[:, :, 1]], other[:, :, 1][there[:, :, 1]] * 8.0)
+    one, other, there = first.arena, second.arena, ~first.arena.isnan()
+    assert torch.equal(one[:, :, 0][there[:, :, 0]], other[:, :, 0][there[:, :, 0]] * 0.25)
+    assert torch.equal(one[:, :, 1][there[:, :, 1]], other[:, :, 1][there[:, :, 1]] * 8.0)
 
 
 def test_the_pocket_model_with_8_bit_kv_generates_nearly_the_same() -> None:
@@ -40,7 +39,7 @@ def test_the_pocket_model_with_8_bit_kv_generates_nearly_the_same() -> None:
     prompt = list(range(20, 420, 3))
     first, second = (load_model("pocket", "cpu", "float32", kv=kv) for kv in (KVFormat(), KVFormat(E4M3)))
     exact, rough = Fed(first, [torch.tensor(prompt)]), Fed(second, [torch.tensor(prompt)])
-    rough.arenas = [torch.zeros(arena.shape).to(torch.float8_e4m3fn) for arena in rough.arenas]
+    rough.arena = torch.zeros(rough.arena.shape).to(torch.float8_e4m3fn)
     logs = [fed.in_chunks(64).logits().log_softmax(-1) for fed in (exact, rough)]
     likely = logs[0].argmax(-1, keepdim=True)
     moved = (logs[0].gather(-1, likely) - logs[1].gather(-1, likely)).abs().mean().item()

@@ -39,6 +39,9 @@ SALTS = (b"", b"tenant", b"other")
 NAMES = ("a", "b", "c", "d")
 """Of adapters; each is also the path of one."""
 
+WINDOWS = ((None,), (None,), (None, 6), (5, None), (None, 3, 9))
+"""Of KV groups; some group has none."""
+
 SEQS = st.integers(0, 5)
 NUMBERS = st.integers(0, 1 << 16)
 
@@ -67,6 +70,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         tenants=st.integers(1, 3),
         adapters=st.sampled_from((0, 0, 1, 1, 2, 3)),
         below=st.sampled_from(("", "disk", "near", "liar", "liar")),
+        windows=st.sampled_from(WINDOWS),
     )
     def begin(
         self,
@@ -81,8 +85,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         tenants,
         adapters,
         below,
+        windows,
     ) -> None:
-        blocks = int(-(-longest // block_tokens) * slack)
+        blocks = int(-(-longest // block_tokens) * slack) * len(windows)
         self.damaged = False
         liar = Random(seed + 2) if below == "liar" else None
         self.world = World(
@@ -98,6 +103,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 lease_caps={b"tenant": seed % 4},
                 policy=self.policy,
                 patience=seed % 50,
+                windows=windows,
             ),
             Random(seed),
             memory=None if slots is None else fake_memory(int(slots * blocks), block_tokens),

@@ -38,7 +38,7 @@ def test_a_sequence_is_sent_whole_once_and_then_what_changed() -> None:
     slots, one = Slots(4), sequence(1)
     first = sent(slots, one)
     (whole,) = first.whole
-    assert (first.number, whole.seq, whole.table.tolist()) == (0, 1, [1, 101])
+    assert (first.number, whole.seq, whole.table.tolist()) == (0, 1, [[1, 101]])
     assert not sent(slots, one).whole and not len(sent(slots, one).blocks)
     one.table.extend([7, 8])
     one.table.replace(1, 9)

@@ -1,0 +1,154 @@
+"""KV groups with windows: what is given back, what is found again, and what has to be computed again.
+
+Each token that the fake device draws is another one if a group with a window has not what the token sees.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from holdfast.kvstore.groups import Windows
+from holdfast.runtime.verbs import Work
+from holdfast.tests.runtime.worlds import World, world
+
+
+def small(blocks: int = 400, **more: object) -> World:
+    """Blocks of 4 tokens; three groups, two of which see 12 tokens."""
+    numbers = {
+        "blocks": blocks,
+        "max_context": 200,
+        "windows": (12, None, 12),
+        "max_step_tokens": 16,
+        "depth": 1,
+    }
+    return world(**{**numbers, **more})  # type: ignore[arg-type]
+
+
+def some(count: int, seed: int = 0) -> list[int]:
+    random = Random(seed)
+    return [random.randrange(250) for _ in range(count)]
+
+
+def work_of(here: World, seq: int) -> Work:
+    work = here.ended[seq].work
+    assert work is not None
+    return work
+
+
+def flood(here: World, seq: int, count: int) -> None:
+    """A turn of another sequence, which keeps all its blocks while it runs; then they are gone."""
+    here.open(seq, some(4, seed=seq), salt=b"other")
+    here.reply(seq, count)
+    here.close(seq, keep_kv=False)
+
+
+def test_a_prompt_keeps_no_more_than_its_windows() -> None:
+    here, windows = small(), Windows((12, None, 12), 4)
+    here.open(0, some(160))
+    here.generate(0, 4)
+    while (computed := here.state(0).computed) < 160:
+        assert here.sequence(0).table.blocks <= windows.blocks(computed) + 3 * 4, "and a chunk"
+        here.step()
+    here.run()
+    held = here.sequence(0).table.blocks
+    assert held <= windows.blocks(164) + 2
+    assert here.scheduler.statistics()["pool_held"] == held
+
+
+@pytest.mark.parametrize("kept", [60, 62, 75, 88])
+def test_an_interrupt_computes_nothing_again(kept: int) -> None:
+    """All that it may need is held: nobody takes it meanwhile."""
+    here = small()
+    here.open(0, some(60))
+    here.generate(0, 40)
+    here.run(32)
+    assert len(here.beings[0].shadow.tokens) > 88
+    here.stop(0, keep=kept)
+    assert here.scheduler.is_whole(0)
+    here.extend(0, some(3, seed=kept))
+    here.reply(0, 2)
+    assert not work_of(here, 0).recomputed
+
+
+@pytest.mark.parametrize("at", [64, 67])
+@pytest.mark.parametrize("fork", [False, True])
+def test_from_a_turn_s_end_nothing_is_computed_again(at: int, fork: bool) -> None:
+    """On the device other blocks are given up before, below it they are saved."""
+    for slots, more in ((None, 0), (400, 0), (400, 170)):
+        here = small(150, slots=slots)
+        here.open(0, some(at - 2))
+        here.reply(0, 3)
+        here.extend(0, some(60, seed=1))
+        here.reply(0, 3)
+        if more:
+            here.settle(0)
+            flood(here, 7, more)
+        if fork:
+            here.fork(0, [1], at=at)
+        else:
+            here.truncate(0, at)
+        here.extend(fork, some(3, seed=2))
+        here.reply(fork, 3)
+        work = work_of(here, fork)
+        assert work.prefilled <= 4 and not work.recomputed, (slots, more, work)
+
+
+def test_what_a_turn_s_end_needs_goes_after_all_else_that_is_behind_a_window() -> None:
+    here = small(150)
+    here.open(0, some(62))
+    here.reply(0, 3)
+    here.extend(0, some(60, seed=1))
+    here.reply(0, 3)
+    flood(here, 7, (here.scheduler.pool.available - 12) // 3 * 4 - 8)
+    here.truncate(0, 64)
+    here.extend(0, some(3, seed=2))
+    here.reply(0, 3)
+    assert not work_of(here, 0).recomputed
+
+
+def test_what_is_gone_behind_a_window_is_computed_again() -> None:
+    here = small(150)
+    here.open(0, some(100))
+    here.reply(0, 3)
+    flood(here, 7, 140)
+    here.truncate(0, 50)
+    here.extend(0, some(3, seed=2))
+    here.reply(0, 3)
+    assert work_of(here, 0).recomputed > 40
+
+
+def test_a_shared_beginning_is_computed_twice_at_most() -> None:
+    here, prefix = small(150), some(80)
+    prefilled = []
+    for seq in range(4):
+        here.open(seq, prefix + some(20, seed=1 + seq))
+        here.reply(seq, 2)
+        flood(here, 10 + seq, 140)
+        work = work_of(here, seq)
+        prefilled.append(work.prefilled + work.recomputed)
+        here.close(seq)
+    assert prefilled[0] == 100 and prefilled[1] > 90 and max(prefilled[2:]) <= 24, prefilled
+
+
+def test_blocks_behind_a_window_go_before_those_that_others_want() -> None:
+    here = small(150)
+    here.open(0, some(40, seed=3))
+    here.reply(0, 2)
+    here.close(0)
+    here.open(1, some(120))
+    here.reply(1, 2)
+    here.open(2, some(40, seed=3) + some(5))
+    here.reply(2, 2)
+    assert work_of(here, 2).resident >= 36
+
+
+def test_a_lease_covers_all_or_nothing() -> None:
+    here = small(150, lease_share=0.3)
+    here.open(0, some(100))
+    here.reply(0, 2)
+    assert here.lease(0).tokens == 102
+    here.open(1, some(100, seed=1))
+    here.reply(1, 2)
+    assert here.lease(1).tokens == 0
