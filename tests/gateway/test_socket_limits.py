@@ -277,7 +277,7 @@ async def test_a_body_that_goes_on_after_the_answer_ends_the_connection() -> Non
         assert b"405" in await reader.readuntil(b"\r\n\r\n")
 
         async def go_on() -> None:
-            for _ in range(20_000):
+            while True:  # a fast machine sends much before the deadline
                 writer.write(b"1\r\nx\r\n" * 100)
                 await writer.drain()
                 await asyncio.sleep(0)

@@ -121,6 +121,8 @@ def test_a_window_sees_its_last_blocks() -> None:
     windows = Windows((None, 6), 4)
     assert (windows.whole, windows.narrow) == ([0], [1])
     assert [windows.first(1, at) for at in (0, 5, 8, 9, 12, 13)] == [0, 0, 0, 1, 1, 2]
-    assert [windows.blocks(tokens) for tokens in (0, 4, 5, 13)] == [0, 2, 4, 6]
-    assert windows.blocks(13, 9) == 7, "what tokens from the ninth on see"
-    assert [windows.within(blocks, 13) for blocks in (5, 6)] == [2, 4]
+    assert [windows.blocks(tokens) for tokens in (0, 4, 5, 13)] == [0, 2, 4, 7], (
+        "of 13 tokens the last may be lost"
+    )
+    assert windows.blocks(13, 9) == 8, "what tokens from the ninth on see"
+    assert [windows.within(blocks, 13) for blocks in (6, 7)] == [3, 4]
