@@ -88,7 +88,7 @@ class PagedBatch:
     device: Device | None = None
     adapters: Tensor | None = None
     gathers: dict[tuple[int, int | None], tuple[Gather, ...]] = field(default_factory=dict, repr=False)
-    plans: dict[tuple[int, int, int, bool], Tensor] = field(default_factory=dict, repr=False)
+    plans: dict[tuple[int, int, int, bool], Tensor] = field(default_factory=dict, init=False, repr=False)
 
 
 def lay_out(

@@ -310,14 +310,13 @@ class DeviceStep:
         ids = by_group[0][0]
         held = of("slots", rows).clamp(min=0).to(torch.int32)
         adapters = (of("adapters", rows) if sizes.single else of("adapted", tokens)) if adapted else None
-        plans: dict[tuple[int, int, int, bool], Tensor] = {}
+        device = self._device
         layouts = [
             PagedBatch(
-                positions, places, starts, contexts, state.tables[:, group], held, (), self._device, adapters,
-                plans=plans,
+                positions, places, starts, contexts, state.tables[:, group], held, (), device, adapters
             )
             for group, (_, places) in enumerate(by_group)
-        ]  # fmt: skip
+        ]
         whole = self._decoder.hidden(ids, layouts, self._arena)
         if self._hidden is None:
             shape = (self._inputs.most.rows, *whole.shape[1:])
