@@ -67,7 +67,7 @@ class BlockMover:
         self.registration = Registration(self._device, memory, self._bytes.data_ptr())
 
     @property
-    def reach(self) -> Callable[[int], Sequence[memoryview]] | None:
+    def reach(self) -> Callable[[int], memoryview] | None:
         """A function that gives, for a block id, the block's bytes as writable memory. None if the arena lies
         in a GPU's memory."""
         return None if self._beside else self._of_block
@@ -169,10 +169,10 @@ class BlockMover:
         else:
             self._copy(self._cells, self._bytes, pieces[:, ::-1], self._size)
 
-    def _of_block(self, block: int) -> list[memoryview]:
-        """The bytes of a block, as one writable memory; for an arena in this machine's memory."""
+    def _of_block(self, block: int) -> memoryview:
+        """The bytes of a block as writable memory; for an arena in this machine's memory."""
         assert self._flat is not None
-        return [self._flat[block * self._size : (block + 1) * self._size]]
+        return self._flat[block * self._size : (block + 1) * self._size]
 
     def _zero_behind(self, saves: Sequence[Save]) -> None:
         """Zero what is in the slots behind the tokens that were saved."""

@@ -45,9 +45,6 @@ class BlockTable:
         """How many blocks a group has, with those that it has given back."""
         return self._length
 
-    def __getitem__(self, index: int) -> int:
-        return int(self.view[index][0])
-
     @property
     def groups(self) -> int:
         """The number of KV groups."""

@@ -18,10 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from enum import IntEnum
-from typing import NamedTuple, TypeAlias
-
-Parts: TypeAlias = Sequence[memoryview]
-"""The bytes of a block, in order, as writable memory: one part for each arena."""
+from typing import NamedTuple
 
 
 class Presence(IntEnum):
@@ -143,7 +140,7 @@ class Tier(ABC):
         """Whether `read` is likely to succeed now."""
         return False
 
-    def read(self, keys: Sequence[bytes], blocks: Sequence[Parts]) -> list[int]:
+    def read(self, keys: Sequence[bytes], blocks: Sequence[memoryview]) -> list[int]:
         """Copy records into memory, without waiting for any, and check them there: ``keys[i]`` into
         ``blocks[i]``. Returns the number of tokens of each record that came, the longest beginning; the other
         blocks may hold anything then."""

@@ -28,7 +28,7 @@ from .disk.messages import Begin
 from .host.slots import SlotMemory
 from .host.tier import HostTier
 from .slices import sliced
-from .tier import MoveEnd, Parts, Presence, Record, Tier
+from .tier import MoveEnd, Presence, Record, Tier
 
 DEVICE, HOST, BELOW, SAVING, ASKED = 1, 2, 4, 8, 16
 """Flags for where a record is; it may be on the device and in the host tier. BELOW: on a lower tier alone, or
@@ -65,7 +65,7 @@ class Tiers:
         self,
         host: HostTier | None = None,
         below: Sequence[Tier] = (),
-        reach: Callable[[int], Parts] | None = None,
+        reach: Callable[[int], memoryview] | None = None,
     ) -> None:
         self.host = host
         self.below = () if host is None else tuple(below)
@@ -86,7 +86,7 @@ class Tiers:
     def opened(
         cls,
         memory: SlotMemory,
-        reach: Callable[[int], Parts] | None,
+        reach: Callable[[int], memoryview] | None,
         disk: tuple[socket.socket, Begin] | None,
         *,
         recheck: bool,
@@ -257,13 +257,13 @@ class Tiers:
         """
         assert self._reach is not None and self.host is not None, "no blocks within reach"
         began, found, keys = time.perf_counter(), list[int](), keys[: len(blocks)]
-        parts = [self._reach(block) for block in blocks]
+        memory = [self._reach(block) for block in blocks]
         came = True
         while came and len(found) < len(keys):
             came = False
             for tier in (self.host, *self.below):
                 run = list(takewhile(tier.readable, keys[len(found) :]))
-                tokens = tier.read(run, parts[len(found) :]) if run else []
+                tokens = tier.read(run, memory[len(found) :]) if run else []
                 found, came = found + tokens, came or bool(tokens)
         self.reading_seconds += time.perf_counter() - began
         return found

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ..system_limits import explained
-from ..tier import MoveEnd, Parts, Presence, Record, Tier
+from ..tier import MoveEnd, Presence, Record, Tier
 from . import messages
 from .direct_read import DirectRead
 from .messages import KEYS_PER_PACKET, Fetch, RecordAt, Store
@@ -184,7 +184,7 @@ class DiskTier(Tier):
         """Whether `read` of this record is likely to succeed: it is readable, and in the page cache."""
         return self.readable(key) and self._reader.has(self._records[key])
 
-    def read(self, keys: Sequence[bytes], blocks: Sequence[Parts]) -> list[int]:
+    def read(self, keys: Sequence[bytes], blocks: Sequence[memoryview]) -> list[int]:
         """Copy records from the page cache. The first that does not come is not there, or is damaged; `fetch`
         finds out."""
         records = [self._records[key] for key in keys]

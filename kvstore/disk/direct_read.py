@@ -12,10 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 
-from xxhash import xxh3_64, xxh3_64_intdigest
+from xxhash import xxh3_64_intdigest
 
 from ..system_limits import roam
-from ..tier import Parts
 from .messages import RecordAt
 from .payload_file import FILE, PayloadFile, stride_of
 
@@ -55,7 +54,7 @@ class DirectRead:
             return self._opened().is_cached(record.slot)
         return False
 
-    def read(self, records: Sequence[RecordAt], blocks: Sequence[Parts]) -> int:
+    def read(self, records: Sequence[RecordAt], blocks: Sequence[memoryview]) -> int:
         """Fill ``blocks`` with records, one each in order, and check the bytes there. Returns how many came:
         the longest beginning that is in the page cache and sound. The blocks of records that did not come may
         hold anything then."""
@@ -104,16 +103,16 @@ class DirectRead:
         """The most records for the next run of `_runs`, if ``left`` records are left: fewer near the end."""
         return max(1, min(self._most_in_run, left // 4))
 
-    def _read_run(self, run: list[RecordAt], blocks: Sequence[Parts]) -> int:
+    def _read_run(self, run: list[RecordAt], blocks: Sequence[memoryview]) -> int:
         """Read records that lie one behind the other in the file, with one call, into ``blocks`` (one each).
         Returns how many of them came whole and passed their check, counted from the first."""
-        parts = [part for block in blocks for part in (*block, self._between)]
+        parts = [part for block in blocks for part in (block, self._between)]
         got = 0
         with contextlib.suppress(OSError):  # not in memory; or no such file, medium or kernel
             got = self._opened().read_cached(run[0].slot, parts)
         whole = (got + len(self._between)) // self._stride
         for at in range(whole):
-            if _digest(blocks[at]) != run[at].digest:
+            if xxh3_64_intdigest(blocks[at]) != run[at].digest:
                 return at
         return whole
 
@@ -121,12 +120,3 @@ class DirectRead:
         if self._file is None:
             self._file = PayloadFile(self._path, self._length)
         return self._file
-
-
-def _digest(parts: Parts) -> int:
-    if len(parts) == 1:
-        return xxh3_64_intdigest(parts[0])
-    whole = xxh3_64()
-    for part in parts:
-        whole.update(part)
-    return whole.intdigest()

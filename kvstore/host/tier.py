@@ -20,7 +20,7 @@ from ..errors import LeakFound
 from ..quotas import FairOrder
 from ..slices import SLICE, sliced
 from ..system_limits import roam
-from ..tier import MoveEnd, Parts, Presence, Record, Tier
+from ..tier import MoveEnd, Presence, Record, Tier
 from .slots import SlotMemory, SlotState
 
 AHEAD_SHARE, AHEAD_BYTES = 1 / 8, 256 << 20
@@ -119,15 +119,12 @@ class HostTier(Tier):
 
     near = readable
 
-    def read(self, keys: Sequence[bytes], blocks: Sequence[Parts]) -> list[int]:
+    def read(self, keys: Sequence[bytes], blocks: Sequence[memoryview]) -> list[int]:
         """Copy records into memory; they are evicted first then, as the device has them."""
         slots = self.find(takewhile(self._here.__contains__, keys))
         self.hold(*slots)
-        for slot, parts in zip(slots, blocks, strict=False):
-            at, payload = 0, self.memory.payload(slot)
-            for part in parts:
-                part[:] = payload[at : at + len(part)]
-                at += len(part)
+        for slot, block in zip(slots, blocks, strict=False):
+            block[:] = self.memory.payload(slot)
         self.release(*slots, above=True)
         return [self.tokens_of(slot) for slot in slots]
 

@@ -195,14 +195,10 @@ class BlockManager:
 
     # --- windows ----------------------------------------------------------------------------------------
 
-    def is_whole(self, sequence: Sequence) -> bool:
-        """Whether the sequence has all blocks that its next token sees."""
-        return self.residency.is_whole(sequence)
-
     def fall_back(self, sequence: Sequence, *, wait: bool = False) -> None:
         """If blocks that the sequence's next token sees are gone, keep the longest beginning that can go on:
         with what is on the device, and with ``wait`` on the tiers."""
-        if not self._narrow or sequence.planned != sequence.computed or self.is_whole(sequence):
+        if not self._narrow or sequence.planned != sequence.computed or self.residency.is_whole(sequence):
             return
         ends = [self.residency.cached(sequence).end]
         if wait:
@@ -380,7 +376,9 @@ class BlockManager:
         self.trim(sequence)
         if not partial:
             sequence.share_tail(False)
-        elif tail < sequence.sealed or self.pool.references(sequence.table[tail]) > 1:
+        elif tail < sequence.sealed or any(
+            self.pool.references(block) > 1 for block in sequence.table.view[tail].tolist()
+        ):
             sequence.share_tail(True)
         elif moved:
             sequence.share_tail(False)
@@ -409,7 +407,7 @@ class BlockManager:
                 self.pool.share(found, sequence.id)
                 sequence.table.put([tail] * len(lacks), lacks, found)
                 sequence.share_tail(True)
-        if self._narrow and not self.is_whole(sequence):
+        if self._narrow and not self.residency.is_whole(sequence):
             sequence.look_up()
 
     def forget(self, sequence: Sequence, length: int) -> None:

@@ -28,7 +28,6 @@ from ...kvstore.host.slots import SlotMemory, make_memory
 from ...kvstore.keys import BlockHasher
 from ...kvstore.quotas import tenant_of
 from ...kvstore.system_limits import explained
-from ...kvstore.tier import Parts
 from ...kvstore.tiers import Tiers
 from ..errors import SettingsInvalid
 from ..settings import SECRET_BYTES, EngineSettings
@@ -192,7 +191,7 @@ def open_tiers(
     control: socket.socket | None,
     hasher: BlockHasher,
     namespace: bytes,
-    reach: Callable[[int], Parts] | None,
+    reach: Callable[[int], memoryview] | None,
 ) -> Tiers:
     """The host tier in ``memory``, and the disk below it where there is a store. A `DiskProcess` that was asked
     for a disk process (`asked_disk`) is at the other end of the socket ``control``, which is taken over or

@@ -435,11 +435,6 @@ class Scheduler:
         """The state of a sequence. Raises `SequenceUnknown`."""
         return self._queues[seq].state
 
-    def is_whole(self, seq: int) -> bool:
-        """Whether a sequence holds all blocks that its next token sees. Not, if it was cut or forked where KV
-        groups with windows have given blocks back: then it looks for them before its next row."""
-        return self._block_manager.is_whole(self._queues[seq])
-
     def statistics(self) -> dict[str, float]:
         """Lengths of all queues, the pool's figures, and counts since the start."""
         queues = self._queues

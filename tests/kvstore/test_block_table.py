@@ -89,7 +89,6 @@ class Tables(RuleBasedStateMachine):
             assert len(table) == len(plain) and table.blocks == len(held)
             assert table.view.dtype == np.int32
             assert table.view.tolist() == plain and table.held.tolist() == held
-            assert [table[at] for at in range(len(table))] == [row[0] for row in plain]
 
 
 TestTables = Tables.TestCase
@@ -113,8 +112,6 @@ def test_a_block_that_is_there_is_not_overwritten() -> None:
 def test_what_is_not_in_the_table_cannot_be_asked_for() -> None:
     table = BlockTable([1, 2, 3])
     table.truncate(1)
-    with pytest.raises(IndexError):
-        table[1]
     with pytest.raises(IndexError):
         table.replace(1, 7)
     with pytest.raises(AssertionError, match="cannot keep 2 of 1"):

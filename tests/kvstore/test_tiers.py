@@ -246,7 +246,6 @@ def test_records_are_read_where_they_are_to_go(here: Stand) -> None:
     here.keep(*range(5))
     blocks = [memoryview(bytearray(SIZE)) for _ in range(4)]
     keys = [key(number) for number in range(4)]
-    parts = [(block[:1000], block[1000:]) for block in blocks]
     assert not here.tier.readable(key(9)) and not here.tier.near(key(9))
     if not here.tier.reads:
         assert not any(map(here.tier.near, keys))
@@ -254,10 +253,10 @@ def test_records_are_read_where_they_are_to_go(here: Stand) -> None:
     for number in range(4):
         here.ended(here.fetch(number, None))
     assert all(map(here.tier.near, keys))
-    assert here.tier.read(keys, parts) == [1, 2, 3, 4]
+    assert here.tier.read(keys, blocks) == [1, 2, 3, 4]
     assert [bytes(block) for block in blocks] == [Random(number).randbytes(SIZE) for number in range(4)]
     here.tier.drop(key(2), erase=True)
-    assert not here.tier.readable(key(2)) and here.tier.read(keys[:2], parts) == [1, 2]
+    assert not here.tier.readable(key(2)) and here.tier.read(keys[:2], blocks) == [1, 2]
 
 
 def test_what_was_kept_is_there_after_a_close(name: str, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from holdfast.kvstore.host.slots import SlotMemory, make_memory
 from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
-from holdfast.kvstore.tier import MoveEnd, Parts, Presence, Record, Tier
+from holdfast.kvstore.tier import MoveEnd, Presence, Record, Tier
 from holdfast.kvstore.tiers import Tiers
 from holdfast.runtime.adapters import AdapterTable, ReadAdapter
 from holdfast.runtime.columns import NO_ADAPTER
@@ -269,8 +269,9 @@ class FakeRunner:
         self.plans: list[Plan] = []
         self.keep_plans = False
         rubbish = np.random.default_rng(blocks)
-        self._positions = np.full((blocks, block_tokens), -1, dtype=np.int64)
-        self._digests = rubbish.integers(0, MASK, (blocks, block_tokens), dtype=np.uint64)
+        self._cells = rubbish.integers(0, MASK, (blocks, 2, block_tokens), dtype=np.uint64)
+        self._positions, self._digests = self._cells[:, 0].view(np.int64), self._cells[:, 1]
+        self._positions[:] = -1
         self._mixed = np.array([mix(i) for i in range(blocks * block_tokens + 1)], dtype=np.uint64)
         self._weights = np.array([weigh(i) for i in range(blocks * block_tokens + 1)], dtype=np.uint64)
         self.memory = memory
@@ -424,11 +425,11 @@ class FakeRunner:
         seen = xxh3_64_intdigest(content)
         assert self._ledger.setdefault(self.memory.entry(slot).key, seen) == seen, "other bytes under a key"
 
-    def reach(self, block: int) -> list[memoryview]:
+    def reach(self, block: int) -> memoryview:
         """A block's bytes, to be written beside all plans; what stands there is not needed any more."""
         assert not self._in_flight, "a step may read or write the block"
         self.moves += 1
-        return [half[block].data.cast("B") for half in (self._positions, self._digests)]
+        return self._cells[block].reshape(-1).data.cast("B")
 
     def _slot(self, slot: int) -> tuple[np.ndarray, np.ndarray]:
         assert self.memory is not None
@@ -669,14 +670,12 @@ class FakeDisk(Tier):
     def near(self, key: bytes) -> bool:
         return self.readable(key) and (key[0] % 4 > 0 or key in self.brought)
 
-    def read(self, keys: Sequence[bytes], blocks: Sequence[Parts]) -> list[int]:
+    def read(self, keys: Sequence[bytes], blocks: Sequence[memoryview]) -> list[int]:
         found: list[int] = []
-        for key, parts in zip(keys, blocks, strict=False):
+        for key, block in zip(keys, blocks, strict=False):
             if not self.near(key) or self.chance.random() >= 0.95:
                 break
-            tokens, payload = self.records[key]
-            positions, digests = parts
-            positions[:], digests[:] = payload[: len(positions)], payload[len(positions) :]
+            tokens, block[:] = self.records[key]
             self.came += 1
             found.append(tokens)
         return found

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from holdfast.kvstore.groups import Windows
 from holdfast.kvstore.host.slots import SlotMemory
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.runtime.adapters import AdapterTable
@@ -368,7 +369,7 @@ class World:
         size, computed = self.settings.block_tokens, self.scheduler.state(seq).computed
         blocks = [(run.tier, run.shared) for run in answer.blocks.runs for _ in range(run.count)]
         assert len(blocks) == -(-len(being.shadow.tokens) // size)
-        if self.scheduler.is_whole(seq):
+        if computed == self._lasting(seq):
             assert all(tier is KVTier.DEVICE for tier, _ in blocks[: -(-computed // size)])
         others = [
             other.shadow.tokens
@@ -746,9 +747,21 @@ class World:
         come, those without which it can go on."""
         if seq is None:
             return False, 0
-        sequence, residency = self._queues[seq], self.scheduler._block_manager.residency
-        computed = sequence.computed if residency.is_whole(sequence) else residency.cached(sequence).end
-        return seq in self._queues.running, computed // self.settings.block_tokens
+        return seq in self._queues.running, self._lasting(seq) // self.settings.block_tokens
+
+    def _lasting(self, seq: int) -> int:
+        """After how many of its computed tokens a sequence holds all that the next one sees."""
+        sequence, size = self._queues[seq], self.settings.block_tokens
+        windows, table = Windows(self.settings.windows, size), sequence.table.view
+        ends = [sequence.computed, *range(sequence.computed // size * size, -1, -size)]
+        return next(
+            end
+            for end in ends
+            if all(
+                (table[windows.first(group, end) : -(-end // size), group] >= 0).all()
+                for group in range(len(windows))
+            )
+        )
 
     def check_row(self, row: Row) -> None:
         being = self.beings[row.seq]

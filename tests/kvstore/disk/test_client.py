@@ -87,7 +87,7 @@ class Stage(Stand):
         begin = Begin(str(folder / space.hex()), space, SIZE, 1 << 22, floor=floor)
         self.blocks = [memoryview(bytearray(SIZE)) for _ in range(20)]
         self.disk = DiskTier(control, begin, reads=True)
-        self.tiers = Tiers(self.host, (self.disk,), lambda block: [self.blocks[block]])
+        self.tiers = Tiers(self.host, (self.disk,), lambda block: self.blocks[block])
         self.file = Path(begin.folder) / FILE
         self._fd: int | None = fd
 

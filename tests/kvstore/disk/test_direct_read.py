@@ -30,16 +30,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def parts(*sizes: int) -> list[memoryview]:
-    return [memoryview(bytearray(size)) for size in sizes]
+def room() -> memoryview:
+    return memoryview(bytearray(LENGTH))
 
 
-@pytest.mark.parametrize("sizes", [(10_000,), (4_000, 6_000)])
-def test_a_record_fills_the_parts_of_a_block(folder: Path, sizes: tuple[int, ...]) -> None:
+def test_a_record_fills_a_block(folder: Path) -> None:
     with closing(DirectRead(folder, LENGTH)) as near:
-        into = parts(*sizes)
+        into = room()
         assert near.has(LYING) and not near.has(LYING._replace(slot=1 << 30))
-        assert near.read([LYING], [into]) == 1 and b"".join(into) == DATA
+        assert near.read([LYING], [into]) == 1 and into == DATA
         near.leave()
         assert near.read([LYING], [into]) == 1, "the file is opened again"
 
@@ -51,7 +50,7 @@ def test_a_damaged_record_is_left_to_the_disk_process(folder: Path) -> None:
             damaged = bytearray(whole)
             damaged[len(whole) - LENGTH + changed] ^= 1
             (folder / FILE).write_bytes(damaged)
-            assert near.read([LYING], [parts(10_000)]) == 0, changed
+            assert near.read([LYING], [room()]) == 0, changed
 
 
 @pytest.mark.parametrize("changed", [None, 0, 1, 37, 70, 79])
@@ -69,12 +68,12 @@ def test_many_are_read_up_to_the_first_that_is_not_sound(
             if number == changed:
                 written[77] ^= 4
             file.write(slot, memoryview(written))
-    blocks = [parts(2_500, 7_500) for _ in records]
+    blocks = [room() for _ in records]
     whole = len(records) if changed is None else changed
     with closing(DirectRead(folder, LENGTH)) as near:
         assert near.read(records, blocks) == whole
     for number in range(whole):
-        assert b"".join(blocks[number]) == Random(number).randbytes(LENGTH)
+        assert blocks[number] == Random(number).randbytes(LENGTH)
 
 
 @pytest.mark.parametrize("left", [LENGTH + 9_999, LENGTH, 10, None])
@@ -84,7 +83,7 @@ def test_a_file_that_is_cut_or_gone_does_no_harm(folder: Path, left: int | None)
     else:
         os.truncate(folder / FILE, left)
     with closing(DirectRead(folder, LENGTH)) as near:
-        assert near.read([LYING], [parts(10_000)]) == 0
+        assert near.read([LYING], [room()]) == 0
         assert left is not None or not near.has(LYING)
 
 
@@ -93,6 +92,6 @@ def test_the_second_thread_is_not_on_the_core_that_the_engines_thread_is_bound_t
 ) -> None:
     others = set(threading.enumerate())
     with closing(DirectRead(folder, LENGTH)) as near:
-        assert near.read([LYING] * SHARED, [parts(10_000)] * SHARED) == SHARED
+        assert near.read([LYING] * SHARED, [room()] * SHARED) == SHARED
         (second,) = set(threading.enumerate()) - others
         assert os.sched_getaffinity(second.native_id or 0) == bound_beside

@@ -397,7 +397,7 @@ def test_so_is_one_of_a_step_that_runs_alone_after_a_failure() -> None:
     here = world(slots=16, late=True, make=LATE)
     here.open(0, ONE + TWO + [7])
     here.run()
-    block, revoke = here.sequence(0).table[0], here.scheduler.revoke
+    block, revoke = here.sequence(0).table.held[0], here.scheduler.revoke
     save = partial(here.scheduler._transfers.save, b"k" * 16, block, 4)
     vars(here.scheduler)["revoke"] = lambda plans, now: (revoke(plans, now), save())[0]
     here.generate(0, 3)

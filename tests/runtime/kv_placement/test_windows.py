@@ -37,11 +37,14 @@ def work_of(here: World, seq: int) -> Work:
     return work
 
 
-def flood(here: World, seq: int, count: int) -> None:
-    """A turn of another sequence, which keeps all its blocks while it runs; then they are gone."""
-    here.open(seq, some(4, seed=seq), salt=b"other")
-    here.reply(seq, count)
-    here.close(seq, keep_kv=False)
+def flood(here: World, blocks: int) -> None:
+    """Other sequences hold nearly so many blocks at once, all within their windows; then they are gone."""
+    seqs = range(100, 100 + blocks // 9)
+    for seq in seqs:
+        here.open(seq, some(12, seed=seq), salt=b"other")
+    here.run()
+    for seq in seqs:
+        here.close(seq, keep_kv=False)
 
 
 def test_a_prompt_keeps_no_more_than_its_windows() -> None:
@@ -59,14 +62,14 @@ def test_a_prompt_keeps_no_more_than_its_windows() -> None:
 
 @pytest.mark.parametrize("kept", [60, 62, 75, 88])
 def test_an_interrupt_computes_nothing_again(kept: int) -> None:
-    """All that it may need is held: nobody takes it meanwhile."""
-    here = small()
+    """The sequence holds all that it needs then: a turn that takes every other block changes nothing."""
+    here = small(150)
     here.open(0, some(60))
     here.generate(0, 40)
     here.run(32)
     assert len(here.beings[0].shadow.tokens) > 88
     here.stop(0, keep=kept)
-    assert here.scheduler.is_whole(0)
+    flood(here, here.scheduler.pool.available)
     here.extend(0, some(3, seed=kept))
     here.reply(0, 2)
     assert not work_of(here, 0).recomputed
@@ -76,7 +79,7 @@ def test_an_interrupt_computes_nothing_again(kept: int) -> None:
 @pytest.mark.parametrize("fork", [False, True])
 def test_from_a_turn_s_end_nothing_is_computed_again(at: int, fork: bool) -> None:
     """On the device other blocks are given up before, below it they are saved."""
-    for slots, more in ((None, 0), (400, 0), (400, 170)):
+    for slots, more in ((None, 0), (400, 0), (400, 150)):
         here = small(150, slots=slots)
         here.open(0, some(at - 2))
         here.reply(0, 3)
@@ -84,7 +87,7 @@ def test_from_a_turn_s_end_nothing_is_computed_again(at: int, fork: bool) -> Non
         here.reply(0, 3)
         if more:
             here.settle(0)
-            flood(here, 7, more)
+            flood(here, more)
         if fork:
             here.fork(0, [1], at=at)
         else:
@@ -101,7 +104,7 @@ def test_what_a_turn_s_end_needs_goes_after_all_else_that_is_behind_a_window() -
     here.reply(0, 3)
     here.extend(0, some(60, seed=1))
     here.reply(0, 3)
-    flood(here, 7, (here.scheduler.pool.available - 12) // 3 * 4 - 8)
+    flood(here, here.scheduler.pool.available - 12)
     here.truncate(0, 64)
     here.extend(0, some(3, seed=2))
     here.reply(0, 3)
@@ -112,7 +115,7 @@ def test_what_is_gone_behind_a_window_is_computed_again() -> None:
     here = small(150)
     here.open(0, some(100))
     here.reply(0, 3)
-    flood(here, 7, 140)
+    flood(here, here.scheduler.pool.available)
     here.truncate(0, 50)
     here.extend(0, some(3, seed=2))
     here.reply(0, 3)
@@ -125,7 +128,7 @@ def test_a_shared_beginning_is_computed_twice_at_most() -> None:
     for seq in range(4):
         here.open(seq, prefix + some(20, seed=1 + seq))
         here.reply(seq, 2)
-        flood(here, 10 + seq, 140)
+        flood(here, here.scheduler.pool.available)
         work = work_of(here, seq)
         prefilled.append(work.prefilled + work.recomputed)
         here.close(seq)
