@@ -9,7 +9,8 @@ the working set and with one for all of it.
 
 With ``--windowed`` instead a model shaped as Gemma 3: five layers with a window of 512 tokens to one without.
 The blocks that a session of 16,384 tokens holds, how many more sessions a pool holds than without windows, and
-tokens prefilled ÷ truly new ones of the same trace."""
+tokens prefilled ÷ truly new ones of the same trace.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """One step as the attention kernels see it: each token's position and slot, and each row's block table.
 
 It is made once per step and KV group on the host and uploaded in one copy; every layer of the group reads it. A
-row is the part of a sequence that the step computes: (first position, token count, block table)."""
+row is the part of a sequence that the step computes: (first position, token count, block table).
+"""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ class PagedBatch:
     `gathers_of` in this step, by (number of the arena's layers, window). ``adapters``: ``[tokens]``, the slot
     of each token's adapter (`kernels.low_rank`), -1 for none; None: no token has one. ``plans``: what the GPU
     kernels computed from row starts and context lengths (see `gpu.parts`); once these change, another batch is
-    needed."""
+    needed.
+    """
 
     positions: Tensor
     slots: Tensor

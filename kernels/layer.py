@@ -40,7 +40,8 @@ class Layer:
     ``kind``: which of a step's angles are its own; ``group``: which of its layouts, that of the layer's KV
     group; ``number``: its index in a block of that. ``attention``, ``head_norm``: the settings of its attention
     and of the norm of queries and keys (None: no norm). ``next_norm``: the weight of the norm that is applied
-    to its output: the first norm of the next layer, or the final norm; None: no norm."""
+    to its output: the first norm of the next layer, or the final norm; None: no norm.
+    """
 
     weights: LayerWeights
     kind: int

@@ -15,8 +15,8 @@ from .groups import KVGroup
 
 
 class DeviceArena:
-    """The memory of ``blocks`` blocks on ``device``, all zero at first. ``group``: one of those that they are
-    for, whose blocks have one shape.
+    """The memory of ``blocks`` blocks on ``device``, all zero at first. ``group``: a KV group of the model; the
+    blocks of all its groups have one shape.
 
     Attributes:
         group: the layout and type of the blocks.

@@ -42,7 +42,8 @@ class BlockMover:
 
     ``copy``: copies where both lie in this machine's memory. ``device``: makes the streams on which a GPU
     copies; None: the one of the arena. ``hasher``: hashes what a GPU has saved; None: a thread of the mover's
-    own."""
+    own.
+    """
 
     def __init__(
         self,

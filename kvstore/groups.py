@@ -3,7 +3,8 @@
 Only a group and its layout know what a block's bytes are; arena, mover and tiers have bytes, and ask. All
 groups of a model have blocks of one size, so that any block of the one arena can be any group's, and none can
 starve another. That is why layers with the same window may be several groups: each has as many layers as the
-others. Knows no tensor and no model: dtypes are names, as torch spells them."""
+others. Knows no tensor and no model: dtypes are names, as torch spells them.
+"""
 
 from __future__ import annotations
 
@@ -87,21 +88,22 @@ class Windows:
         return 0 if window is None else max(0, position + 1 - window) // self.block_tokens
 
     def blocks(self, tokens: int, start: int | None = None) -> int:
-        """How many blocks of all groups together the KV of ``tokens`` tokens takes up, with what tokens from
-        the position ``start`` on see; None: what the next one sees."""
+        """How many blocks the KV of ``tokens`` tokens takes up, in all groups together. Of a group with a
+        window those count that tokens from the position ``start`` on see; None: those that the next token
+        sees."""
         end, start = -(-tokens // self.block_tokens), tokens if start is None else min(start, tokens)
         start -= start % self.block_tokens
         return sum(end - self.first(group, start) for group in range(len(self)))
 
     def within(self, blocks: int, tokens: int) -> int:
-        """How many of the first blocks of each group ``blocks`` blocks are enough for, of the KV of ``tokens``
-        tokens."""
+        """How many blocks of each group, from the first on, ``blocks`` blocks in all groups together cover, of
+        a sequence of ``tokens`` tokens."""
         whole = blocks >= self.blocks(tokens)
         return -(-tokens // self.block_tokens) if whole else blocks // len(self)
 
 
 WASTED_SHARE = 8
-"""Of so many layers in blocks, one at most may be spare, so that there are fewer groups."""
+"""At most one layer in so many is spare room in blocks: with some, there are fewer groups."""
 
 
 def split_layers(windows: Sequence[int | None]) -> tuple[tuple[int, ...], ...]:

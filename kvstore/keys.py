@@ -24,8 +24,7 @@ KEY_BYTES = 16
 
 
 def in_group(key: bytes, group: int) -> bytes:
-    """The name of what the KV group with this number has of the block with this ``key``; that of group 0 is the
-    key."""
+    """The key of a block's KV in the KV group with this number; in group 0 it is ``key``."""
     return key if not group else key[:-1] + bytes((key[-1] ^ group,))
 
 

@@ -274,7 +274,8 @@ class Sequence:
         With a turn that is all tokens, as the last token's logits are wanted, or those before KV that is
         being restored. Without a turn the last token stays pending, so that a turn has something to compute.
         When every allowed token is being sampled there is nothing left to ask for. With tokens that are
-        guessed, one draw in flight is enough: what follows it is not known before."""
+        guessed, one draw in flight is enough: what follows it is not known before.
+        """
         turn = self.turn
         if turn is None:
             return max(self.total - 1, self.planned)
@@ -339,8 +340,8 @@ class Sequence:
             self.marks.insert(at, position)
 
     def lose_found(self, tokens: int) -> None:
-        """Count so many tokens less as resident, whose KV was found and is of no use. The opposite of
-        `count_found`."""
+        """Count ``tokens`` tokens less as resident: their KV was found, but the sequence cannot go on from it.
+        The opposite of `count_found`."""
         if self.turn is not None and self.turn.resident is not None:
             self.turn.resident = max(0, self.turn.resident - tokens)
 

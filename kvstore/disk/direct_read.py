@@ -2,7 +2,8 @@
 
 The read never waits for the disk: what is not in memory comes through the disk process. Bytes that are not
 those that were stored are left to that process, which drops such a record. Knows slots of the file and bytes;
-no keys."""
+no keys.
+"""
 
 from __future__ import annotations
 

@@ -4,12 +4,12 @@ Finds cached prefixes, allocates blocks to write, copies a shared tail before it
 and releases blocks; has blocks saved to the host tier and loaded from it. Which sequence gets blocks is
 decided by `preemption`, what is computed by `planner`.
 
-Of a KV group with a window a sequence gives back the blocks that no token can see any more: those behind the
-window of its computed tokens, but while its turn runs, of where the turn began to generate, so that an
-interrupt finds them. They stay in the prefix cache and are evicted first; but those that the token behind a
-*mark* sees are evicted as any other, and saved before. Marks are where turns ended, and where a prefix was
-found that others have. So a fork from there, or a rewind to there, finds its blocks. If others are gone, KV is
-computed again."""
+A KV group with a window needs a sequence's last blocks only. `give_back` releases the others: those behind the
+window of the computed tokens; while a turn runs, those behind the window of its first generated token, since an
+interrupt may cut the reply anywhere. Released blocks stay in the prefix cache, and are evicted first. Those in
+the window of a *mark* are evicted in the usual order, and saved to the host tier. A mark is a turn's end, or
+the end of a prefix that several sequences have. So a fork from a mark and a rewind to it find their blocks.
+From another position KV may have to be computed again (`fall_back`)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Where a sequence's KV lies: on the device, in the host tier, on the tiers below; and the keys of its
 blocks.
 
-A block of a sequence is needed in each KV group, but of a group with a window only near the end: what the next
-token sees. So the longest beginning that can be had is the longest one that all groups without a window have,
-at whose end the others have their last blocks.
+A sequence can go on from a position if each KV group without a window has all blocks before it, and each group
+with a window has the last ones: those that the token at this position sees.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ COMES = (BELOW, ASKED)
 """Where a block is that can only come up from a lower tier, or may."""
 
 _NEARNESS = (0, ASKED, BELOW, SAVING, HOST, DEVICE)
-"""Levels from the farthest to the nearest; HOST with others counts as DEVICE or HOST."""
+"""Levels from the farthest tier to the nearest."""
 
 _TIERS = {DEVICE: KVTier.DEVICE, HOST: KVTier.HOST, SAVING: KVTier.HOST, BELOW: KVTier.DISK}
 
@@ -41,7 +40,8 @@ class Located:
     blocks behind a window are gone. ``shared``: how many have it in the groups without a window. Of each block,
     ``indexes``: its number in the sequence; ``groups``: its KV group; ``keys``; ``levels``: where it is, made
     of the flags of `kvstore.tiers`. The last ones may be partial. The sequence's last token is in none of them:
-    its logits are wanted, so that it is always computed."""
+    its logits are wanted, so that it is always computed.
+    """
 
     end: int
     shared: int
@@ -59,8 +59,8 @@ class Located:
         return min(self.block_tokens, self.end - self.indexes[at] * self.block_tokens)
 
     def beginning(self, count: int) -> Located:
-        """The first ``count`` of these blocks, without those of a number of which not all groups are among
-        them."""
+        """The first ``count`` of these blocks. Of each number in the sequence it has the blocks of all groups,
+        or none."""
         indexes, whole = self.indexes, len(self)
         while 0 < count < whole and indexes[count - 1] == indexes[count]:
             count -= 1

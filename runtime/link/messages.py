@@ -51,7 +51,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     ``max_context``: in tokens; ``block_bytes``: of one block; ``groups``: how many KV groups the tokens have
     blocks in. ``notes``: what an operator should know of the model, each one line. ``max_sequences``: turns
     that may run at once. ``memory``: what the device's own memory is for, one line; empty: it has none.
-    ``adapters``: those that are loaded."""
+    ``adapters``: those that are loaded.
+    """
 
     model: str
     architecture: str
