@@ -301,12 +301,19 @@ class Residency:
 
     def everything(self, sequence: Sequence) -> Iterator[bytes]:
         """Yield the key of each record that the sequence's tokens may ever have got, in all groups: of full
-        blocks, and of partial ones that may have been saved."""
+        blocks, and of partial ones that may have been saved. Where groups have windows these are kept for each
+        turn's end, also those of an engine before, which are not marked here: so all are looked for. O(tokens)
+        then."""
         size, total = self._hasher.block_tokens, len(sequence.tokens)
         self.name(sequence, total // size)
         last = max(0, total - 1) // size * size  # the last token is computed only if others follow
         ends = dict.fromkeys([*range(last + 1, total + 1), *sequence.marks])
         tails = [self.tail(sequence, end) for end in ends if end % size]
+        if self._narrow:
+            earlier = [self.tail(sequence, end) for end in range(1, last + 1) if end % size]
+            for group in range(len(self._windows)):
+                levels = self._tiers.levels([in_group(key, group) for key in earlier], (), whole=True)
+                tails += [key for key, level in zip(earlier, levels, strict=True) if level]
         own = [] if sequence.tail is None else [sequence.tail[0]]
         for key in dict.fromkeys([*sequence.keys, *own, *tails]):
             yield from (in_group(key, group) for group in range(len(self._windows)))

@@ -147,6 +147,25 @@ def test_blocks_behind_a_window_go_before_those_that_others_want() -> None:
     assert work_of(here, 2).resident >= 36
 
 
+def test_a_sequence_that_is_erased_leaves_no_record_of_its_turns_ends() -> None:
+    """Those of a sequence before it with the same tokens, which is closed, are its own, too."""
+    here = small(150, slots=400)
+    here.open(0, some(61))
+    for seed in range(1, 4):
+        here.reply(0, 3)
+        here.extend(0, some(30, seed=seed))
+    here.reply(0, 3)
+    tokens = here.beings[0].shadow.tokens
+    here.settle(0, wait=True)
+    here.run()
+    here.close(0)
+    here.open(1, tokens)
+    here.run()
+    assert len(here.scheduler.tiers.host or ())
+    here.close(1, keep_kv=False)
+    assert not len(here.scheduler.tiers.host or ())
+
+
 def test_a_lease_covers_all_or_nothing() -> None:
     here = small(150, lease_share=0.3)
     here.open(0, some(100))
