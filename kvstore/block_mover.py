@@ -3,7 +3,7 @@
 On a CPU one call copies all blocks of a move, and is done on return. On a GPU saves and loads run on streams of
 their own, beside the steps and each other. Work waits for the copies of its own blocks and for no others: the
 mover keeps the event behind each copy that is under way. Saved slots are hashed by a thread of its own. Knows
-arenas, slots and streams. Imports torch.
+one arena, slots and streams. Imports torch.
 """
 
 from __future__ import annotations
