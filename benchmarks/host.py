@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,7 @@ class NoWork:
     device = torch.device("cpu")
     by_slot = True
     groups = 1
+    weights = SimpleNamespace(adapts=False)
     allow = count = penalize = staticmethod(lambda *_, **__: None)
 
     def __init__(self, ids: Tensor, vocab: int) -> None:

@@ -69,9 +69,9 @@ class BlockTable:
 
     def extend(self, blocks: Sequence[int]) -> None:
         """Append blocks in the order of the sequence's tokens, of each group one after the other."""
-        fresh = np.asarray(blocks, dtype=np.int32).reshape(-1, self.groups)
-        self._grow(self._length + len(fresh))
-        self._ids[self._length - len(fresh) : self._length] = fresh
+        first = self._length
+        self._grow(first + len(blocks) // self.groups)
+        self._ids[first : self._length].reshape(-1)[:] = blocks
 
     def put(self, indexes: Sequence[int], groups: Sequence[int], blocks: Sequence[int]) -> None:
         """Set the block ``indexes[i]`` of ``groups[i]``, where there is none, to ``blocks[i]``; the table
@@ -109,13 +109,17 @@ class BlockTable:
         ids[indexes] = NO_BLOCK
         return indexes, given
 
-    def take_changes(self) -> NDArray[np.int32]:
+    def take_changes(self) -> list[tuple[int, int, int]]:
         """The blocks that were appended or replaced since the last call, and others behind the first of them,
-        in order, int32 ``[changes, 3]``: group, index, id. A table that became shorter has none."""
+        in order: group, index, id. A table that became shorter has none."""
         first, self._same = self._same, self._length
-        index, group = np.nonzero(self._ids[first : self._length] != NO_BLOCK)
-        index += first
-        return np.stack((group, index, self._ids[index, group]), axis=1).astype(np.int32)
+        changed = enumerate(self._ids[first : self._length].tolist(), first)
+        return [
+            (group, index, block)
+            for index, blocks in changed
+            for group, block in enumerate(blocks)
+            if block != NO_BLOCK
+        ]
 
     def copy(self, length: int | None = None) -> BlockTable:
         """A table of its own with the first ``length`` blocks (all by default), for a fork."""

@@ -102,11 +102,11 @@ class BlockManager:
         in_host = [bool(level & HOST) for level in found.levels]
         slots = iter(host.find(key for key, there in zip(found.keys, in_host, strict=True) if there))
         tokens: list[int] = []
-        for at, there in enumerate(in_host):
+        for key, there, count in zip(found.keys, in_host, found.tokens, strict=True):
             slot = next(slots, None) if there else None
-            if slot is None and (there or found.keys[at] not in here):
+            if slot is None and (there or key not in here):
                 break
-            tokens.append(found.tokens(at) if slot is None else host.tokens_of(slot))
+            tokens.append(count if slot is None else host.tokens_of(slot))
         found = self._checked(found, tokens)
         if not found.keys:
             return 0
@@ -155,7 +155,8 @@ class BlockManager:
 
         That number is not covered by the hash of the record's bytes. A record with a wrong number is dropped.
         """
-        wrong = next((at for at, count in enumerate(tokens) if count != found.tokens(at)), None)
+        pairs = enumerate(zip(tokens, found.tokens, strict=False))
+        wrong = next((at for at, (count, wanted) in pairs if count != wanted), None)
         if wrong is not None:
             self.transfers.drop(found.keys[wrong])
         return found.beginning(len(tokens) if wrong is None else wrong)
@@ -164,7 +165,8 @@ class BlockManager:
         """Name restored ``blocks``, which hold those of ``found`` with these numbers, by their keys, but
         partial last ones. Returns the blocks for the table: where a key names another block already, that one,
         and the restored one is released."""
-        keys = [found.keys[at] for at in which if found.tokens(at) == self.block_tokens]
+        tokens = found.tokens
+        keys = [found.keys[at] for at in which if tokens[at] == self.block_tokens]
         return self.pool.join_each(blocks[: len(keys)], keys, sequence.id) + blocks[len(keys) :]
 
     def _count_in(self, sequence: Sequence, found: Located, blocks: list[int]) -> int:
@@ -174,10 +176,11 @@ class BlockManager:
         self._enter(sequence, found, blocks)
         restored, disk = sequence.computed - before, 0
         if from_disk and restored:
-            came = {at: found.tokens(at) for at, key in enumerate(found.keys) if key in from_disk}
+            tokens = found.tokens
+            came = {at: tokens[at] for at, key in enumerate(found.keys) if key in from_disk}
             by_block = {found.indexes[at]: tokens for at, tokens in came.items()}
             disk = restored if len(came) == len(found) else min(restored, sum(by_block.values()))
-        if found.tokens(len(found) - 1) < self.block_tokens:
+        if found.tokens[-1] < self.block_tokens:
             sequence.tail = found.keys[-self.groups], found.end
         self._counters.restored += restored
         sequence.from_tiers.host += restored

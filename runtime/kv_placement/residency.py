@@ -54,9 +54,14 @@ class Located:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def tokens(self, at: int) -> int:
-        """How many tokens block number ``at`` of these holds."""
-        return min(self.block_tokens, self.end - self.indexes[at] * self.block_tokens)
+    @property
+    def tokens(self) -> list[int]:
+        """How many tokens each of these blocks holds."""
+        block, part = divmod(self.end, self.block_tokens)
+        partial = 0
+        while part and partial < len(self) and self.indexes[-1 - partial] == block:
+            partial += 1
+        return [self.block_tokens] * (len(self) - partial) + [part] * partial
 
     def beginning(self, count: int) -> Located:
         """The first ``count`` of these blocks. Of each number in the sequence it has the blocks of all groups,
@@ -174,14 +179,15 @@ class Residency:
         own, most = sequence.computed // size, max(0, len(sequence.tokens) - 1) // size
         self.name(sequence, most)
         keys, levels = sequence.keys[own:most], dict[tuple[int, int], int]()
+        if not self._narrow:  # one group, and nothing behind the computed tokens is gone
+            found = tiers.levels(keys, here)
+            end = (own + len(found)) * size if found else sequence.computed
+            indexes = list(range(own, own + len(found)))
+            return Located(end, end, size, indexes, [0] * len(found), keys[: len(found)], found)
         for group in self._whole:
             found = tiers.levels([in_group(key, group) for key in keys], here)
             del keys[len(found) :]
             levels.update(((own + at, group), level) for at, level in enumerate(found))
-        if len(self._windows) == 1 and not self._narrow:
-            numbers, there = list(range(own, own + len(keys))), list(levels.values())[: len(keys)]
-            end = (own + len(keys)) * size if keys else sequence.computed
-            return Located(end, end, size, numbers, [0] * len(keys), keys, there)
         shared = (own + len(keys)) * size if self._whole else 0
         end, near = self._windows_end(sequence, own + len(keys), tiers)
         levels |= near
@@ -248,17 +254,18 @@ class Residency:
             tail = self._tail_from(sequence, full * size, length, HOST, SAVING, BELOW)
         for group in range(len(self._windows)):
             first = self._windows.first(group, length)
-            held = [block != NO_BLOCK for block in table[first:own, group].tolist()]
-            held += [False] * (blocks - first - len(held))
+            column = table[first:own, group].tolist()
+            held = [block != NO_BLOCK for block in column] + [False] * (blocks - first - len(column))
             named = [in_group(key, group) for key in sequence.keys[first:full]]
             there = self._tiers.levels(named, pool.index.here, whole=True)
             there.append(0 if tail is None else tail[2][group])
-            for at, has in enumerate(held, first):
-                level = DEVICE if has else there[at - first]
-                levels[at] = min(levels[at], level & DEVICE or level, key=_NEARNESS.index)
-                found = pool.index.block_of(named[at - first]) if at < full else None
-                block = int(table[at, group]) if has else found
-                shared[at] |= block is not None and pool.references(block) > has
+            for at, has in enumerate(held):
+                block: int | None = column[at] if has else None
+                if not has:
+                    level = there[at]
+                    levels[first + at] = min(levels[first + at], level & DEVICE or level, key=_NEARNESS.index)
+                    block = pool.index.block_of(named[at]) if first + at < full else None
+                shared[first + at] |= block is not None and pool.references(block) > has
         tiers = [_TIERS.get(level, KVTier.NONE) for level in levels]
         pairs = zip(tiers, shared, strict=True)
         runs = [TierRun(tier, others, sum(1 for _ in run)) for (tier, others), run in groupby(pairs)]

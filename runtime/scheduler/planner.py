@@ -285,15 +285,24 @@ class Planner:
         if sequence.turn is not None and sequence.turn.to_score:
             return True  # its whole prompt is computed
         sequence.count_found(self._block_manager.adopt(sequence))
-        found = self._block_manager.residency.locate(sequence).at_hand()
-        if not found.keys:
+        located = self._block_manager.residency.locate(sequence)
+        found = located.at_hand()
+        # Without what the next token sees a beginning is of no use, unless the rest is on its way.
+        whole = self._block_manager.windows.narrow and sequence.status not in (
+            Status.RESTORING,
+            Status.STAGED,
+        )
+        if not found.keys or (whole and len(found) < len(located)):
             return True
         if len(found) > self._pool.available:
             self._preemption.relieve(len(found), sequence, now)
         room, coming = self._pool.available, self._pool.fenced
         if room < len(found):
+            comes = bool(coming) and room + coming >= len(found)
+            if whole and not comes:
+                return True
             sequence.look_up()  # the rest in a later step
-            if coming and room + coming >= len(found):
+            if comes:
                 self._counters.stalls += 1
                 return False
         least = self._settings.blocks_for(self._settings.least_chunk) * self._block_manager.groups

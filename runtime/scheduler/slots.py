@@ -60,7 +60,7 @@ class Slots:
         columns, turn = self.columns, sequence.turn
         draws = turn is not None and end == sequence.total
         reads = draws and turn is not None and turn.sampling.reads_past
-        changed = sequence.table.take_changes().tolist()
+        changed = sequence.table.take_changes()
         if self._sent.get(slot) != sequence.epoch:
             self._sent[slot], columns.heard[slot] = sequence.epoch, end - 1 if reads else 0
             changes.whole.append(
@@ -86,7 +86,7 @@ class Slots:
         """The same for rows that merely decode, before they are planned."""
         columns = self.columns
         for slot in slots[columns.rewired[slots]].tolist():
-            changed = self._held[slot].table.take_changes().tolist()
+            changed = self._held[slot].table.take_changes()
             changes.blocks += ((group, slot, index, block) for group, index, block in changed)
         columns.rewired[slots] = False
         if len(reading := slots[columns.reads[slots]]):

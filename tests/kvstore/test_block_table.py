@@ -151,7 +151,7 @@ def test_a_copy_that_takes_all_changes_has_what_the_table_has(acts: list[tuple[s
         elif act == "put" and (number >= len(table) or table.view[number, 1] == NO_BLOCK):
             table.put([number], [1], [len(blocks)])
         if act == "take":
-            for group, index, block in table.take_changes().tolist():
+            for group, index, block in table.take_changes():
                 copy[index, group] = block
             there = table.view != NO_BLOCK
             assert (copy[: len(table)][there] == table.view[there]).all()
