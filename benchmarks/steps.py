@@ -35,24 +35,30 @@ FIGURES = ("steps", "turns", "moves", "preempted", "deaths")
 
 @dataclass(frozen=True)
 class Course:
-    """The settings of one run. ``depth``: steps in flight at once. ``slots``: of the host tier; None: there is
-    none. ``disk``: there is a disk tier."""
+    """The settings of one run. ``depth``: steps in flight at once. ``slots``: of the host tier, for each KV
+    group; None: there is none. ``disk``: there is a disk tier. ``liar``: and one before it that answers late,
+    twice, never or wrongly. ``windows``: of the KV groups, in tokens."""
 
     depth: int
     slots: int | None = None
     disk: bool = False
+    liar: bool = False
+    windows: tuple[int | None, ...] = (None,)
 
     @property
     def name(self) -> str:
         tiers = "device" if self.slots is None else "host and disk" if self.disk else "host"
-        return f"{tiers}, {'overlapped' if self.depth > 1 else 'lock step'}"
+        kind = " with a liar, two groups" if self.liar else ""
+        return f"{tiers}{kind}, {'overlapped' if self.depth > 1 else 'lock step'}"
 
 
-COURSES = {
-    f"{name}-{depth}": Course(depth, slots, disk)
-    for depth in (1, 2)
-    for name, slots, disk in (("device", None, False), ("host", SLOTS, False), ("disk", SLOTS, True))
+TIERS: dict[str, dict[str, Any]] = {
+    "device": {},
+    "host": {"slots": SLOTS},
+    "disk": {"slots": SLOTS, "disk": True},
+    "groups": {"slots": SLOTS, "disk": True, "liar": True, "windows": (10, None)},
 }
+COURSES = {f"{name}-{depth}": Course(depth, **tiers) for depth in (1, 2) for name, tiers in TIERS.items()}
 
 
 @dataclass
@@ -80,8 +86,10 @@ class Storm:
     def __init__(self, course: Course, seed: int) -> None:
         worlds = import_module("holdfast.tests.runtime.worlds")
         fakes = import_module("holdfast.tests.runtime.fakes")
+        groups = len(course.windows)
         settings = SchedulerSettings(
-            blocks=BLOCKS,
+            blocks=BLOCKS * groups,
+            windows=course.windows,
             vocab_size=worlds.VOCAB,
             max_context=LONGEST,
             block_tokens=BLOCK_TOKENS,
@@ -90,8 +98,10 @@ class Storm:
             depth=course.depth,
             watermark_blocks=seed % 3,
         )
-        memory = None if course.slots is None else fakes.fake_memory(course.slots, BLOCK_TOKENS)
-        disk = fakes.FakeDisk(Random(seed + 1), near=seed % 2 == 1) if course.disk else None
+        memory = None if course.slots is None else fakes.fake_memory(course.slots * groups, BLOCK_TOKENS)
+        liar = Random(seed + 2) if course.liar else None
+        near = seed % 2 == 1 and liar is None
+        disk = fakes.FakeDisk(Random(seed + 1), near=near, liar=liar) if course.disk else None
         self.world: Any = worlds.World(settings, Random(seed), memory=memory, disk=disk)
         self.random = Random(seed)
 

@@ -75,7 +75,7 @@ class PagedBatch:
     tables are int64). ``groups``: the same rows as the reference backend groups them; empty for the CPU
     backend. ``device``: uploads what `gathers_of` lays out later; None: the arena's. ``gathers``: results of
     `gathers_of` in this step, by (number of the arena's layers, window). ``adapters``: ``[tokens]``, the slot
-    of each token's adapter (`kernels.low_rank`), -1 for none; None: no token has one. ``plans``: what the GPU
+    of each token's adapter (`kernels.low_rank`), -1 for none; None: no token has one. ``splits``: what the GPU
     kernels computed from row starts and context lengths (see `gpu.parts`); once these change, another batch is
     needed.
     """
@@ -90,7 +90,7 @@ class PagedBatch:
     device: Device | None = None
     adapters: Tensor | None = None
     gathers: dict[tuple[int, int | None], tuple[Gather, ...]] = field(default_factory=dict, repr=False)
-    plans: dict[tuple[int, int, int, bool], Tensor] = field(default_factory=dict, init=False, repr=False)
+    splits: dict[tuple[int, int, int, bool], Tensor] = field(default_factory=dict, init=False, repr=False)
 
 
 def lay_out(

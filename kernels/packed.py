@@ -294,13 +294,13 @@ def packed(
     Raises ``ValueError``: a scale is not finite.
     """
     lines = [raw.reshape(-1, width // kind.block * kind.bytes) for raw in raws]
-    places = np.concatenate(
+    origins = np.concatenate(
         [np.stack((np.full(len(each), at), each)) for at, each in enumerate(orders)], axis=1
     )
 
     def some(begin: int, end: int) -> Unpacked:
         raw = np.zeros((end - begin, lines[0].shape[1]), np.uint8)
-        source, row = places[:, begin:end]
+        source, row = origins[:, begin:end]
         for at in np.unique(source):
             raw[: len(row)][source == at] = lines[at][row[source == at]]
         found = unpacked(kind, raw)

@@ -98,8 +98,8 @@ def packed_rows(weight: Packed, ids: Tensor, dtype: torch.dtype) -> Tensor:
     """The rows ``ids``, int64 ``[n]``, of a packed matrix: ``[n, in]`` in ``dtype``."""
     out = torch.empty((len(ids), weight.width), dtype=dtype)
     rows = packed.rows if weight.kind.number else plain.rows
-    kind, places = KINDS[weight.kind.name], ids.contiguous()
-    rows(places.data_ptr(), len(ids), weight.data.data_ptr(), out.data_ptr(), weight.width, kind, TAGS[dtype])
+    kind, wanted = KINDS[weight.kind.name], ids.contiguous()
+    rows(wanted.data_ptr(), len(ids), weight.data.data_ptr(), out.data_ptr(), weight.width, kind, TAGS[dtype])
     return out
 
 
@@ -109,8 +109,8 @@ def add_low_rank(out: Tensor, x: Tensor, pairs: LowRank, slots: Tensor) -> None:
     rows, room = len(x), pairs.room
     work = rows * room * (x.shape[1] * len(pairs.widths) + out.shape[1])
     parts = _parts(min(work, rows * PRODUCTS), PRODUCTS)
-    places = (x.data_ptr(), out.data_ptr())
-    run_one(parts, ADAPT, adapt_operands(rows, *places, pairs, slots.data_ptr()), x.dtype, (0.0, 0.0))
+    ends = (x.data_ptr(), out.data_ptr())
+    run_one(parts, ADAPT, adapt_operands(rows, *ends, pairs, slots.data_ptr()), x.dtype, (0.0, 0.0))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -121,10 +121,10 @@ def leave_compiler() -> None:
     advise = ctypes.CDLL(None).madvise
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for line in maps:
-        place, rights, *_ = line.split()
+        span, rights, *_ = line.split()
         # Other mappings hold data that the loader has written.
         if rights == "r-xp" and any(library in line for library in LEFT):
-            first, last = (int(address, 16) for address in place.split("-"))
+            first, last = (int(address, 16) for address in span.split("-"))
             advise(first, last - first, mmap.MADV_DONTNEED)
 
 

@@ -57,16 +57,16 @@ def bind() -> int:
     if not hasattr(os, "sched_setaffinity") or any(name in os.environ for name in OPERATORS):
         return 0
     allowed = os.sched_getaffinity(0)
-    places = places_for(torch.get_num_threads(), allowed)
-    if len(places) != POOL:
+    cores = cores_for(torch.get_num_threads(), allowed)
+    if len(cores) != POOL:
         return 0
     threads = computing(POOL)
     if os.getpid() % POOL:  # so that the main threads of two engines are likely on two cores
-        places.reverse()
+        cores.reverse()
     bound: list[int] = []
     try:
-        for thread, place in zip(threads, places, strict=True):
-            os.sched_setaffinity(thread, place)
+        for thread, core in zip(threads, cores, strict=True):
+            os.sched_setaffinity(thread, core)
             bound.append(thread)
     except OSError as error:  # a sandbox may forbid it
         log.warning("threads are not bound to cores: %s", error)
@@ -85,7 +85,7 @@ def _siblings(processor: int) -> set[int]:
         return {processor}
 
 
-def places_for(
+def cores_for(
     threads: int, allowed: Iterable[int], siblings: Callable[[int], set[int]] = _siblings
 ) -> list[set[int]]:
     """For each of ``threads`` threads the logical processors that it may run on, without overlap: those of

@@ -78,14 +78,14 @@ def _load_tile(dim: int, side: int, work: Any, tag: Any) -> None:
     """Pack the keys of a tile, and find its values, from the key addresses in ``work`` (see `_workspace`). A
     position without an address gets values of zero, and another position's keys. ``side``: how many numbers a
     value lies behind its key in the arena."""
-    (_, lines), (keys, _), _, (places, _, used, values) = work
+    (_, lines), (keys, _), _, (addresses, _, used, values) = work
     words, _, _ = sizes(dim, tag)
     some, blank = np.int64(0), address_of(line_of(lines, 0, tag))
     for at in range(TILE):
-        some = places[at] if some == 0 else some
+        some = addresses[at] if some == 0 else some
     for at in range(TILE):
-        used[at] = places[at] if places[at] else some
-        values[at] = address_of(offset(pointer(places[at], tag), side)) if places[at] else blank
+        used[at] = addresses[at] if addresses[at] else some
+        values[at] = address_of(offset(pointer(addresses[at], tag), side)) if addresses[at] else blank
     if dim % (LANES * per_word(tag)):  # vectors are read whole, so lines are copied to where zeros follow
         for at in range(TILE):
             for each, line in ((used, 3 + at), (values, 3 + TILE + at)):
@@ -121,30 +121,30 @@ def _weigh(share: int, dims: int, steps: int, work: Any, tag: Any) -> None:
     """Add the tile's values, weighted by the shares, to the sums of ``share`` queries; all are in ``work`` (see
     `_workspace`)."""
     _, _, (_, shares, sums, _), (_, _, _, values) = work
-    places, column, columns = memory(values), 0, dims // LANES
+    addresses, column, columns = memory(values), 0, dims // LANES
     while column < columns:
         wide, at = column + WIDE <= columns, column * LANES
         for row in range(0, share, 4):
             left, into = offset(shares, row * TILE), offset(sums, column * COLUMN + row * LANES)
             if share - row >= 4:
                 if wide:
-                    _weigh4(tag, places, at, steps, left, into)
+                    _weigh4(tag, addresses, at, steps, left, into)
                 else:
-                    _weigh4_narrow(tag, places, at, steps, left, into)
+                    _weigh4_narrow(tag, addresses, at, steps, left, into)
             elif share - row == 3:
                 if wide:
-                    _weigh3(tag, places, at, steps, left, into)
+                    _weigh3(tag, addresses, at, steps, left, into)
                 else:
-                    _weigh3_narrow(tag, places, at, steps, left, into)
+                    _weigh3_narrow(tag, addresses, at, steps, left, into)
             elif share - row == 2:
                 if wide:
-                    _weigh2(tag, places, at, steps, left, into)
+                    _weigh2(tag, addresses, at, steps, left, into)
                 else:
-                    _weigh2_narrow(tag, places, at, steps, left, into)
+                    _weigh2_narrow(tag, addresses, at, steps, left, into)
             elif wide:
-                _weigh1(tag, places, at, steps, left, into)
+                _weigh1(tag, addresses, at, steps, left, into)
             else:
-                _weigh1_narrow(tag, places, at, steps, left, into)
+                _weigh1_narrow(tag, addresses, at, steps, left, into)
         column += WIDE if wide else 1
 
 
@@ -175,7 +175,7 @@ def _attend_span(share: int, query: Pointer, arena: Pointer, span: Any, followin
     head in a block). ``following``: the span that is computed next, likewise: its first tile is prefetched.
     ``shape``: (query heads per KV head, kv_heads, head_dim, block_tokens, numbers of a block).
     """
-    (_, lines), (_, queries), (scores, _, sums, state), (places, ahead, _, _) = work
+    (_, lines), (_, queries), (scores, _, sums, state), (addresses, ahead, _, _) = work
     _, kv_heads, dim, slots, _ = shape
     words, dims, steps = sizes(dim, tag)
     side, (low, high, table, head_at) = kv_heads * slots * dim, span
@@ -189,7 +189,7 @@ def _attend_span(share: int, query: Pointer, arena: Pointer, span: Any, followin
     for i in range(LANES):
         state[i], state[LANES + i] = _LOWEST, np.float32(0)
     first = low // TILE * TILE
-    locate(low, min(first + TILE, high), arena, table, head_at, shape, places)
+    locate(low, min(first + TILE, high), arena, table, head_at, shape, addresses)
     for tile in range(first, high, TILE):
         _load_tile(dim, side, work, tag)
         if tile + TILE < high:
@@ -207,7 +207,7 @@ def _attend_span(share: int, query: Pointer, arena: Pointer, span: Any, followin
             factor = _LOG2_E
         _soften(share, max(0, low - tile), min(TILE, high - tile), factor, dims, work, tag)
         _weigh(share, dims, steps, work, tag)
-        places[:] = ahead
+        addresses[:] = ahead
     for at in range(share):
         for i in range(dims):
             found[at, i] = sums[i // LANES * COLUMN + at * LANES + i % LANES]

@@ -63,32 +63,32 @@ def memory(typing: Any, array: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def address_of(typing: Any, place: Any) -> Any:
-    """Intrinsic, the inverse of `pointer`: returns the address of the pointer ``place`` as a value, int64."""
+def address_of(typing: Any, begin: Any) -> Any:
+    """Intrinsic, the inverse of `pointer`: returns the address of the pointer ``begin`` as a value, int64."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.ptrtoint(args[0], ir.IntType(64))
 
-    return types.int64(place), codegen
+    return types.int64(begin), codegen
 
 
 _CACHE_LINE = 64  # bytes
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _per_line(typing: Any, place: Any) -> Any:
-    """Intrinsic, returns a value, int64: how many elements of the type that the pointer ``place`` points to fit
+def _per_line(typing: Any, begin: Any) -> Any:
+    """Intrinsic, returns a value, int64: how many elements of the type that the pointer ``begin`` points to fit
     in a cache line. Reads no memory."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        size = context.get_abi_sizeof(context.get_value_type(place.dtype))
+        size = context.get_abi_sizeof(context.get_value_type(begin.dtype))
         return ir.Constant(ir.IntType(64), _CACHE_LINE // size)
 
-    return types.int64(place), codegen
+    return types.int64(begin), codegen
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _fetch_line(typing: Any, place: Any) -> Any:
+def _fetch_line(typing: Any, begin: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
         shape = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
@@ -96,15 +96,15 @@ def _fetch_line(typing: Any, place: Any) -> Any:
         builder.call(prefetch, [builder.bitcast(args[0], byte), word(0), word(3), word(1)])
         return context.get_dummy_value()
 
-    return types.void(place), codegen
+    return types.void(begin), codegen
 
 
 @njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def fetch(place: Any, count: Any) -> None:
-    """Prefetch ``count`` (a value) elements from the pointer ``place`` on into the processor's cache; returns
+def fetch(begin: Any, count: Any) -> None:
+    """Prefetch ``count`` (a value) elements from the pointer ``begin`` on into the processor's cache; returns
     nothing."""
-    for i in range(0, count, _per_line(place)):
-        _fetch_line(offset(place, i))
+    for i in range(0, count, _per_line(begin)):
+        _fetch_line(offset(begin, i))
 
 
 @intrinsic  # type: ignore[untyped-decorator]

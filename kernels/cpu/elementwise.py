@@ -25,10 +25,10 @@ def _sum_of_squares(typing: Any, numbers: Any, vectors: Any) -> Any:
     ``numbers``, in one order wherever it is compiled. ``vectors``: a value, at least one."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        place, count = args
+        pointer, count = args
 
         def body(step: Any, sums: list[Any]) -> list[Any]:
-            vector = load(builder, types.float32, builder.gep(place, [builder.mul(step, I64(LANES))]))
+            vector = load(builder, types.float32, builder.gep(pointer, [builder.mul(step, I64(LANES))]))
             return [fused(builder, vector, vector, sums[0])]
 
         (total,) = loop(builder, count, [constant(0.0)], body)

@@ -161,7 +161,7 @@ def product(rows: int, columns: int, *, run: int, apart: int, fresh: bool) -> An
             multiply = fused_pairs if in_pairs(tag) else fused
             begins = [builder.gep(b, [builder.mul(I64(at), b_column)]) for at in range(columns)]
             corners = [builder.gep(total, [builder.mul(I64(at), total_column)]) for at in range(columns)]
-            places = [builder.gep(one, [I64(row * LANES)]) for row in range(rows) for one in corners]
+            pointers = [builder.gep(one, [I64(row * LANES)]) for row in range(rows) for one in corners]
 
             def body(step: Any, sums: list[Any]) -> list[Any]:
                 line, within = builder.udiv(step, I64(run)), builder.urem(step, I64(run))
@@ -174,9 +174,11 @@ def product(rows: int, columns: int, *, run: int, apart: int, fresh: bool) -> An
                 pairs = [(number, vector) for number in numbers for vector in vectors]
                 return [multiply(builder, a, b, old) for (a, b), old in zip(pairs, sums, strict=True)]
 
-            begin = [constant(0.0) if fresh else load(builder, types.float32, place) for place in places]
-            for vector, place in zip(loop(builder, deep, begin, body), places, strict=True):
-                store(builder, vector, place)
+            begin = [
+                constant(0.0) if fresh else load(builder, types.float32, pointer) for pointer in pointers
+            ]
+            for vector, pointer in zip(loop(builder, deep, begin, body), pointers, strict=True):
+                store(builder, vector, pointer)
             return context.get_dummy_value()
 
         return types.void(tag, left, left_line, right, right_column, steps, into, into_column), codegen
@@ -188,13 +190,12 @@ def weigh_tile(rows: int, columns: int) -> Any:
     """Make an intrinsic that adds to the sums of ``rows`` queries the values of positions, in decode's layout,
     weighted by their shares, for ``columns`` columns of `LANES` dims.
 
-    The intrinsic returns nothing. ``places``: pointer to the addresses of the positions' lines, at the first of
-    the dims; ``steps``: how many words of positions, a value; ``shares``, ``sums``: pointers to those of the
-    first query.
-    """
+    The intrinsic returns nothing. ``addresses``: pointer to the addresses of the positions' lines, at the first
+    of the dims; ``steps``: how many words of positions, a value; ``shares``, ``sums``: pointers to those of the
+    first query."""
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def tile(typing: Any, tag: Any, places: Any, begin: Any, steps: Any, shares: Any, sums: Any) -> Any:
+    def tile(typing: Any, tag: Any, addresses: Any, begin: Any, steps: Any, shares: Any, sums: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             _, addresses, first, count, words, into = args
             kind, each = context.get_value_type(types.CPointer(tag)), 2 if in_pairs(tag) else 1
@@ -234,12 +235,12 @@ def weigh_tile(rows: int, columns: int) -> Any:
                 pairs = [(number, vector) for number in numbers for vector in vectors]
                 return [multiply(builder, a, b, old) for (a, b), old in zip(pairs, sums, strict=True)]
 
-            begin = [load(builder, types.float32, place) for place in corners]
-            for vector, place in zip(loop(builder, count, begin, body), corners, strict=True):
-                store(builder, vector, place)
+            begin = [load(builder, types.float32, pointer) for pointer in corners]
+            for vector, pointer in zip(loop(builder, count, begin, body), corners, strict=True):
+                store(builder, vector, pointer)
             return context.get_dummy_value()
 
-        return types.void(tag, places, begin, steps, shares, sums), codegen
+        return types.void(tag, addresses, begin, steps, shares, sums), codegen
 
     return tile
 
@@ -256,12 +257,16 @@ def hide(typing: Any, scores: Any, first: Any, oldest: Any, newest: Any) -> Any:
         low, high = (builder.bitcast(load(builder, types.float32, one), WORDS) for one in limits)
 
         def body(step: Any, nothing: list[Any]) -> list[Any]:
-            place = builder.gep(scores, [builder.mul(step, I64(LANES))])
+            pointer = builder.gep(scores, [builder.mul(step, I64(LANES))])
             position = spread(builder, builder.trunc(builder.add(first, step), I32))
             seen = builder.and_(
                 builder.icmp_signed(">=", position, low), builder.icmp_signed("<=", position, high)
             )
-            store(builder, builder.select(seen, load(builder, types.float32, place), constant(UNSEEN)), place)
+            store(
+                builder,
+                builder.select(seen, load(builder, types.float32, pointer), constant(UNSEEN)),
+                pointer,
+            )
             return nothing
 
         loop(builder, I64(TILE), [], body)
@@ -295,8 +300,8 @@ def soften(
             store(builder, builder.fmul(load(builder, types.float32, beside), shrunk), beside)
 
             def shrink(step: Any, nothing: list[Any]) -> list[Any]:
-                place = builder.gep(sums, [builder.mul(step, I64(LANES))])
-                store(builder, builder.fmul(load(builder, types.float32, place), shrunk), place)
+                pointer = builder.gep(sums, [builder.mul(step, I64(LANES))])
+                store(builder, builder.fmul(load(builder, types.float32, pointer), shrunk), pointer)
                 return nothing
 
             loop(builder, dims, [], shrink)
@@ -314,9 +319,9 @@ def _greatest(builder: Any, scores: Any) -> Any:
     together = 4
 
     def body(step: Any, found: list[Any]) -> list[Any]:
-        place = builder.gep(scores, [builder.mul(step, I64(together * LANES))])
-        places = [builder.gep(place, [I64(at * LANES)]) for at in range(together)]
-        pairs = zip(places, found, strict=True)
+        pointer = builder.gep(scores, [builder.mul(step, I64(together * LANES))])
+        pointers = [builder.gep(pointer, [I64(at * LANES)]) for at in range(together)]
+        pairs = zip(pointers, found, strict=True)
         return [greater(builder, load(builder, types.float32, one), old) for one, old in pairs]
 
     first, *rest = loop(builder, I64(TILE // together), [constant(UNSEEN)] * together, body)
@@ -332,12 +337,12 @@ def _shares(builder: Any, paired: bool, scores: Any, times: Any, lowered: Any, s
     pairs, and pairs of pairs."""
 
     def body(step: Any, sums: list[Any]) -> list[Any]:
-        place = builder.gep(scores, [builder.mul(step, I64(LANES * LANES))])
+        pointer = builder.gep(scores, [builder.mul(step, I64(LANES * LANES))])
         to = builder.gep(shares, [builder.mul(step, I64(LANES * LANES // (2 if paired else 1)))])
         levels: list[tuple[int, Any]] = []
         found: list[Any] = []
         for at in range(LANES):
-            score = load(builder, types.float32, builder.gep(place, [I64(at * LANES)]))
+            score = load(builder, types.float32, builder.gep(pointer, [I64(at * LANES)]))
             found.append(exp2(builder, fused(builder, score, times, lowered)))
             if not paired:
                 store(builder, found[at], builder.gep(to, [I64(at * LANES)]))
@@ -381,8 +386,8 @@ def soften_one(
             builder.store(builder.extract_element(total, I32(0)), beside)
 
             def shrink(step: Any, nothing: list[Any]) -> list[Any]:
-                place = builder.gep(sums, [builder.mul(step, I64(LANES * LANES))])
-                store(builder, builder.fmul(load(builder, types.float32, place), shrunk), place)
+                pointer = builder.gep(sums, [builder.mul(step, I64(LANES * LANES))])
+                store(builder, builder.fmul(load(builder, types.float32, pointer), shrunk), pointer)
                 return nothing
 
             loop(builder, columns, [], shrink)
@@ -409,12 +414,12 @@ def shrinks(typing: Any, most: Any, other: Any, into: Any) -> Any:
     compiled `in_order`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        place, second, to = args
-        one, two = (load(builder, types.float32, each) for each in (place, second))
+        pointer, second, to = args
+        one, two = (load(builder, types.float32, each) for each in (pointer, second))
         most = greater(builder, two, one)
         store(builder, exp2(builder, builder.fsub(one, most)), to)
         store(builder, exp2(builder, builder.fsub(two, most)), builder.gep(to, [I64(LANES)]))
-        store(builder, most, place)
+        store(builder, most, pointer)
         return context.get_dummy_value()
 
     return types.void(most, other, into), codegen
@@ -426,23 +431,23 @@ def merge(typing: Any, total: Any, factor: Any, other: Any, second: Any) -> Any:
     pointers ``total`` and ``other``. ``factor``, ``second``: pointers to as many factors, or single values."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        place, first, added, then = args
+        pointer, first, added, then = args
         first, then = (
             spread(builder, each) if kind == types.float32 else load(builder, types.float32, each)
             for each, kind in ((first, factor), (then, second))
         )
-        shrunk = builder.fmul(load(builder, types.float32, place), first)
-        store(builder, fused(builder, load(builder, types.float32, added), then, shrunk), place)
+        shrunk = builder.fmul(load(builder, types.float32, pointer), first)
+        store(builder, fused(builder, load(builder, types.float32, added), then, shrunk), pointer)
         return context.get_dummy_value()
 
     return types.void(total, factor, other, second), codegen
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def turn_lines(typing: Any, tag: Any, places: Any, words: Any, into: Any) -> Any:
+def turn_lines(typing: Any, tag: Any, addresses: Any, words: Any, into: Any) -> Any:
     """Intrinsic, returns nothing: store the words of `LANES` lines, whose addresses are at the pointer
-    ``places``, side by side at the pointer ``into``: ``[words, LANES]``. ``words``: those of a line, a multiple
-    of `LANES`, a value. ``tag``: a number of the element type."""
+    ``addresses``, side by side at the pointer ``into``: ``[words, LANES]``. ``words``: those of a line, a
+    multiple of `LANES`, a value. ``tag``: a number of the element type."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, addresses, count, to = args
@@ -456,11 +461,11 @@ def turn_lines(typing: Any, tag: Any, places: Any, words: Any, into: Any) -> Any
             at = builder.mul(step, I64(each))
             vectors = []
             for begin in begins:
-                place = builder.gep(begin, [at])
+                pointer = builder.gep(begin, [at])
                 if in_pairs(tag):
-                    vectors.append(builder.bitcast(raw(builder, HALVES, place), WORDS))
+                    vectors.append(builder.bitcast(raw(builder, HALVES, pointer), WORDS))
                 else:
-                    vectors.append(builder.bitcast(load(builder, tag, place), WORDS))
+                    vectors.append(builder.bitcast(load(builder, tag, pointer), WORDS))
             for word, vector in enumerate(turned(builder, vectors)):
                 line = builder.add(builder.mul(step, I64(LANES * LANES)), I64(word * LANES))
                 store(builder, vector, builder.gep(to, [line]))
@@ -469,7 +474,7 @@ def turn_lines(typing: Any, tag: Any, places: Any, words: Any, into: Any) -> Any
         loop(builder, builder.udiv(count, I64(LANES)), [], body)
         return context.get_dummy_value()
 
-    return types.void(tag, places, words, into), codegen
+    return types.void(tag, addresses, words, into), codegen
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -100,8 +100,8 @@ def batch_operands(batch: CpuBatch, scratch: Tensor) -> tuple[int, ...]:
 
 def tables_of(batch: CpuBatch) -> tuple[int, ...]:
     """The last operands of an `ATTEND` of a batch."""
-    places = (batch.row_starts, batch.context_lengths, batch.tables)
-    return *(each.data_ptr() for each in places), batch.tables.shape[1]
+    tensors = (batch.row_starts, batch.context_lengths, batch.tables)
+    return *(each.data_ptr() for each in tensors), batch.tables.shape[1]
 
 
 def adapt_operands(
@@ -137,7 +137,7 @@ class Layers:
         )
         names = [*_STEP, *(f"{name} {kind}" for kind in range(kinds) for name in _KIND)]
         names += [f"{name} {group}" for group in range(groups) for name in _GROUP]
-        self._places = {name: place for place, name in enumerate(names)}
+        self._indexes = {name: index for index, name in enumerate(names)}
         self._values = [0] * len(names)
         self._known: dict[int, int] = {}
         self._factors: list[float] = [0.0]
@@ -168,11 +168,11 @@ class Layers:
         sizes = [tokens * wide * of.head_dim, tokens * queries, tokens * queries, tokens * of.hidden]
         sizes += [2 * tokens * self._inner, tokens * self._inner]
         room = torch.empty(sum(sizes), dtype=of.dtype)
-        places = [room.data_ptr() + sum(sizes[:at]) * of.dtype.itemsize for at in range(len(sizes))]
+        rooms = [room.data_ptr() + sum(sizes[:at]) * of.dtype.itemsize for at in range(len(sizes))]
         most = max(scratch_bytes(tokens, width, count, parts) for width, count in self._products)
         scratch = torch.empty(most, dtype=torch.uint8)
         found = torch.empty(attention_bytes(batch, of.q_heads, of.head_dim), dtype=torch.uint8)
-        values = [tokens, x.data_ptr(), residual.data_ptr(), *places, scratch.data_ptr()]
+        values = [tokens, x.data_ptr(), residual.data_ptr(), *rooms, scratch.data_ptr()]
         values += [
             *batch_operands(batch, found),
             batch.row_starts.data_ptr(),
@@ -191,7 +191,7 @@ class Layers:
         return x
 
     def _of(self, value: int) -> int:
-        """The place of a value that is the same in every step."""
+        """The index of a value that is the same in every step."""
         if value not in self._known:
             self._known[value] = len(self._values)
             self._values.append(value)
@@ -199,9 +199,9 @@ class Layers:
 
     def _row(self, operation: int, *operands: int | str, factors: tuple[float, ...] = ()) -> list[int]:
         """A row of the program. Operands: values, or the names of values that differ from step to step."""
-        places = [self._places[one] if isinstance(one, str) else self._of(one) for one in operands]
+        indexes = [self._indexes[one] if isinstance(one, str) else self._of(one) for one in operands]
         row = [operation, *(self._factor(one) for one in factors)]
-        return [*row, *[0] * (3 - len(row)), *places, *[self._of(0)] * (OPERANDS - len(places))]
+        return [*row, *[0] * (3 - len(row)), *indexes, *[self._of(0)] * (OPERANDS - len(indexes))]
 
     def _factor(self, factor: float) -> int:
         self._factors.append(float(factor))
@@ -217,8 +217,8 @@ class Layers:
         turn = (f"slots {group}", "qkv", norm, norm_kind(head_norm), f"cos {kind}", f"sin {kind}", "arena")
         blocks = ("block_tokens", "layers", layer.number)
         rows = ("singles", "longest", "singles_at", "found", "chunks", "most", "chunks_at")
-        places = ("arena", "starts", "contexts", f"tables {group}", f"widest {group}")
-        attend = (how.window or 0, "query", "attended", *places)
+        context = ("arena", "starts", "contexts", f"tables {group}", f"widest {group}")
+        attend = (how.window or 0, "query", "attended", *context)
         return [
             *self._product(weights.qkv, sizes.hidden, "x", "qkv", wide, adapted=adapted),
             self._row(ROTATE, "tokens", *heads, f"turning {kind}", *blocks, *turn, "query", factors=(eps,)),

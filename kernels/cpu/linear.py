@@ -60,14 +60,14 @@ def _tile(rows: int, panels: int) -> Any:
     padded with zeros to whole runs; they are fp32, or bfloat16 if `_in_pairs`.
     """
 
-    def weights_of(builder: Any, tag: Any, place: Any) -> list[Any]:
-        """Write IR that loads the weights at the pointer ``place`` that are multiplied with a word of each row,
-        or with two if only the weights are in pairs; returns a vector for each word."""
+    def weights_of(builder: Any, tag: Any, pointer: Any) -> list[Any]:
+        """Write IR that loads the weights at the pointer ``pointer`` that are multiplied with a word of each
+        row, or with two if only the weights are in pairs; returns a vector for each word."""
         if tag == types.float32:
-            return [load(builder, types.float32, place)]
+            return [load(builder, types.float32, pointer)]
         if tag == types.int16:
-            return [load(builder, types.int16, place)]
-        words = raw(builder, WORDS, place)
+            return [load(builder, types.int16, pointer)]
+        words = raw(builder, WORDS, pointer)
         if _in_pairs(tag):
             return [builder.bitcast(words, WIDE)]
         low = builder.shl(words, constant(16, WORDS))
@@ -101,16 +101,16 @@ def _tile(rows: int, panels: int) -> Any:
                                 builder, builder.load(builder.gep(lines[row], [across]), align=2)
                             )
                             for panel in range(panels):
-                                place = row * panels + panel
-                                totals[place] = multiply(
-                                    builder, number_of, vectors[panel][word], totals[place]
+                                cell = row * panels + panel
+                                totals[cell] = multiply(
+                                    builder, number_of, vectors[panel][word], totals[cell]
                                 )
                 return totals
 
             steps = builder.mul(count, I64(RUN // beside // STEPS))
             found = loop(builder, steps, [ir.Constant(WIDE, None)] * (rows * panels), body)
-            for place, total in enumerate(found):
-                row, panel = divmod(place, panels)
+            for cell, total in enumerate(found):
+                row, panel = divmod(cell, panels)
                 store(builder, total, builder.gep(to, [I64((panel * 8 + row) * PANEL)]))
             return context.get_dummy_value()
 
@@ -203,12 +203,12 @@ def _panels(low: int, high: int, weights: Pointer, size: int, lines: Pointer, fi
                 column = (panel + at) * PANEL
                 count = min(PANEL, n - column)
                 for each in range(done):
-                    place = offset(out, (row + each) * out_line + column)
+                    target = offset(out, (row + each) * out_line + column)
                     if biased:
                         for i in range(count):
                             room[at, each, i] += widen(bias[column + i])
                     for i in range(count):
-                        place[i] = narrow(room[at, each, i], tag)
+                        target[i] = narrow(room[at, each, i], tag)
             row += done
         panel += some
 

@@ -39,7 +39,7 @@ def _tile(rows: int, vectors: int, chains: int) -> Any:
             factor, factor_line, right, right_line, many, total, total_line = args
             kind = values.dtype
             factors = lines(builder, factor, factor_line, rows)
-            places = [
+            pointers = [
                 builder.gep(line, [I64(vector * LANES)])
                 for line in lines(builder, total, total_line, rows)
                 for vector in range(vectors)
@@ -57,14 +57,14 @@ def _tile(rows: int, vectors: int, chains: int) -> Any:
                     made += [fused(builder, a, b, old) for (a, b), old in zip(pairs, olds, strict=True)]
                 return made
 
-            begin = [load(builder, types.float32, place) for place in places]
-            begin += [constant(0.0)] * (len(places) * (chains - 1))
+            begin = [load(builder, types.float32, pointer) for pointer in pointers]
+            begin += [constant(0.0)] * (len(pointers) * (chains - 1))
             sums = loop(builder, builder.udiv(many, I64(chains)), begin, body)
-            while len(sums) > len(places):
+            while len(sums) > len(pointers):
                 half = len(sums) // 2
                 sums = [builder.fadd(a, b) for a, b in zip(sums[:half], sums[half:], strict=True)]
-            for vector, place in zip(sums, places, strict=True):
-                store(builder, vector, place)
+            for vector, pointer in zip(sums, pointers, strict=True):
+                store(builder, vector, pointer)
             return context.get_dummy_value()
 
         return types.void(shares, shares_line, values, values_line, count, into, into_line), codegen

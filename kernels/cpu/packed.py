@@ -166,12 +166,12 @@ def _tile(rows: int) -> Any:
                 words = _codes(builder, kind, codes)
                 for group in range(each):
                     number = builder.add(builder.mul(inside, I64(each)), I64(group))
-                    place = builder.add(builder.mul(at, I64(each)), I64(group))
+                    index = builder.add(builder.mul(at, I64(each)), I64(group))
                     scale, shift = _factors(builder, kind, head, factor, extra, number)
                     mine = range(group * 8 // each, (group + 1) * 8 // each)
                     for row in range(rows):
                         if kind.zero:
-                            whole = spread(builder, builder.load(builder.gep(begin_lines[row], [place])))
+                            whole = spread(builder, builder.load(builder.gep(begin_lines[row], [index])))
                         else:
                             whole = ir.Constant(WORDS, None)
                         for word in mine:
@@ -182,7 +182,7 @@ def _tile(rows: int) -> Any:
                         found = builder.fmul(builder.sitofp(whole, WIDE), share)
                         totals[row] = fused(builder, found, scale, totals[row])
                         if kind.offset:
-                            share = spread(builder, builder.load(builder.gep(sum_lines[row], [place])))
+                            share = spread(builder, builder.load(builder.gep(sum_lines[row], [index])))
                             totals[row] = fused(builder, share, shift, totals[row])
                 return totals
 
@@ -278,9 +278,9 @@ def take(low: int, high: int, rows: int, x_at: int, lines_at: int, width: int, k
                 whole = bits_of(line[i] * factor + _SHIFT) - _SHIFT_BITS if factor > 0 else np.int32(0)
                 numbers[run * RUN + i] = np.int8(whole)
                 total += whole
-            place = (run * RUN + at) // group
-            starts[place] = -zero * total
-            sums[place] = np.float32(total) * scale
+            index = (run * RUN + at) // group
+            starts[index] = -zero * total
+            sums[index] = np.float32(total) * scale
 
 
 @_strict  # type: ignore[untyped-decorator]
@@ -307,12 +307,12 @@ def _panels(low: int, high: int, panels: Pointer, size: int, blocks: int, first:
             else:
                 _tile1(kind, weights, blocks, q, d, s, o, runs, to)
             for each in range(done):
-                place = offset(out, (row + each) * out_line + panel * PANEL)
+                target = offset(out, (row + each) * out_line + panel * PANEL)
                 if biased:
                     for i in range(count):
                         room[each, i] += widen(bias[panel * PANEL + i])
                 for i in range(count):
-                    place[i] = narrow(room[each, i], tag)
+                    target[i] = narrow(room[each, i], tag)
             row += done
 
 
@@ -345,14 +345,14 @@ def _unpack(typing: Any, tag: Any, block: Any, codes: Any, factors: Any, added: 
         def run(at: Any, nothing: list[Any]) -> list[Any]:
             here = builder.gep(head, [builder.add(I64(kind.head), builder.mul(at, I64(kind.run)))])
             for number, word in enumerate(_codes(builder, kind, here)):
-                place = builder.add(builder.mul(at, I64(PANEL * RUN)), I64(PANEL * 4 * number))
-                store(builder, word, builder.gep(octets, [place]))
+                index = builder.add(builder.mul(at, I64(PANEL * RUN)), I64(PANEL * 4 * number))
+                store(builder, word, builder.gep(octets, [index]))
             for group in range(each):
                 number = builder.add(builder.mul(at, I64(each)), I64(group))
-                place = builder.mul(number, I64(PANEL))
+                index = builder.mul(number, I64(PANEL))
                 scale, shift = _factors(builder, kind, head, factor, extra, number)
-                store(builder, scale, builder.gep(scales, [place]))
-                store(builder, shift, builder.gep(shifts, [place]))
+                store(builder, scale, builder.gep(scales, [index]))
+                store(builder, shift, builder.gep(shifts, [index]))
             return nothing
 
         loop(builder, I64(kind.block // RUN), [], run)
@@ -372,8 +372,8 @@ def rows(ids_at: int, count: int, weight_at: int, out_at: int, width: int, kind:
     for row in range(count):
         panel, lane = ids[row] // PANEL, ids[row] % PANEL
         for at in range(blocks):
-            place = offset(panels, (panel * blocks + at) * unit)
-            _unpack(kind, place, memory(codes), memory(factors), memory(added))
+            begin = offset(panels, (panel * blocks + at) * unit)
+            _unpack(kind, begin, memory(codes), memory(factors), memory(added))
             for i in range(block):
                 whole = np.float32(np.int32(codes[(i // 4 * PANEL + lane) * 4 + i % 4]) - np.int32(zero))
                 number = whole * factors[i // group, lane] + added[i // group, lane]

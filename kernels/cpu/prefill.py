@@ -68,9 +68,9 @@ def _workspace(dim: int, tag: Any) -> Any:
     tile = (keys, offset(keys, values))
     per_query = (offset(keys, queries), offset(keys, sums), offset(keys, state), offset(keys, merged))
     limits = np.zeros((COLUMNS, 2, LANES), np.int32)
-    places = np.zeros(TILE, np.int64)
+    addresses = np.zeros(TILE, np.int64)
     lines = np.zeros((4, max(dims, words, 2 * LANES)), np.float32)
-    return room, tile, per_query, (offset(keys, scores), offset(keys, shares)), limits, places, lines
+    return room, tile, per_query, (offset(keys, scores), offset(keys, shares)), limits, addresses, lines
 
 
 @inlined
@@ -92,15 +92,15 @@ def _load_tile(dim: int, side: int, work: Any, tag: Any) -> None:
     """Pack the keys and values of one tile into ``work`` (see `_workspace`), from the key addresses in it. A
     position without an address gets values of zero, and keeps the keys of an earlier tile. ``side``: how many
     numbers a value lies behind its key in the arena."""
-    _, (keys, values), _, _, _, places, lines = work
+    _, (keys, values), _, _, _, addresses, lines = work
     _, dims, steps = sizes(dim, tag)
     blank, rest, other = line_of(lines, 0, tag), line_of(lines, 1, tag), line_of(lines, 2, tag)
     for row in range(TILE):
-        if places[row]:
-            pack(pointer(places[row], tag), dim, rest, offset(keys, row * LANES), TILE * LANES)
+        if addresses[row]:
+            pack(pointer(addresses[row], tag), dim, rest, offset(keys, row * LANES), TILE * LANES)
     pair = per_word(tag)
     for step in range(steps):
-        one, two = places[step * pair], places[step * pair + pair - 1]
+        one, two = addresses[step * pair], addresses[step * pair + pair - 1]
         first = offset(pointer(one, tag), side) if one else blank
         second = offset(pointer(two, tag), side) if two else blank
         _mix(first, second, dim, rest, other, offset(values, step * dims))
@@ -113,13 +113,13 @@ def _score(columns: int, column: int, ahead: bool, dim: int, side: int, work: An
 
     A column is `LANES` query vectors. ``ahead``: prefetch the next tile's keys meanwhile.
     """
-    _, (keys, _), (queries, _, _, _), (scores, _), _, places, _ = work
+    _, (keys, _), (queries, _, _, _), (scores, _), _, addresses, _ = work
     words, _, _ = sizes(dim, tag)
     right, apart, line = offset(queries, column * words * LANES), words * LANES, TILE * LANES
     height = _HEIGHT1 if columns == 1 else _HEIGHT2
     for row in range(0, TILE, height):
         if ahead:
-            fetch_rows(row, height, dim, 0, places, tag)
+            fetch_rows(row, height, dim, 0, addresses, tag)
         left, into = offset(keys, row * LANES), offset(scores, row * LANES)
         if columns == 1:
             _score1(tag, left, line, right, apart, words, into, line)
@@ -132,14 +132,14 @@ def _weigh(columns: int, column: int, ahead: bool, dim: int, side: int, work: An
     """Add the packed tile's values, weighted by the shares (exponentials of the scores), to the sums of
     ``columns`` (1 or 2) columns of queries from number ``column`` on; all are in ``work`` (see `_workspace`).
     ``ahead``: prefetch the next tile's values meanwhile, which lie ``side`` numbers behind their keys."""
-    _, (_, values), (_, sums, _, _), (_, shares), _, places, _ = work
+    _, (_, values), (_, sums, _, _), (_, shares), _, addresses, _ = work
     _, dims, steps = sizes(dim, tag)
     height = _HEIGHT1 if columns == 1 else _HEIGHT2
     each = (TILE * height + dims - 1) // dims
     for row in range(0, dims, height):
         if ahead:
             at = row // height * each
-            fetch_rows(at, min(each, TILE - at), dim, side, places, tag)
+            fetch_rows(at, min(each, TILE - at), dim, side, addresses, tag)
         left, into = offset(values, row), offset(sums, (column * dims + row) * LANES)
         if columns == 1:
             _weigh1(tag, left, dims, shares, steps * LANES, steps, into, dims * LANES)
@@ -180,18 +180,18 @@ def _attend_block(first: int, count: int, arena: Pointer, table: Pointer, head_a
     0 for none.
     """
     share, kv_heads, dim, slots, _ = shape
-    side, end, places = kv_heads * slots * dim, first + count, work[5]
+    side, end, addresses = kv_heads * slots * dim, first + count, work[5]
     columns = (count * share + LANES - 1) // LANES
     begin = max(0, first - window + 1) if window else 0
     start = begin // TILE * TILE
-    locate(begin, min(start + TILE, end), arena, table, head_at, shape, places)
+    locate(begin, min(start + TILE, end), arena, table, head_at, shape, addresses)
     _begin(columns, dim, work, tag)
     for tile in range(start, end, TILE):
         if tile % SPAN == 0 and tile > start:
             _merge(columns, tile // SPAN - start // SPAN == 1, dim, work, tag)
             _begin(columns, dim, work, tag)
         _load_tile(dim, side, work, tag)
-        locate(tile + TILE, min(tile + 2 * TILE, end), arena, table, head_at, shape, places)
+        locate(tile + TILE, min(tile + 2 * TILE, end), arena, table, head_at, shape, addresses)
         oldest = max(0, (tile - first) * share) // LANES  # earlier columns see nothing of the tile
         newest = columns
         if window:
@@ -274,8 +274,8 @@ def _take(
     for lane in range(columns * LANES):
         vector = min(lane, vectors - 1)
         token, column = vector // share, lane // LANES
-        place = offset(query, (line + token * kv_heads * share + vector % share) * dim)
-        pack(place, dim, rest, packed, LANES)
+        line_at = offset(query, (line + token * kv_heads * share + vector % share) * dim)
+        pack(line_at, dim, rest, packed, LANES)
         own = offset(queries, column * words * LANES + lane % LANES)
         for i in range(words):
             own[i * LANES] = packed[i]

@@ -375,8 +375,8 @@ def _part(part: int, parts: int, address: int, program: Any, values: Any, counte
         return
     if cut < parts:
         part, counters[2] = 0, 1
-    places = (address_of(memory(values)), address_of(memory(counters)), address_of(memory(factors)))
-    _call_runner(address, (part, cut, address_of(memory(program)), len(program), *places))
+    addresses = (address_of(memory(values)), address_of(memory(counters)), address_of(memory(factors)))
+    _call_runner(address, (part, cut, address_of(memory(program)), len(program), *addresses))
 
 
 @compiled

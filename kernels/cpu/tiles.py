@@ -40,23 +40,23 @@ def pack(line: Pointer, dim: int, rest: Pointer, into: Pointer, apart: int) -> N
 
 @inlined
 def locate(
-    low: int, high: int, arena: Pointer, table: Pointer, head_at: int, shape: Any, places: Any
+    low: int, high: int, arena: Pointer, table: Pointer, head_at: int, shape: Any, addresses: Any
 ) -> None:
-    """Write to ``places`` ``[TILE]`` the addresses of the keys at the positions ``[low, high)`` of one tile,
+    """Write to ``addresses`` ``[TILE]`` the addresses of the keys at the positions ``[low, high)`` of one tile,
     and 0 for the tile's other positions.
 
     ``table``: the row's block table. ``head_at``: the offset of layer and KV head in a block. ``shape``:
     (query heads per KV head, kv_heads, head_dim, block_tokens, numbers of a block).
     """
     _, _, dim, slots, block_size = shape
-    places[:] = 0
+    addresses[:] = 0
     position = low
     while position < high:
         block = position // slots
         at = table[block] * block_size + head_at - block * slots * dim
         end = min(high, (block + 1) * slots)
         for each in range(position, end):
-            places[each % TILE] = address_of(offset(arena, at + each * dim))
+            addresses[each % TILE] = address_of(offset(arena, at + each * dim))
         position = end
 
 
@@ -66,13 +66,13 @@ def line_of(lines: Any, at: int, tag: Any) -> Pointer:
 
 
 @inlined
-def fetch_rows(row: int, rows: int, dim: int, side: int, places: Any, tag: Any) -> None:
-    """Prefetch into the processor's cache the keys of ``dim`` elements at the addresses ``places[row : row +
+def fetch_rows(row: int, rows: int, dim: int, side: int, addresses: Any, tag: Any) -> None:
+    """Prefetch into the processor's cache the keys of ``dim`` elements at the addresses ``addresses[row : row +
     rows]`` or, if ``side`` is not 0, their values, which lie ``side`` numbers behind them. An address of 0 is
     passed over."""
     for at in range(row, row + rows):
-        if places[at]:
-            fetch(offset(pointer(places[at], tag), side), dim)
+        if addresses[at]:
+            fetch(offset(pointer(addresses[at], tag), side), dim)
 
 
 @in_order

@@ -84,26 +84,26 @@ def lines(builder: Any, base: Any, line: Any, count: int) -> list[Any]:
     return [builder.gep(base, [builder.mul(I64(at), line)]) for at in range(count)]
 
 
-def raw(builder: Any, kind: ir.Type, place: Any) -> Any:
+def raw(builder: Any, kind: ir.Type, pointer: Any) -> Any:
     """Write IR that loads one value of the LLVM type ``kind``, a number or a vector, from the pointer
-    ``place``; returns the value, not converted."""
-    return builder.load(builder.bitcast(place, kind.as_pointer()), align=2)
+    ``pointer``; returns the value, not converted."""
+    return builder.load(builder.bitcast(pointer, kind.as_pointer()), align=2)
 
 
-def load(builder: Any, kind: Any, place: Any) -> Any:
-    """Write IR that loads ``LANES`` elements of the numba type ``kind`` from the pointer ``place`` and converts
-    them to fp32 (uint16 is bfloat16, int16 is float16); returns the vector."""
+def load(builder: Any, kind: Any, pointer: Any) -> Any:
+    """Write IR that loads ``LANES`` elements of the numba type ``kind`` from the pointer ``pointer`` and
+    converts them to fp32 (uint16 is bfloat16, int16 is float16); returns the vector."""
     if kind == types.float32:
-        return builder.load(builder.bitcast(place, WIDE.as_pointer()), align=4)
-    words = raw(builder, ir.VectorType(I16, LANES), place)
+        return builder.load(builder.bitcast(pointer, WIDE.as_pointer()), align=4)
+    words = raw(builder, ir.VectorType(I16, LANES), pointer)
     if kind == types.int16:
         return builder.fpext(builder.bitcast(words, ir.VectorType(ir.HalfType(), LANES)), WIDE)
     return builder.bitcast(builder.shl(builder.zext(words, WORDS), constant(16, WORDS)), WIDE)
 
 
-def store(builder: Any, vector: Any, place: Any) -> None:
-    """Write IR that stores ``vector``, a value, at the pointer ``place``; returns nothing."""
-    builder.store(vector, builder.bitcast(place, vector.type.as_pointer()), align=4)
+def store(builder: Any, vector: Any, pointer: Any) -> None:
+    """Write IR that stores ``vector``, a value, at the pointer ``pointer``; returns nothing."""
+    builder.store(vector, builder.bitcast(pointer, vector.type.as_pointer()), align=4)
 
 
 def spread(builder: Any, number: Any) -> Any:

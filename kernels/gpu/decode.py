@@ -25,7 +25,7 @@ PROGRAMS = 4
 @triton.jit(do_not_specialize=["layer", "rows", "stride_table"])
 def decode_stretch(
     query: tl.tensor, arena: tl.tensor, tables: tl.tensor, lines: tl.tensor, lengths: tl.tensor,
-    row_starts: tl.tensor, plan: tl.tensor, sinks: tl.tensor, out: tl.tensor, partial: tl.tensor,
+    row_starts: tl.tensor, split: tl.tensor, sinks: tl.tensor, out: tl.tensor, partial: tl.tensor,
     lse: tl.tensor,
     layer: tl.tensor, scale: tl.tensor, rows: tl.tensor,
     query_row: tl.tensor, query_head: tl.tensor, stride_table: tl.tensor,
@@ -37,13 +37,13 @@ def decode_stretch(
 ) -> None:  # fmt: skip
     """Kernel: attend for one row's token, with the query heads of one KV head, to one part of its context.
     Writes the result to ``out`` if the row has one part, else to ``partial`` and ``lse``. Programs are (KV
-    head, program of the plan): those of all heads run together, as their K and V lie together in a block.
+    head, program of the split): those of all heads run together, as their K and V lie together in a block.
     Pointers are ``query`` to ``lse``; the other tensors are single values."""
     head, program = tl.program_id(0), tl.program_id(1)
-    if program >= tl.load(plan + rows * 3):
+    if program >= tl.load(split + rows * 3):
         return
-    row = last_at(plan, program, rows, 3)
-    part, parts = program - tl.load(plan + row * 3), tl.load(plan + row * 3 + 2)
+    row = last_at(split, program, rows, 3)
+    part, parts = program - tl.load(split + row * 3), tl.load(split + row * 3 + 2)
     token, length = tl.load(row_starts + row), tl.load(lengths + row).to(tl.int32)
     first = 0
     if WINDOW > 0:
@@ -83,9 +83,9 @@ def decode_stretch(
         target = out + (token * every + heads)[:, None] * DIM + dims[None, :]
         tl.store(target, normal(acc, total).to(out.dtype.element_ty), theirs)
     else:
-        place = (tl.load(plan + row * 3 + 1) + part).to(tl.int64) * every + heads
-        tl.store(partial + place[:, None] * DIM + dims[None, :], normal(acc, total), theirs)
-        tl.store(lse + place, log_sum(best, total), members < GROUP)
+        entry = (tl.load(split + row * 3 + 1) + part).to(tl.int64) * every + heads
+        tl.store(partial + entry[:, None] * DIM + dims[None, :], normal(acc, total), theirs)
+        tl.store(lse + entry, log_sum(best, total), members < GROUP)
 
 
 def decode_attention(
@@ -113,7 +113,7 @@ def decode_attention(
     extra = share_of(query.device, PROGRAMS, heads)
     parts = Parts.of(batch, query, rows, extra, span, 1, singles=True)
     decode_stretch[(heads, parts.programs)](
-        query, readable(arena), batch.tables, batch.lines, batch.context_lengths, batch.row_starts, parts.plan,
+        query, readable(arena), batch.tables, batch.lines, batch.context_lengths, batch.row_starts, parts.split,
         sinks, out, parts.values, parts.lse,
         layer, how.scale, rows, query.stride(0), query.stride(1), batch.tables.stride(0), *arena.stride()[:5],
         WINDOW=how.window or 0, SOFT_CAP=how.soft_cap or 0.0, GROUP=group,

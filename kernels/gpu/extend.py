@@ -75,7 +75,7 @@ def fold_tiles(
 @triton.jit(do_not_specialize=["layer", "rows", "stride_table"])
 def extend_tile(
     query: tl.tensor, arena: tl.tensor, tables: tl.tensor, lines: tl.tensor, lengths: tl.tensor,
-    row_starts: tl.tensor, plan: tl.tensor, sinks: tl.tensor, out: tl.tensor, partial: tl.tensor,
+    row_starts: tl.tensor, split: tl.tensor, sinks: tl.tensor, out: tl.tensor, partial: tl.tensor,
     lse: tl.tensor,
     layer: tl.tensor, scale: tl.tensor, rows: tl.tensor,
     query_row: tl.tensor, query_head: tl.tensor, stride_table: tl.tensor,
@@ -86,14 +86,14 @@ def extend_tile(
 ) -> None:  # fmt: skip
     """Kernel: causal attention of one tile of a row's queries, with the query heads of one KV head, to one part
     of what they see. Writes the result to ``out`` if the tile has one part, else to ``partial`` and ``lse``.
-    Programs are (program of the plan, KV head). A row's last tiles, which see most, start first. Pointers are
+    Programs are (program of the split, KV head). A row's last tiles, which see most, start first. Pointers are
     ``query`` to ``lse``; the other tensors are single values."""
     EACH: tl.constexpr = QUERIES // GROUP
     program, head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
-    if program >= tl.load(plan + rows * 3):
+    if program >= tl.load(split + rows * 3):
         return
-    row = last_at(plan, program, rows, 3)
-    within, parts = program - tl.load(plan + row * 3), tl.load(plan + row * 3 + 2)
+    row = last_at(split, program, rows, 3)
+    within, parts = program - tl.load(split + row * 3), tl.load(split + row * 3 + 2)
     tile, part = within // parts, within % parts
     start, stop = tl.load(row_starts + row).to(tl.int32), tl.load(row_starts + row + 1).to(tl.int32)
     length = tl.load(lengths + row).to(tl.int32)
@@ -104,9 +104,9 @@ def extend_tile(
     theirs = there[:, None] & (dims < DIM)[None, :]
     shift = length - stop  # add it to a token's index in the batch for its position
     positions = tokens + shift
-    places = tokens.to(tl.int64)
+    indexes = tokens.to(tl.int64)
     asked = tl.load(
-        query + places[:, None] * query_row + heads[:, None] * query_head + dims[None, :], theirs, other=0.0
+        query + indexes[:, None] * query_row + heads[:, None] * query_head + dims[None, :], theirs, other=0.0
     )
     keys_at = arena + layer.to(tl.int64) * stride_layer + head.to(tl.int64) * stride_head
     values_at = keys_at + stride_side
@@ -137,11 +137,11 @@ def extend_tile(
     if parts == 1:
         if SINKS:
             total = with_sink(best, total, tl.load(sinks + heads).to(tl.float32))
-        target = out + (places * every + heads)[:, None] * DIM + dims[None, :]
+        target = out + (indexes * every + heads)[:, None] * DIM + dims[None, :]
         tl.store(target, normal(acc, total).to(out.dtype.element_ty), theirs)
     else:
-        place = (tl.load(plan + row * 3 + 1) + within).to(tl.int64)
-        cells = (place * EACH + members // GROUP) * every + heads
+        entry = (tl.load(split + row * 3 + 1) + within).to(tl.int64)
+        cells = (entry * EACH + members // GROUP) * every + heads
         tl.store(partial + cells[:, None] * DIM + dims[None, :], normal(acc, total), theirs)
         tl.store(lse + cells, log_sum(best, total), there)
 
@@ -174,7 +174,7 @@ def extend_attention(
     span = WHOLE if how.window is None else how.window + each + launch["TILE"]
     parts = Parts.of(batch, query, tokens // each + min(rows, tokens // 2), extra, span, each, singles=False)
     extend_tile[(parts.programs, heads)](
-        query, readable(arena), batch.tables, batch.lines, batch.context_lengths, batch.row_starts, parts.plan,
+        query, readable(arena), batch.tables, batch.lines, batch.context_lengths, batch.row_starts, parts.split,
         sinks, out, parts.values, parts.lse,
         layer, how.scale, rows, query.stride(0), query.stride(1), batch.tables.stride(0), *arena.stride()[:5],
         WINDOW=how.window or 0, SOFT_CAP=how.soft_cap or 0.0, GROUP=group, DIM=dim,

@@ -86,9 +86,9 @@ def extend_stretch(
     heads = head * GROUP + members % GROUP
     there = (tokens < stop) & (members < EACH * GROUP)
     theirs = there[:, None] & (dims < DIM)[None, :]
-    places = tokens.to(tl.int64)
+    indexes = tokens.to(tl.int64)
     asked = tl.load(
-        query + places[:, None] * query_row + heads[:, None] * query_head + dims[None, :], theirs, other=0.0
+        query + indexes[:, None] * query_row + heads[:, None] * query_head + dims[None, :], theirs, other=0.0
     )
     keys_at = arena + layer.to(tl.int64) * stride_layer + head.to(tl.int64) * stride_head
     table = tables + tl.load(lines + row).to(tl.int64) * stride_table
@@ -103,7 +103,7 @@ def extend_stretch(
             tl.maximum(begin, seen_from // TILE * TILE), tl.minimum(begin + EACH_STRETCH, seen_to), seen_from,
             scale, stride_block, stride_slot, WINDOW, SOFT_CAP, DIM, WIDE, BLOCK, TILE, True,
         )  # fmt: skip
-    cells = part.to(tl.int64) * stride_part + places * (tl.num_programs(1) * GROUP) + heads
+    cells = part.to(tl.int64) * stride_part + indexes * (tl.num_programs(1) * GROUP) + heads
     tl.store(partial + cells[:, None] * DIM + dims[None, :], normal(acc, total), theirs)
     tl.store(lse + cells, log_sum(best, total), there)
 
@@ -116,11 +116,11 @@ def reduce_stretches(
     """Kernel: merge the partial results of `extend_stretch` into ``out``; how many a token has follows from its
     position. Programs are (token, query head). Pointers are ``partial`` to ``out``."""
     head, heads = tl.program_id(1), tl.num_programs(1)
-    place = tl.program_id(0).to(tl.int64) * heads + head
+    cell = tl.program_id(0).to(tl.int64) * heads + head
     stretches = (tl.load(positions + tl.program_id(0)) // EACH_STRETCH).to(tl.int32) + 1
     step = tl.num_programs(0) * heads
-    best, total, acc = merged(partial, lse, place, step, tl.minimum(stretches, PARTS), DIM, WIDE, PARTS)
-    finish(out + place * DIM, best, total, acc, sinks, head, DIM, WIDE, SINKS)
+    best, total, acc = merged(partial, lse, cell, step, tl.minimum(stretches, PARTS), DIM, WIDE, PARTS)
+    finish(out + cell * DIM, best, total, acc, sinks, head, DIM, WIDE, SINKS)
 
 
 def extend_attention(
@@ -187,8 +187,8 @@ def product_tile(
         acc = tl.dot(left, right, acc, input_precision="tf32x3")
     if BIAS:
         acc += tl.load(bias + columns, columns < OUT, other=0.0).to(tl.float32)[None, :]
-    places = rows.to(tl.int64)[:, None] * OUT + columns[None, :]
-    tl.store(out + places, acc.to(out.dtype.element_ty), there & wanted)
+    cells = rows.to(tl.int64)[:, None] * OUT + columns[None, :]
+    tl.store(out + cells, acc.to(out.dtype.element_ty), there & wanted)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -47,8 +47,8 @@ def shrink_rows(
         left = tl.load(x_at + at, mine[:, None] & inside[None, :], other=0.0)
         right = tl.load(a_at + at * ROOM, inside[:, None], other=0.0)
         acc = tl.dot(left, right, acc, input_precision="tf32x3")
-    places = ((piece * tokens + rows).to(tl.int64) * PARTS + part) * ROOM
-    tl.store(thin + places[:, None] + lines[None, :], acc, mine[:, None])
+    cells = ((piece * tokens + rows).to(tl.int64) * PARTS + part) * ROOM
+    tl.store(thin + cells[:, None] + lines[None, :], acc, mine[:, None])
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -86,8 +86,8 @@ def expand_rows(
     for at in tl.range(0, rank, RANK):
         left = tl.zeros([ROWS, RANK], tl.float32)
         for piece in tl.static_range(PIECES):
-            places = ((piece * tokens + rows).to(tl.int64) * PARTS + part) * ROOM + at
-            left += tl.load(thin + places[:, None] + lines[None, :], mine[:, None], other=0.0)
+            parts = ((piece * tokens + rows).to(tl.int64) * PARTS + part) * ROOM + at
+            left += tl.load(thin + parts[:, None] + lines[None, :], mine[:, None], other=0.0)
         right = tl.load(b_at + at * STRIP, wanted[None, :], other=0.0).to(tl.float32)
         acc = tl.dot(left, right, acc, input_precision="tf32x3")
     cells = out + rows.to(tl.int64)[:, None] * OUT + (start + columns)[None, :]

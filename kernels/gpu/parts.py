@@ -1,7 +1,7 @@
 """How contexts are cut into parts that programs attend to at once, and how the parts' results are merged.
 
 A tile of a row's queries (for decode, its one token) has one part or several, and a program computes one part.
-The number of parts is planned on the device, from lengths that the host does not read. The host bounds the
+The number of parts is decided on the device, from lengths that the host does not read. The host bounds the
 number of programs and the scratch memory by the batch's shape and the device alone, so a captured launch holds
 for any lengths.
 
@@ -47,7 +47,7 @@ def tiles_of(
     EACH: tl.constexpr, SINGLES: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """For each of the rows ``numbers`` how many tiles of queries it has (none if it is not of the kind that
-    `plan_parts` plans), and how many tokens such a tile attends to, at most ``most``."""
+    `split_parts` cuts), and how many tokens such a tile attends to, at most ``most``."""
     there = numbers < rows
     start = tl.load(row_starts + numbers, there, other=0)
     count = (tl.load(row_starts + numbers + 1, there, other=0) - start).to(tl.int32)
@@ -60,15 +60,15 @@ def tiles_of(
 
 
 @triton.jit(do_not_specialize=["rows", "most", "shortest", "extra"])
-def plan_parts(
-    row_starts: tl.tensor, lengths: tl.tensor, plan: tl.tensor,
+def split_parts(
+    row_starts: tl.tensor, lengths: tl.tensor, split: tl.tensor,
     rows: tl.tensor, most: tl.tensor, shortest: tl.tensor, extra: tl.tensor,
     EACH: tl.constexpr, SINGLES: tl.constexpr, ROWS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Kernel, of one program: plan the parts of the rows of one token (``SINGLES``) or of those of several, in
-    tiles of ``EACH``. Writes to ``plan`` ``[rows + 1, 3]`` for each row its first program, its first place in
+    """Kernel, of one program: cut the contexts of the rows of one token (``SINGLES``) or of those of several, in
+    tiles of ``EACH``. Writes to ``split`` ``[rows + 1, 3]`` for each row its first program, its first entry in
     scratch and the parts of each of its tiles; in the end the number of programs. Pointers are ``row_starts``
-    to ``plan``; the other tensors are single values.
+    to ``split``; the other tensors are single values.
 
     A part has about ``stretch`` tokens, so that all tiles together have at most ``extra`` parts beyond their
     first: floor((span - 1) / stretch) of each, and the sum of (span - 1) / stretch is at most ``extra``.
@@ -79,20 +79,20 @@ def plan_parts(
         tiles, span = tiles_of(row_starts, lengths, at + tl.arange(0, ROWS), rows, most, EACH, SINGLES)
         total += tl.sum(tiles.to(tl.int64) * (span - 1), 0)
     stretch = tl.maximum((total + extra - 1) // extra, shortest)
-    first, place = rows * 0, rows * 0
+    first, used = rows * 0, rows * 0
     for at in tl.range(0, rows, ROWS):
         numbers = at + tl.arange(0, ROWS)
         tiles, span = tiles_of(row_starts, lengths, numbers, rows, most, EACH, SINGLES)
         parts = tl.where(tiles > 0, ((span - 1) // stretch).to(tl.int32) + 1, 0)
         programs = tiles * parts
-        places = tl.where(parts > 1, programs, 0)
-        entry = plan + numbers * 3
-        tl.store(entry, first + tl.cumsum(programs, 0) - programs, numbers < rows)
-        tl.store(entry + 1, place + tl.cumsum(places, 0) - places, numbers < rows)
-        tl.store(entry + 2, parts, numbers < rows)
+        entries = tl.where(parts > 1, programs, 0)
+        own = split + numbers * 3
+        tl.store(own, first + tl.cumsum(programs, 0) - programs, numbers < rows)
+        tl.store(own + 1, used + tl.cumsum(entries, 0) - entries, numbers < rows)
+        tl.store(own + 2, parts, numbers < rows)
         first += tl.sum(programs, 0)
-        place += tl.sum(places, 0)
-    tl.store(plan + rows * 3, first)
+        used += tl.sum(entries, 0)
+    tl.store(split + rows * 3, first)
 
 
 @triton.jit
@@ -137,7 +137,7 @@ def finish(
 
 @triton.jit(do_not_specialize=["rows"])
 def reduce_parts(
-    partial: tl.tensor, lse: tl.tensor, plan: tl.tensor, row_starts: tl.tensor, sinks: tl.tensor,
+    partial: tl.tensor, lse: tl.tensor, split: tl.tensor, row_starts: tl.tensor, sinks: tl.tensor,
     out: tl.tensor, rows: tl.tensor,
     DIM: tl.constexpr, WIDE: tl.constexpr, EACH: tl.constexpr, SINGLES: tl.constexpr, SINKS: tl.constexpr,
     PARTS: tl.constexpr,
@@ -150,12 +150,12 @@ def reduce_parts(
         token = tl.load(row_starts + row)
     else:
         row = last_at(row_starts, token, rows, 1)
-    place, parts = tl.load(plan + row * 3 + 1), tl.load(plan + row * 3 + 2)
+    used, parts = tl.load(split + row * 3 + 1), tl.load(split + row * 3 + 2)
     if parts <= 1 or token >= tl.load(row_starts + row + 1):
         return
     within = (token - tl.load(row_starts + row)).to(tl.int32)
     heads = tl.num_programs(1)
-    first = ((place + within // EACH * parts).to(tl.int64) * EACH + within % EACH) * heads + head
+    first = ((used + within // EACH * parts).to(tl.int64) * EACH + within % EACH) * heads + head
     best, total, acc = merged(partial, lse, first, EACH * heads, parts, DIM, WIDE, PARTS)
     finish(out + (token * heads + head) * DIM, best, total, acc, sinks, head, DIM, WIDE, SINKS)
 
@@ -165,13 +165,13 @@ class Parts:
     """The parts of a batch's rows of one token, or of its rows of several (``singles``), in tiles of ``each``
     tokens.
 
-    ``plan``: what `plan_parts` wrote. ``programs``: how many a launch needs for each KV head. ``values``:
-    scratch, fp32 ``[places, each, q_heads, dim]``, for the partial results of tiles with several parts;
-    ``lse``: ``[places, each, q_heads]``, their log-sum-exps to base 2. All sizes depend only on the numbers of
+    ``split``: what `split_parts` wrote. ``programs``: how many a launch needs for each KV head. ``values``:
+    scratch, fp32 ``[entries, each, q_heads, dim]``, for the partial results of tiles with several parts;
+    ``lse``: ``[entries, each, q_heads]``, their log-sum-exps to base 2. All sizes depend only on the numbers of
     tokens and rows and on the device.
     """
 
-    plan: Tensor
+    split: Tensor
     programs: int
     values: Tensor
     lse: Tensor
@@ -182,22 +182,22 @@ class Parts:
     def of(
         cls, batch: PagedBatch, query: Tensor, tiles: int, extra: int, span: int, each: int, *, singles: bool
     ) -> Parts:
-        """Plan the parts, once for all layers alike, and allocate scratch. ``query`` ``[tokens, q_heads,
+        """Cut contexts into parts, once for all layers alike, and allocate scratch. ``query`` ``[tokens, q_heads,
         dim]``. ``tiles``: at most as many as there are. ``extra``: how many parts there may be beyond one for
         each tile; 0: none. ``span``: at most as many tokens as a tile attends to."""
         rows, heads, dim = batch.context_lengths.shape[0], *query.shape[1:]
         key = (span, each, extra, singles)
-        plan = batch.plans.get(key)
-        if plan is None:
-            plan = torch.empty((rows + 1, 3), dtype=torch.int32, device=query.device)
-            plan_parts[(1,)](
-                batch.row_starts, batch.context_lengths, plan, rows, span, SHORTEST if extra else WHOLE,
+        split = batch.splits.get(key)
+        if split is None:
+            split = torch.empty((rows + 1, 3), dtype=torch.int32, device=query.device)
+            split_parts[(1,)](
+                batch.row_starts, batch.context_lengths, split, rows, span, SHORTEST if extra else WHOLE,
                 max(extra, 1), EACH=each, SINGLES=singles, ROWS=1024, num_warps=4,
             )  # fmt: skip
-            batch.plans[key] = plan
+            batch.splits[key] = split
         # A tile with n parts has n - 1 beyond its first: those with several have at most 2 * extra together.
         values = query.new_empty((2 * extra, each, heads, dim), dtype=torch.float32)
-        return cls(plan, tiles + extra, values, values.new_empty(values.shape[:3]), each, singles)
+        return cls(split, tiles + extra, values, values.new_empty(values.shape[:3]), each, singles)
 
     def reduce(self, batch: PagedBatch, out: Tensor, sinks: Tensor | None) -> None:
         """Merge the results of tiles with several parts into ``out`` ``[tokens, q_heads, dim]``. ``sinks``:
@@ -205,7 +205,7 @@ class Parts:
         tokens, heads, dim = out.shape
         rows = batch.context_lengths.shape[0]
         reduce_parts[(rows if self.singles else tokens, heads)](
-            self.values, self.lse, self.plan, batch.row_starts, sinks, out, rows,
+            self.values, self.lse, self.split, batch.row_starts, sinks, out, rows,
             DIM=dim, WIDE=triton.next_power_of_2(dim), EACH=self.each, SINGLES=self.singles,
             SINKS=sinks is not None, PARTS=32, num_warps=4,
         )  # fmt: skip

@@ -55,15 +55,15 @@ def penalize_counted(
 ) -> None:  # fmt: skip
     """Kernel: apply the penalties to the logits of the tokens that are counted. Programs are (entry of ``rows``
     and ``lines``, chunk of ``CHUNK`` tokens of the vocabulary). Pointers are ``logits`` to ``presence``."""
-    one, places = tl.program_id(0), tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
-    cells = tl.load(tally + tl.load(lines + one) * vocab + places, places < vocab, other=0)
-    place, counted = logits + tl.load(rows + one) * stride_row + places, cells != 0
-    logit, times = tl.load(place, counted, other=0.0), cells // ONCE
+    one, tokens = tl.program_id(0), tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    cells = tl.load(tally + tl.load(lines + one) * vocab + tokens, tokens < vocab, other=0)
+    cell, counted = logits + tl.load(rows + one) * stride_row + tokens, cells != 0
+    logit, times = tl.load(cell, counted, other=0.0), cells // ONCE
     factor = tl.load(repetition + one).to(tl.float32)
     logit = tl.where(logit < 0, logit * factor, tl.math.div_rn(logit, factor))
     logit -= tl.load(frequency + one).to(tl.float32) * times.to(tl.float32)
     logit -= tl.load(presence + one).to(tl.float32) * tl.minimum(times, 1).to(tl.float32)
-    tl.store(place, logit, counted)
+    tl.store(cell, logit, counted)
 
 
 def penalize(
@@ -76,7 +76,7 @@ def penalize(
     presence: Tensor,
 ) -> None:
     """Apply penalties for earlier tokens to ``rows`` (int64 ``[n]``) of ``logits`` fp32 ``[rows, vocab]``, in
-    place. The numbers are those of the reference's `penalize`.
+    cell. The numbers are those of the reference's `penalize`.
 
     ``tally``: of `count`; ``lines``: the line of each row in it, int64 ``[n]``. ``repetition`` (1: none)
     divides a positive logit of a counted token and multiplies a negative one; ``frequency`` is subtracted for
@@ -104,11 +104,11 @@ def allow_bits(
     """Kernel: write -inf to each logit that has a bit of 0 in its row's mask; reads no logit. ``rows``: the row
     of each mask; ``masks``: ``words`` int64 words for each. Programs are (mask, stretch of ``CHUNK`` tokens of
     the vocabulary). Pointers are ``logits`` to ``masks``."""
-    one, places = tl.program_id(0).to(tl.int64), tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
-    word = tl.load(masks + one * words + places // 64, places < vocab, other=-1)
-    closed = ((word >> (places % 64).to(tl.int64)) & 1) == 0
-    place = logits + tl.load(rows + one) * stride_row + places
-    tl.store(place, tl.full([CHUNK], float("-inf"), tl.float32), (places < vocab) & closed)
+    one, tokens = tl.program_id(0).to(tl.int64), tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    word = tl.load(masks + one * words + tokens // 64, tokens < vocab, other=-1)
+    closed = ((word >> (tokens % 64).to(tl.int64)) & 1) == 0
+    cell = logits + tl.load(rows + one) * stride_row + tokens
+    tl.store(cell, tl.full([CHUNK], float("-inf"), tl.float32), (tokens < vocab) & closed)
 
 
 def allow(logits: Tensor, rows: Tensor, masks: Tensor) -> None:

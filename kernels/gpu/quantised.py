@@ -170,8 +170,8 @@ def quantised_tile(
     if BIAS:
         total += tl.load(bias + columns, wanted, other=0.0).to(tl.float32)[:, None]
     line = tl.program_id(1).to(tl.int64) * tokens + rows
-    places = line[None, :] * OUT + columns[:, None]
-    tl.store(out + places, total.to(out.dtype.element_ty), there[None, :] & wanted[:, None])
+    cells = line[None, :] * OUT + columns[:, None]
+    tl.store(out + cells, total.to(out.dtype.element_ty), there[None, :] & wanted[:, None])
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -181,14 +181,14 @@ def sum_splits(
 ) -> None:  # fmt: skip
     """Kernel: add ``parts`` ``[split, count]`` in their order, and the bias of each of ``OUT`` columns; written
     to ``out``. A program has ``PIECE`` numbers. Pointers are ``parts`` to ``out``."""
-    places = tl.program_id(0).to(tl.int64) * PIECE + tl.arange(0, PIECE)
-    there = places < count
+    cells = tl.program_id(0).to(tl.int64) * PIECE + tl.arange(0, PIECE)
+    there = cells < count
     total = tl.zeros([PIECE], tl.float32)
     for split in tl.static_range(SPLITS):
-        total += tl.load(parts + split * count.to(tl.int64) + places, there, other=0.0)
+        total += tl.load(parts + split * count.to(tl.int64) + cells, there, other=0.0)
     if BIAS:
-        total += tl.load(bias + places % OUT, there, other=0.0).to(tl.float32)
-    tl.store(out + places, total.to(out.dtype.element_ty), there)
+        total += tl.load(bias + cells % OUT, there, other=0.0).to(tl.float32)
+    tl.store(out + cells, total.to(out.dtype.element_ty), there)
 
 
 def rounded(x: Tensor, weight: Quantised) -> tuple[Tensor, Tensor]:

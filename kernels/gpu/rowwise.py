@@ -26,17 +26,17 @@ def norm_rows(
     the norm of ``x + residual``, and this sum is written to ``total``. Pointers are ``x`` to ``out``."""
     some, columns = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDE)
     inside = (some < rows)[:, None] & (columns < WIDTH)[None, :]
-    places = some[:, None] * WIDTH + columns[None, :]
-    wide = tl.load(x + places, inside, other=0.0).to(tl.float32)
+    cells = some[:, None] * WIDTH + columns[None, :]
+    wide = tl.load(x + cells, inside, other=0.0).to(tl.float32)
     if ADD:
-        wide += tl.load(residual + places, inside, other=0.0).to(tl.float32)
+        wide += tl.load(residual + cells, inside, other=0.0).to(tl.float32)
         summed = wide.to(x.dtype.element_ty)
-        tl.store(total + places, summed, inside)
+        tl.store(total + cells, summed, inside)
         wide = summed.to(tl.float32)
     mean = tl.sum(wide * wide, 1) / WIDTH
     scaled = (wide * tl.rsqrt(mean + eps)[:, None]).to(x.dtype.element_ty).to(tl.float32)
     factor = tl.load(weight + columns, columns < WIDTH, other=0.0).to(tl.float32)
-    tl.store(out + places, (scaled * factor[None, :]).to(x.dtype.element_ty), inside)
+    tl.store(out + cells, (scaled * factor[None, :]).to(x.dtype.element_ty), inside)
 
 
 @triton.jit

@@ -44,7 +44,7 @@ GREATEST = tl.constexpr(3.4028234663852886e38)
 
 LEVELS, STEP, BOTTOM = tl.constexpr(8), tl.constexpr(2.0), tl.constexpr(24.625)
 """Level n lies ``(n + 1) * STEP`` below a score of 0; the last but one at ``BOTTOM``, below all tokens that
-have mass. In the place of the last stands what min-p leaves."""
+have mass. In the last entry stands what min-p leaves."""
 
 UNITS, ROUNDING = tl.constexpr(2.0**34), tl.constexpr(2.0**52)
 """The mass of a row's likeliest token. Adding and subtracting ``ROUNDING`` rounds to whole numbers."""
@@ -82,8 +82,8 @@ def uniform(seed: tl.tensor, position: tl.tensor) -> tl.tensor:
 def keys_of_chunk(logits: tl.tensor, vocab: tl.tensor, chunk: tl.tensor, CHUNK: tl.constexpr) -> tl.tensor:
     """The keys (int32 that sort as the logits) of chunk number ``chunk`` of a row, a block of ``CHUNK``;
     `ABSENT` behind the end. ``logits``: a pointer to the row, of ``vocab`` tokens."""
-    places = chunk * CHUNK + tl.arange(0, CHUNK)
-    return tl.where(places < vocab, key_of(tl.load(logits + places, places < vocab, other=0.0)), ABSENT)
+    columns = chunk * CHUNK + tl.arange(0, CHUNK)
+    return tl.where(columns < vocab, key_of(tl.load(logits + columns, columns < vocab, other=0.0)), ABSENT)
 
 
 @triton.jit
@@ -194,8 +194,8 @@ def weigh_chunks(
     CHUNKS: tl.constexpr,
 ) -> None:  # fmt: skip
     """Kernel, the second of four: write the mass of the tokens above each level, with their number in the low
-    bits, to ``sums`` ``[rows, chunks, LEVELS]``, and in the last place the mass that min-p leaves; this in
-    all places for a row without top-k and top-p. Nothing for a greedy row. Programs are (row, chunk of
+    bits, to ``sums`` ``[rows, chunks, LEVELS]``, and in the last entry the mass that min-p leaves; this in
+    all entries for a row without top-k and top-p. Nothing for a greedy row. Programs are (row, chunk of
     ``CHUNK``); ``CHUNKS``: at least as many as there are. Pointers are ``logits`` to ``sums``."""
     tl.static_assert(CHUNK <= COUNT)
     row, chunk, chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
@@ -252,8 +252,8 @@ def edge_of(
         pivots = first + step * tl.arange(0, WAYS)
         above = tl.zeros([WAYS], tl.float64)
         for at in tl.range(0, count, TILE):
-            places = at + tl.arange(0, TILE)
-            keys = tl.load(own + places, places < count, other=ABSENT)
+            columns = at + tl.arange(0, TILE)
+            keys = tl.load(own + columns, columns < count, other=ABSENT)
             each = tl.full([TILE], 1.0, tl.float64)
             if WEIGHED:
                 each = masses_of(scores_of(keys, best, cold))
@@ -274,8 +274,8 @@ def beyond(
     does. ``best``: the row's greatest logit, ``cold``: its temperature."""
     more, level, mass = tl.zeros([TILE], tl.int32), tl.zeros([TILE], tl.int32), tl.zeros([TILE], tl.float64)
     for at in tl.range(0, count, TILE):
-        places = at + tl.arange(0, TILE)
-        keys = tl.load(own + places, places < count, other=ABSENT)
+        columns = at + tl.arange(0, TILE)
+        keys = tl.load(own + columns, columns < count, other=ABSENT)
         scores = scores_of(keys, best, cold)
         more += (keys > edge).to(tl.int32)
         level += ((keys == edge) & (keys > ABSENT)).to(tl.int32)
@@ -409,8 +409,8 @@ def sum_exponentials(
     stretches]``. Programs are (row, stretch of ``CHUNK`` tokens). Pointers are ``logits``, ``best`` and
     ``mass``."""
     row, stretch = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    places = stretch * CHUNK + tl.arange(0, CHUNK)
-    wide = tl.load(logits + row * stride_row + places, places < vocab, other=float("-inf")).to(tl.float64)
+    columns = stretch * CHUNK + tl.arange(0, CHUNK)
+    wide = tl.load(logits + row * stride_row + columns, columns < vocab, other=float("-inf")).to(tl.float64)
     top = tl.max(wide, 0)
     safe = tl.where(top == float("-inf"), 0.0, top)
     at = row * tl.num_programs(1) + stretch
@@ -430,9 +430,9 @@ def send_up(
     Programs are (row, stretch of ``CHUNK`` tokens). The stretch stays in registers during the bisection.
     """
     row, stretch = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    places = stretch * CHUNK + tl.arange(0, CHUNK)
-    numbers = tl.load(logits + row * stride_row + places, places < vocab, other=0.0)
-    keys = tl.where(places < vocab, key_of(numbers).to(tl.uint32, bitcast=True) ^ 0x80000000, 0)
+    columns = stretch * CHUNK + tl.arange(0, CHUNK)
+    numbers = tl.load(logits + row * stride_row + columns, columns < vocab, other=0.0)
+    keys = tl.where(columns < vocab, key_of(numbers).to(tl.uint32, bitcast=True) ^ 0x80000000, 0)
     edge = tl.zeros([], tl.uint32)
     for turn in tl.range(0, 32):
         bound = edge | (tl.full([], 1, tl.uint32) << (31 - turn))
@@ -443,7 +443,7 @@ def send_up(
     slots = tl.cumsum(kept.to(tl.int32), 0) - 1
     start = (row * tl.num_programs(1) + stretch) * MOST
     tl.store(values + start + slots, numbers, kept)
-    tl.store(ids + start + slots, places, kept)
+    tl.store(ids + start + slots, columns, kept)
     unused = tl.arange(0, MOST)
     tl.store(ids + start + unused, tl.full([MOST], -1, tl.int32), unused >= tl.sum(kept.to(tl.int32), 0))
 

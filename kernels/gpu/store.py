@@ -152,10 +152,10 @@ def copy_runs(
     """Kernel: copy ``PIECE`` numbers of a block of ``size`` numbers to another block. Programs are (pair of
     source and target, piece). No block may be both a source and a target. Pointers are ``arena``, ``sources``
     and ``targets``."""
-    pair, places = tl.program_id(0), tl.program_id(1) * PIECE + tl.arange(0, PIECE)
+    pair, cells = tl.program_id(0), tl.program_id(1) * PIECE + tl.arange(0, PIECE)
     source, target = tl.load(sources + pair).to(tl.int64), tl.load(targets + pair).to(tl.int64)
-    inside = places < size
-    tl.store(arena + target * size + places, tl.load(arena + source * size + places, inside), inside)
+    inside = cells < size
+    tl.store(arena + target * size + cells, tl.load(arena + source * size + cells, inside), inside)
 
 
 def copy_blocks(

@@ -42,8 +42,8 @@ class Inputs:
     By row: ``slots``; ``contexts``, how many tokens its last one sees; ``given``, the id of its one token, or
     `NOTHING` for the one that the slot drew last; ``adapters``, the slot of its adapter. By draw: ``ends``, the
     number of the token before it; ``drawn``, the slot that has its sampling parameters; ``kept``, the slot that
-    keeps the drawn id; ``places``, the position of the drawn token. ``cells``, ``blocks``: changed cells of the
-    tables, `CHANGED` for each row and KV group: the index in all cells, the block id.
+    keeps the drawn id; ``drawn_at``, the position of the drawn token. ``cells``, ``blocks``: changed cells of
+    the tables, `CHANGED` for each row and KV group: the index in all cells, the block id.
 
     Behind these, if rows have several tokens: ``starts`` ``[rows + 1]``, the number of each row's first token;
     by token ``positions``, ``lines`` (the row's slot), ``ids`` (as ``given``), ``adapted`` (as ``adapters``).
@@ -54,7 +54,7 @@ class Inputs:
     def __init__(self, most: StepSize, groups: int, device: torch.device) -> None:
         rows, tokens = most.rows + most.rows % 2, most.tokens + most.tokens % 2
         sizes = dict.fromkeys(
-            ("slots", "contexts", "given", "ends", "drawn", "kept", "places", "adapters"), rows
+            ("slots", "contexts", "given", "ends", "drawn", "kept", "drawn_at", "adapters"), rows
         )
         sizes |= dict.fromkeys(("cells", "blocks"), self.CHANGED * groups * rows)
         self._single = sum(sizes.values())
@@ -119,12 +119,12 @@ class BatchOnDevice:
 @dataclass(frozen=True, slots=True, eq=False)
 class Computed:
     """What the rows of a step gave, before they draw: ``hidden`` ``[draws, hidden]`` behind the token of each
-    draw, ``last``, this token's id, and ``places``, the position of the one that is drawn. ``whole``: hidden
+    draw, ``last``, this token's id, and ``drawn_at``, the position of the one that is drawn. ``whole``: hidden
     states of all tokens, ``[tokens, hidden]``; None if the step was replayed."""
 
     hidden: Tensor
     last: Tensor
-    places: Tensor
+    drawn_at: Tensor
     whole: Tensor | None
 
 
@@ -151,17 +151,17 @@ class DeviceStep:
     def reserve(self, most: StepSize) -> None:
         """Make room for steps of these sizes. Where it has to be made anew, captured steps are forgotten, as
         they read the old one."""
-        room, place = self._inputs.most, self._decoder.device
+        room, device = self._inputs.most, self._decoder.device
         if most.tokens <= room.tokens and most.rows <= room.rows:
             return
         self._graphs.clear()
         size = StepSize(max(most.tokens, room.tokens), max(most.rows, room.rows))
-        self._inputs = Inputs(size, self._state.groups, place)
+        self._inputs = Inputs(size, self._state.groups, device)
         rows = self._inputs.most.rows
         self._hidden: Tensor | None = None
-        self._last = torch.zeros(rows, dtype=torch.int64, device=place)
-        self._lines = torch.zeros((rows, 2), dtype=torch.int64, device=place)
-        self._counting = torch.arange(rows + 1, device=place)
+        self._last = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._lines = torch.zeros((rows, 2), dtype=torch.int64, device=device)
+        self._counting = torch.arange(rows + 1, device=device)
 
     def _fit(self) -> None:
         """Make room for all slots and columns of the batch, as `reserve` does."""
@@ -194,7 +194,7 @@ class DeviceStep:
         whole = compute() if scored else self._run(ADAPTED_ROWS if adapted else ROWS, sizes, compute)
         assert self._hidden is not None
         draws = len(each)
-        return Computed(self._hidden[:draws], self._last[:draws], self._inputs.of("places", draws), whole)
+        return Computed(self._hidden[:draws], self._last[:draws], self._inputs.of("drawn_at", draws), whole)
 
     def draw(self, rows: int) -> Tensor:
         """Draw for the first ``rows`` draws of the step that was launched last, by the sampling parameters of
@@ -271,7 +271,7 @@ class DeviceStep:
         draws = max(sizes.rows, self._sizes_for(StepSize(len(each), len(each))).rows)
         # What follows a guess is not known here: the row behind it is not fed.
         inputs.fill(draws, unread, drawn=slots, kept=NO_INTS if plan.drafts else slots)
-        inputs.fill(draws, 0, places=ends[each] - back)
+        inputs.fill(draws, 0, drawn_at=ends[each] - back)
         if sizes.single:
             given = np.full(len(plan), NOTHING, dtype=np.int64)
             given[~plan.fed] = plan.tokens
@@ -313,9 +313,9 @@ class DeviceStep:
         device = self._device
         layouts = [
             PagedBatch(
-                positions, places, starts, contexts, state.tables[:, group], held, (), device, adapters
+                positions, written, starts, contexts, state.tables[:, group], held, (), device, adapters
             )
-            for group, (_, places) in enumerate(by_group)
+            for group, (_, written) in enumerate(by_group)
         ]
         whole = self._decoder.hidden(ids, layouts, self._arena)
         if self._hidden is None:
@@ -332,8 +332,8 @@ class DeviceStep:
         logits = self._decoder.logits(self._hidden[:rows])
         verdict = sound(logits)
         temperature, top_k, top_p, seeds, min_p = self._state.sampling(self._inputs.of("drawn", rows))
-        places = self._inputs.of("places", rows)
-        ids = self._decoder.kernels.sample(logits, temperature, top_k, top_p, seeds, places, min_p=min_p)
+        positions = self._inputs.of("drawn_at", rows)
+        ids = self._decoder.kernels.sample(logits, temperature, top_k, top_p, seeds, positions, min_p=min_p)
         torch.stack((ids, verdict), dim=-1, out=self._lines[:rows])
         self.keep(self._lines[:rows, 0])
 

@@ -137,7 +137,7 @@ class TorchRunner:
             lines = step.draw(len(each))
         else:
             chosen = self._rows.of(plan.slots[each], self._batch, self._device)
-            lines = self._drawn(plan, each, chosen, computed.places, computed.hidden, computed.last)
+            lines = self._drawn(plan, each, chosen, computed.drawn_at, computed.hidden, computed.last)
             step.keep(lines[:, 0])
         return lines, scored
 
@@ -211,12 +211,12 @@ class TorchRunner:
             return self._device.upload([plan.tokens])[0]
         if plan.fed.all():
             return self._ids[self._rows.of(plan.slots, self._batch, self._device).slots]
-        places = (np.cumsum(plan.counts) - plan.counts)[plan.fed]
+        indexes = (np.cumsum(plan.counts) - plan.counts)[plan.fed]
         own = np.zeros(plan.size, dtype=np.int64)
         given = np.ones(plan.size, dtype=bool)
-        given[places] = False
+        given[indexes] = False
         own[given] = plan.tokens
-        ids, to, by = self._device.upload([own, places, plan.slots[plan.fed]])
+        ids, to, by = self._device.upload([own, indexes, plan.slots[plan.fed]])
         return ids.index_copy_(0, to, self._ids[by])
 
 

@@ -140,8 +140,8 @@ def draw(
     """
     slots = plan.slots[rows]
     verdict = sound(logits)
-    places = chosen.scored
-    model = logits[places] if places is not None else None
+    scored = chosen.scored
+    model = logits[scored] if scored is not None else None
     asked = _asked(plan, batch, rows, slots)
     made = (
         _bias(asked),
@@ -154,12 +154,12 @@ def draw(
         verdict = torch.where(left, verdict, torch.where(verdict == _SOUND, _FORBIDDEN, verdict))
     ids = _choose(chosen, positions, logits, kernels)
     drawn = torch.stack((ids, verdict), dim=-1)
-    if places is None or model is None:
+    if scored is None or model is None:
         return drawn
     most = min(chosen.most, logits.shape[-1])
-    scores = _scores(model, ids[places], most, kernels)
+    scores = _scores(model, ids[scored], most, kernels)
     padded = torch.zeros((len(rows), scores.shape[1]), dtype=torch.int64, device=logits.device)
-    return torch.cat((drawn, padded.index_copy_(0, places, scores)), dim=-1)
+    return torch.cat((drawn, padded.index_copy_(0, scored, scores)), dim=-1)
 
 
 def sound(logits: Tensor) -> Tensor:
@@ -189,9 +189,9 @@ def outcomes(plan: Plan, each: Ints, wanted: Ints, lines: Ints, grammars: Matche
     if plan.draws_one_each:
         ids = lines[:, :1]
     else:
-        place = np.arange(len(each)) - np.searchsorted(each, each)
-        ids = np.full((len(plan), int(place.max(initial=-1)) + 1), NONE_DRAWN, dtype=np.int64)
-        ids[each, place] = lines[:, 0]
+        column = np.arange(len(each)) - np.searchsorted(each, each)
+        ids = np.full((len(plan), int(column.max(initial=-1)) + 1), NONE_DRAWN, dtype=np.int64)
+        ids[each, column] = lines[:, 0]
     others: dict[int, Scored | RowFault] = {}
     special = (lines[:, 1] != _SOUND) | (wanted[each] >= 0)
     for number in np.flatnonzero(special).tolist() if special.any() else ():
@@ -227,12 +227,12 @@ def score(
     if not asked:
         return None
     at = np.concatenate([first + np.arange(len(tokens)) for first, tokens in asked])
-    places, ids = device.upload([at, np.concatenate([tokens for _, tokens in asked])])
+    rows, ids = device.upload([at, np.concatenate([tokens for _, tokens in asked])])
     most = max(ask.scored_top for ask in plan.asks.values() if ask.scored is not None)
     parts = []
     for begin in range(0, len(at), SCORED_AT_ONCE):
         part = slice(begin, begin + SCORED_AT_ONCE)
-        logits = head(hidden[places[part]])
+        logits = head(hidden[rows[part]])
         parts.append(_scores(logits, ids[part], min(most, logits.shape[-1]), kernels))
     return torch.cat(parts)
 

@@ -90,8 +90,8 @@ def _exact(schema: Any, root: Any, at: str, lenient: bool, without: Container[st
         except ValueError as fault:
             if lenient:
                 continue
-            place = f" in `{at[1:]}`" if at else ""
-            raise ValueError(f"`{key}`{place} {fault}") from None
+            where = f" in `{at[1:]}`" if at else ""
+            raise ValueError(f"`{key}`{where} {fault}") from None
         if key in _NAMES and isinstance(value, dict):
             inner = {name: (one, f"{at}.{key}.{name}") for name, one in value.items()}
             made[key] = {name: _exact(one, root, to, lenient, without) for name, (one, to) in inner.items()}

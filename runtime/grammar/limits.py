@@ -2,7 +2,7 @@
 
 A short text may stand for an automaton of millions of states, and a compiler that works on it cannot be
 stopped. So what makes an automaton large is counted here: depth, properties, values and multiples of a schema,
-and places of a regular expression with its counted repeats written out. Knows no library.
+and positions of a regular expression with its counted repeats written out. Knows no library.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_DEPTH = 64
 MAX_PROPERTIES = 1000
 MAX_VALUES = 5000
 MAX_MULTIPLE = 5000
-MAX_PLACES = 5000
+MAX_POSITIONS = 5000
 """The most characters and character classes that a regular expression may have, repeats written out."""
 
 _PIECE = re.compile(r"\\.|\[(?:\\.|[^\]\\])(?:\\.|[^\]\\])*\]|\{(\d+)(?:,(\d*))?\}|.", re.DOTALL)
@@ -32,8 +32,8 @@ def check(grammar: Grammar) -> None:
     passed = list[str]()
     if grammar.kind is GrammarKind.JSON:
         passed += excess(_parsed(grammar.text)).values()
-    elif grammar.kind is GrammarKind.REGEX and places(grammar.text) > MAX_PLACES:
-        passed.append(f"at most {MAX_PLACES} places, its repeats written out")
+    elif grammar.kind is GrammarKind.REGEX and positions(grammar.text) > MAX_POSITIONS:
+        passed.append(f"at most {MAX_POSITIONS} positions, its repeats written out")
     if passed:
         raise GrammarInvalid(f"it is to have {passed[0]}")
 
@@ -60,7 +60,7 @@ def excess(schema: Any) -> dict[str, str]:
     return {keyword: bound for keyword, (passed, bound) in bounds.items() if passed}
 
 
-def places(regex: str) -> int:
+def positions(regex: str) -> int:
     """How many characters and character classes a regular expression has, with counted repeats written out."""
     sizes, last = [0], 0  # of the open groups, and of what a repeat would repeat
     for piece in _PIECE.finditer(regex):

@@ -1,6 +1,6 @@
 """The queue of turns that wait for their grammar to be compiled. They are in no step, and other turns go on.
 
-One grammar of each tenant is compiled at a time, and the tenants take turns, so that a flood of grammars delays
+One grammar of each tenant is compiled at a time, one tenant after another, so that a flood of grammars delays
 only the tenant that it is from. A grammar that is not compiled in time ends its turn with an error. Knows
 nothing of what a grammar says.
 """

@@ -56,7 +56,7 @@ _UNSERVED = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Target:
     """Where the pair of a module of the checkpoint goes: part ``part`` of the decoder's map ``into``; the
     module maps ``width`` numbers to ``rows``."""
 
@@ -76,7 +76,7 @@ class AdapterMaps:
         """By map, the columns of each part of its product."""
         self._kv = kv
         self._normed = config.family.qk_norm != "none"
-        self._places: dict[str, _Place] = {}
+        self._targets: dict[str, _Target] = {}
         self._inputs: dict[str, int] = {}
         self._config = config
         for piece in pieces_of(config):
@@ -85,18 +85,18 @@ class AdapterMaps:
                 rows, width = piece.shape
                 parts = self.widths.setdefault(piece.into, [])
                 name = piece.name.removesuffix(".weight")
-                self._places[name] = _Place(piece.into, len(parts), width, rows)
+                self._targets[name] = _Target(piece.into, len(parts), width, rows)
                 self._inputs[piece.into] = width
                 parts.append(rows)
 
-    def place(self, module: str) -> _Place | None:
+    def target(self, module: str) -> _Target | None:
         """Where the pair of a module goes, by its name in a checkpoint; None: adapters cannot change it."""
-        return self._places.get(text_name(module, self._config))
+        return self._targets.get(text_name(module, self._config))
 
-    def scaled(self, place: _Place, pair: Pair) -> Pair:
+    def scaled(self, target: _Target, pair: Pair) -> Pair:
         """The pair as it is added to weights into which the scales of K and V are folded
         (`weights.fold_kv_scales`)."""
-        name, kv = place.into.rpartition(".")[2], self._kv
+        name, kv = target.into.rpartition(".")[2], self._kv
         if name == "output":
             return Pair(pair.a * kv.value_scale, pair.b)
         if name == "qkv" and (kv.key_scale, kv.value_scale) != (1.0, 1.0):
@@ -108,8 +108,8 @@ class AdapterMaps:
             if not self._normed:
                 factor[queries : queries + keys] /= kv.key_scale
             factor[queries + keys :] /= kv.value_scale
-            first = sum(self.widths[place.into][: place.part])
-            return Pair(pair.a, pair.b * factor[first : first + place.rows])
+            first = sum(self.widths[target.into][: target.part])
+            return Pair(pair.a, pair.b * factor[first : first + target.rows])
         return pair
 
     def with_slots(self, decoder: Decoder, slots: int, rank: int) -> Decoder:
@@ -304,8 +304,10 @@ def _patterns(fields: Fields, name: str) -> Fields:
     return found
 
 
-def _check(copy: _Copy, maps: AdapterMaps, numbers: _Numbers) -> dict[str, tuple[_Place, list[StoredTensor]]]:
-    """Check the header of the weights. Returns, of each module that has a pair, its place and the two
+def _check(
+    copy: _Copy, maps: AdapterMaps, numbers: _Numbers
+) -> dict[str, tuple[_Target, list[StoredTensor]]]:
+    """Check the header of the weights. Returns, of each module that has a pair, its target and the two
     halves."""
     found: dict[str, dict[str, StoredTensor]] = {}
     for stored in tensors_in(copy.path, copy.file):
@@ -316,15 +318,15 @@ def _check(copy: _Copy, maps: AdapterMaps, numbers: _Numbers) -> dict[str, tuple
             raise stored.wrong("adapters of embeddings are not served")
         if not side or not name.startswith(_INSIDE):
             raise stored.wrong(f"not the name of a tensor of LoRA ({_INSIDE}….lora_A.weight)")
-        if maps.place(module) is None:
+        if maps.target(module) is None:
             raise stored.wrong(f"the model has no linear layer {module}")
         stored.check_type()
         found.setdefault(module, {})[side] = stored
-    placed: dict[str, tuple[_Place, list[StoredTensor]]] = {}
+    matched: dict[str, tuple[_Target, list[StoredTensor]]] = {}
     for module, sides in found.items():
-        place, (rank, _) = maps.place(module), numbers.of(module)
-        assert place is not None, "it was looked up above"
-        for side, shape in ((_A, (rank, place.width)), (_B, (place.rows, rank))):
+        target, (rank, _) = maps.target(module), numbers.of(module)
+        assert target is not None, "it was looked up above"
+        for side, shape in ((_A, (rank, target.width)), (_B, (target.rows, rank))):
             if side not in sides:
                 raise AdapterInvalid(
                     f"{copy.path}: {_INSIDE}{module}{side}: missing, its other half is there"
@@ -332,27 +334,27 @@ def _check(copy: _Copy, maps: AdapterMaps, numbers: _Numbers) -> dict[str, tuple
             if sides[side].shape != shape:
                 told = f"shape {list(sides[side].shape)}, rank and model ask for {list(shape)}"
                 raise sides[side].wrong(told)
-        placed[module] = place, [sides[_A], sides[_B]]
-    if not placed:
+        matched[module] = target, [sides[_A], sides[_B]]
+    if not matched:
         raise AdapterInvalid(f"{copy.path}: it holds no tensors")
-    return placed
+    return matched
 
 
 def _pairs(
     copy: _Copy,
     maps: AdapterMaps,
     numbers: _Numbers,
-    placed: Mapping[str, tuple[_Place, list[StoredTensor]]],
+    matched: Mapping[str, tuple[_Target, list[StoredTensor]]],
 ) -> dict[str, tuple[Pair | None, ...]]:
     pairs: dict[str, list[Pair | None]] = {}
-    for module, (place, halves) in placed.items():
+    for module, (target, halves) in matched.items():
         read = [tensor_of(copy.file, half) for half in halves]
         _check_finite(halves, read, "not all its numbers are finite")
         a, b = (half.float() for half in read)
-        pair = maps.scaled(place, Pair(a.T, b.T * numbers.of(module)[1]))
+        pair = maps.scaled(target, Pair(a.T, b.T * numbers.of(module)[1]))
         own = Pair(pair.a.to(maps.dtype).contiguous(), pair.b.to(maps.dtype).contiguous())
         _check_finite(halves, [own.a, own.b], f"too large for {str(maps.dtype).removeprefix('torch.')}")
-        pairs.setdefault(place.into, [None] * len(maps.widths[place.into]))[place.part] = own
+        pairs.setdefault(target.into, [None] * len(maps.widths[target.into]))[target.part] = own
     return {into: tuple(parts) for into, parts in pairs.items()}
 
 

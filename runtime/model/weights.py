@@ -24,7 +24,7 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A tensor of a checkpoint and its place in the decoder: the values of the tensor ``name`` become the
+    """A tensor of a checkpoint and where it goes in the decoder: the values of the tensor ``name`` become the
     rows ``[row, row + shape[0])`` of the decoder's tensor ``into``.
 
     ``fields``: the configuration fields that decide the shape, for errors. ``offset``: added to the stored
@@ -145,9 +145,9 @@ def _norm(config: ModelConfig, source: str, into: str) -> Piece:
 def _layer_pieces(config: ModelConfig, source: str, into: str) -> Iterator[Piece]:
     yield from _attention_pieces(config, f"{source}self_attn.", into)
     yield from _mlp_pieces(config, f"{source}mlp.", into)
-    for place, name in asdict(config.family.norms).items():
+    for norm, name in asdict(config.family.norms).items():
         if name is not None:
-            yield _norm(config, source + name, into + place)
+            yield _norm(config, source + name, into + norm)
 
 
 def _attention_pieces(config: ModelConfig, source: str, into: str) -> Iterator[Piece]:

@@ -40,22 +40,22 @@ def open_for(
     except OSError as fault:
         raise StoreUnusable(f"the backup in {folder} cannot be put in place: {fault}") from None
     own = folder / f"model-{model.hex()[:16]}"
-    places = [folder, own, own.with_name(f"{own.name}-format-{FORMAT}")]
+    folders = [folder, own, own.with_name(f"{own.name}-format-{FORMAT}")]
     mismatches: list[str] = []
-    for at, place in enumerate(places):
+    for at, path in enumerate(folders):
         try:
-            refuse_lmdb(place)
-            finish_repair(place, settings)
-            store = _begun(place, model, settings, lost, clock)
+            refuse_lmdb(path)
+            finish_repair(path, settings)
+            store = _begun(path, model, settings, lost, clock)
         except (StoreForeign, StoreNewer) as other:
-            if at + 1 == len(places):
+            if at + 1 == len(folders):
                 raise
-            mismatches.append(f"{other.message}: it is ignored; sessions are kept in {places[at + 1]}")
+            mismatches.append(f"{other.message}: it is ignored; sessions are kept in {folders[at + 1]}")
             log.warning("%s", mismatches[-1])
             continue
         store.mismatches[:0] = mismatches
         return store
-    raise AssertionError("the last place was tried")
+    raise AssertionError("the last folder was tried")
 
 
 def finish_repair(folder: Path, settings: JournalSettings) -> bool:

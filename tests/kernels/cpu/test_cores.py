@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("numba")
 
-from holdfast.kernels.cpu.cores import OPERATORS, POOL, places_for
+from holdfast.kernels.cpu.cores import OPERATORS, POOL, cores_for
 
 BOUND = """
 import json, os, threading, torch
@@ -50,22 +50,22 @@ def pairs(processor: int) -> set[int]:
 
 
 def test_as_many_threads_as_cores_have_one_each() -> None:
-    assert places_for(2, [0, 1], alone) == [{0}, {1}]
-    assert places_for(4, range(8), pairs) == [{0, 4}, {1, 5}, {2, 6}, {3, 7}]
+    assert cores_for(2, [0, 1], alone) == [{0}, {1}]
+    assert cores_for(4, range(8), pairs) == [{0, 4}, {1, 5}, {2, 6}, {3, 7}]
 
 
 def test_as_many_threads_as_logical_processors_have_one_each() -> None:
-    assert places_for(8, range(8), pairs) == [{number} for number in range(8)]
+    assert cores_for(8, range(8), pairs) == [{number} for number in range(8)]
 
 
 def test_only_allowed_processors_count() -> None:
-    assert places_for(2, [1, 5, 2], pairs) == [{1, 5}, {2}]
-    assert places_for(1, [5], pairs) == [{5}]
+    assert cores_for(2, [1, 5, 2], pairs) == [{1, 5}, {2}]
+    assert cores_for(1, [5], pairs) == [{5}]
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 5, 7, 9])
 def test_any_other_number_of_threads_is_left_alone(threads: int) -> None:
-    assert places_for(threads, range(8), pairs) == []
+    assert cores_for(threads, range(8), pairs) == []
 
 
 def run(threads: int, **variables: str) -> list[str]:
@@ -83,12 +83,12 @@ class TestBound:
 
     def test_each_thread_that_computes_stays_on_its_place_and_others_go_where_they_like(self) -> None:
         allowed = sorted(os.sched_getaffinity(0))
-        bound, places, others = run(POOL)
+        bound, cores, others = run(POOL)
         assert bound == str(POOL)
-        assert sorted(json.loads(places)) == [[processor] for processor in allowed]
+        assert sorted(json.loads(cores)) == [[processor] for processor in allowed]
         before, after = json.loads(others)
         assert before == allowed
-        assert [after] == json.loads(places)[1:], "not where its maker is"
+        assert [after] == json.loads(cores)[1:], "not where its maker is"
 
     def test_an_operators_setting_of_openmp_is_kept(self) -> None:
         assert run(POOL, OMP_PROC_BIND="false")[0] == "0"
@@ -98,5 +98,5 @@ class TestBound:
 
     def test_a_system_that_forbids_binding_leaves_threads_unbound(self) -> None:
         allowed = sorted(os.sched_getaffinity(0))
-        bound, places, _ = run(POOL, FORBIDDEN="second")
-        assert bound == "0" and json.loads(places) == [allowed, allowed]
+        bound, cores, _ = run(POOL, FORBIDDEN="second")
+        assert bound == "0" and json.loads(cores) == [allowed, allowed]

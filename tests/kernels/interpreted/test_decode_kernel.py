@@ -46,15 +46,15 @@ def compare(how: Attention, sunk: bool, dtype: torch.dtype) -> PagedBatch:
 
 @WAYS
 def test_whole_rows_equal_the_reference(how: Attention, sunk: bool, dtype: torch.dtype) -> None:
-    (plan,) = compare(how, sunk, dtype).plans.values()
-    assert set(plan[:-1, 2].tolist()) == {1}
+    (split,) = compare(how, sunk, dtype).splits.values()
+    assert set(split[:-1, 2].tolist()) == {1}
 
 
 @WAYS
 @pytest.mark.usefixtures("_large")
 def test_rows_in_parts_equal_the_reference(how: Attention, sunk: bool, dtype: torch.dtype) -> None:
-    (plan,) = compare(how, sunk, dtype).plans.values()
-    assert (plan[:-1, 2].max() > 1) == (how.window != 1)
+    (split,) = compare(how, sunk, dtype).splits.values()
+    assert (split[:-1, 2].max() > 1) == (how.window != 1)
 
 
 @pytest.mark.usefixtures("_large")
@@ -63,8 +63,8 @@ def test_more_parts_than_are_merged_at_once(monkeypatch: pytest.MonkeyPatch) -> 
     arena, batch = paged([(1290, 1), (3, 1)], kv_heads=1)
     query, how = queries(batch, arena, 2), Attention(0.125)
     got = paged_attention(query, arena, 0, batch, how)
-    (plan,) = batch.plans.values()
-    assert plan[:-1, 2].tolist() == [62, 1]
+    (split,) = batch.splits.values()
+    assert split[:-1, 2].tolist() == [62, 1]
     expected = reference(query, arena, 0, batch, how)
     torch.testing.assert_close(got.double(), expected, atol=2e-5, rtol=2e-5)
 
@@ -93,7 +93,9 @@ def test_a_padded_batch_has_the_bits_of_the_bare_one(window: int | None) -> None
     got = paged_attention(queries(longer, arena, 2), arena, 0, longer, how)
     assert torch.equal(got[:5], bare) and torch.isfinite(bare).all()
     cut = {
-        rows: plan[:5, 2].tolist() for rows, one in ((5, batch), (16, longer)) for plan in one.plans.values()
+        rows: split[:5, 2].tolist()
+        for rows, one in ((5, batch), (16, longer))
+        for split in one.splits.values()
     }
     assert cut[5] == cut[16] and max(cut[5]) > 2
 
@@ -104,8 +106,8 @@ def test_one_very_long_row_among_many_is_cut() -> None:
     arena, batch = paged(rows, kv_heads=1)
     query, how = queries(batch, arena, 2), Attention(0.125)
     got = paged_attention(query, arena, 0, batch, how)
-    (plan,) = batch.plans.values()
-    assert plan[20, 2] > 25 and sum(plan[:-1, 2].tolist()) == plan[20, 2] + 31 == plan[-1, 0]
+    (split,) = batch.splits.values()
+    assert split[20, 2] > 25 and sum(split[:-1, 2].tolist()) == split[20, 2] + 31 == split[-1, 0]
     torch.testing.assert_close(got.double(), reference(query, arena, 0, batch, how), atol=2e-5, rtol=2e-5)
 
 
@@ -123,4 +125,4 @@ def test_a_batch_of_other_lengths_is_another_batch() -> None:
     """Plans are not carried over to it."""
     arena, batch = paged([(20, 1)])
     paged_attention(queries(batch, arena, 2), arena, 1, batch, Attention(0.125))
-    assert batch.plans and not replace(batch, context_lengths=batch.context_lengths - 3).plans
+    assert batch.splits and not replace(batch, context_lengths=batch.context_lengths - 3).splits

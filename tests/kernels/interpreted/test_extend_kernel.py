@@ -57,7 +57,7 @@ def test_few_queries_behind_a_long_history_are_cut() -> None:
     arena, batch = paged([(1000, 9), (0, 20), (500, 1), (3, 2)])
     query, how = queries(batch, arena, 2), Attention(0.125)
     got = paged_attention(query, arena, 1, batch, how)
-    chunks = batch.plans[WHOLE, 16, 16, False]
+    chunks = batch.splits[WHOLE, 16, 16, False]
     assert chunks[:-1, 2].tolist() == [16, 1, 0, 1]
     assert chunks[-1, 0] == 16 + 2 + 1  # the second row has two tiles of 16 tokens
     torch.testing.assert_close(got.double(), reference(query, arena, 1, batch, how), atol=2e-5, rtol=2e-5)
@@ -67,7 +67,7 @@ def test_tiles_that_fill_the_device_are_not_cut(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("holdfast.kernels.gpu.parts.SHORTEST", 16)
     arena, batch = paged([(300, 40)])  # tokens // 16 tiles, and one multiprocessor
     extend_attention(queries(batch, arena, 2), arena, 1, batch, Attention(0.125))
-    assert batch.plans[WHOLE, 16, 0, False][0, 2] == 1
+    assert batch.splits[WHOLE, 16, 0, False][0, 2] == 1
 
 
 def test_rows_of_one_token_and_tokens_of_no_row_are_left_as_they_are() -> None:

@@ -1,4 +1,4 @@
-"""The plan of parts, interpreted: within its bounds for any lengths, and the same beside padding."""
+"""How contexts are cut into parts, interpreted: within bounds for any lengths, and the same beside padding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def batch_of(counts: np.ndarray, lengths: np.ndarray) -> PagedBatch:
     return PagedBatch(numbers, numbers, starts, torch.from_numpy(lengths), table, lines, ())
 
 
-def planned(batch: PagedBatch, extra: int, span: int, each: int, singles: bool) -> Parts:
+def cut_up(batch: PagedBatch, extra: int, span: int, each: int, singles: bool) -> Parts:
     query = torch.zeros((batch.positions.numel(), 2, 64))
     return Parts.of(batch, query, 100, extra, span, each, singles=singles)
 
@@ -33,22 +33,22 @@ def test_parts_are_within_bounds_and_stand_one_behind_the_other(rows: int, span:
     counts[random.random(rows) < 0.3] = 1
     lengths = counts + (10 ** random.uniform(0, 5.5, rows)).astype(np.int64)
     extra, each = 66, 1 if singles else 16
-    plan = planned(batch_of(counts, lengths), extra, span, each, singles).plan.numpy()
+    split = cut_up(batch_of(counts, lengths), extra, span, each, singles).split.numpy()
     tiles = np.where(counts == 1, 1, 0) if singles else np.where(counts > 1, -(-counts // each), 0)
-    cut = plan[:-1, 2]
+    cut = split[:-1, 2]
     assert ((cut > 0) == (tiles > 0)).all()
     assert (tiles * np.maximum(cut - 1, 0)).sum() <= extra
     assert (cut <= np.maximum(-(-np.minimum(lengths, span) // SHORTEST), 1)).all()
-    assert (plan[:, 0] == np.concatenate(([0], np.cumsum(tiles * cut)))).all()
-    places = np.where(cut > 1, tiles * cut, 0)
-    assert (plan[:-1, 1] == np.cumsum(places) - places).all() and places.sum() <= 2 * extra
+    assert (split[:, 0] == np.concatenate(([0], np.cumsum(tiles * cut)))).all()
+    entries = np.where(cut > 1, tiles * cut, 0)
+    assert (split[:-1, 1] == np.cumsum(entries) - entries).all() and entries.sum() <= 2 * extra
 
 
 def test_parts_are_many_and_as_long_as_one_another() -> None:
     """64 rows of 8k on a device for 1,056 programs: two parts each for 8 heads; one row: as many as it may."""
     ones = np.ones(64, np.int64)
-    assert set(planned(batch_of(ones, ones * 8192), 66, WHOLE, 1, True).plan[:-1, 2].tolist()) == {2}
-    assert planned(batch_of(ones[:1], ones[:1] * 32768), 66, WHOLE, 1, True).plan[0, 2] > 60
+    assert set(cut_up(batch_of(ones, ones * 8192), 66, WHOLE, 1, True).split[:-1, 2].tolist()) == {2}
+    assert cut_up(batch_of(ones[:1], ones[:1] * 32768), 66, WHOLE, 1, True).split[0, 2] > 60
 
 
 def test_sizes_depend_on_shapes_alone() -> None:
@@ -56,8 +56,8 @@ def test_sizes_depend_on_shapes_alone() -> None:
     counts, sizes = np.array([1, 3, 1, 1]), set()
     for lengths in ([3, 3, 3, 3], [1, 90_000, 70_000, 2]):
         for singles in (True, False):
-            made = planned(batch_of(counts, np.array(lengths)), 5, WHOLE, 4, singles)
-            sizes.add((made.programs, made.values.shape, made.lse.shape, made.plan.shape))
+            made = cut_up(batch_of(counts, np.array(lengths)), 5, WHOLE, 4, singles)
+            sizes.add((made.programs, made.values.shape, made.lse.shape, made.split.shape))
     assert sizes == {(105, (10, 4, 2, 64), (10, 4, 2), (5, 3))}
 
 

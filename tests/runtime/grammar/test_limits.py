@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.benchmarks.schemas import REAL, REFUSED
 from holdfast.runtime.errors import GrammarInvalid
-from holdfast.runtime.grammar.limits import MAX_PLACES, check, places
+from holdfast.runtime.grammar.limits import MAX_POSITIONS, check, positions
 from holdfast.runtime.verbs import Grammar, GrammarKind
 
 
@@ -35,8 +35,8 @@ from holdfast.runtime.verbs import Grammar, GrammarKind
         ("{3}", 0),
     ],
 )
-def test_places_of_a_regular_expression(regex: str, count: int) -> None:
-    assert places(regex) == count
+def test_positions_of_a_regular_expression(regex: str, count: int) -> None:
+    assert positions(regex) == count
 
 
 @pytest.mark.parametrize("name", [name for name in REFUSED if not name.startswith("no ")])
@@ -51,8 +51,8 @@ def test_schemas_as_people_have_them_are_within_bounds(schema: dict[str, Any]) -
 
 
 def test_what_is_at_its_bound_is_taken() -> None:
-    check(Grammar(GrammarKind.REGEX, f"a{{{MAX_PLACES}}}"))
-    with pytest.raises(GrammarInvalid, match="places"):
-        check(Grammar(GrammarKind.REGEX, f"a{{{MAX_PLACES}}}b"))
+    check(Grammar(GrammarKind.REGEX, f"a{{{MAX_POSITIONS}}}"))
+    with pytest.raises(GrammarInvalid, match="positions"):
+        check(Grammar(GrammarKind.REGEX, f"a{{{MAX_POSITIONS}}}b"))
     with pytest.raises(GrammarInvalid, match="no JSON"):
         check(Grammar(GrammarKind.JSON, "{"))
