@@ -107,6 +107,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     runs.close()
 
 
+@pytest.mark.timeout(1200)  # it waits for all these tests, one after another
 def test_without_a_bug_all_pass_in_the_copy(runs: Runs) -> None:
     code, said = runs.ended(SOUND)
     assert code == 0, said
