@@ -69,9 +69,13 @@ class TextInput:
         self._open = False
         self._connection.buffer.release(self)  # what another sends next comes behind the commit
         commit = TextCommit(call_id=self._call_id)
-        committed = await self._connection.request(
-            commit, TextCommitted, lambda event: event.call_id == (self._call_id or UNSET)
-        )
+        try:
+            committed = await self._connection.request(
+                commit, TextCommitted, lambda event: event.call_id == (self._call_id or UNSET)
+            )
+        except ServerError:
+            self._connection.buffer.stale = True  # the server keeps the text for another commit
+            raise
         try:
             self._check_pieces()
         except ServerError:

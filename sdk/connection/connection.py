@@ -353,7 +353,7 @@ class Connection:
 
     async def clear_leftover(self) -> None:
         """Empty the session's input buffer (text that is not an item yet) at the server, if an earlier client
-        of the session may have left text in it. Does nothing after the first time."""
+        of the session may have left text in it, or a commit was refused."""
         if self.buffer.stale:
             self.buffer.stale = False
             await self.send(TextClear())
@@ -673,8 +673,8 @@ def server_error(details: ErrorDetails) -> ServerError:
 
 class InputBuffer:
     """Which part of this client fills the session's one input buffer at the server: a `TextInput`, or the
-    streamed outputs of a run, which give way to a `TextInput`. ``stale``: an earlier client may have left text
-    in the buffer."""
+    streamed outputs of a run, which give way to a `TextInput`. ``stale``: there may be text in the buffer, left
+    by an earlier client or by a commit that was refused."""
 
     def __init__(self) -> None:
         self.stale = False

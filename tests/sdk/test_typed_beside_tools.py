@@ -195,6 +195,24 @@ async def test_text_left_by_another_client_is_cleared(does, made, left) -> None:
     assert script.kinds().count("input_text_buffer.clear") == 1
 
 
+async def test_text_of_a_refused_commit_does_not_stand_before_the_next() -> None:
+    buffered, full = Buffered(), [True]
+
+    def answer(script: Script, event: ClientEvent) -> Iterable[server.ServerEvent]:
+        if isinstance(event, client.TextCommit) and full and full.pop():
+            yield script.error("store_full", event.event_id)
+        else:
+            yield from buffered(script, event)
+
+    async with chatting(Script(["Done."], answer=answer)) as chat:
+        with pytest.raises(ServerError):
+            async with chat.input() as typed:
+                await typed.append("Refused. ")
+        async with chat.input() as typed:
+            await typed.append("Hello")
+    assert list(buffered.made.values()) == [(None, "Hello")]
+
+
 # --- tools ---
 
 
