@@ -289,22 +289,8 @@ class Statistics(Verb, frozen=True, tag="statistics"):
     """Ask for the engine's counters."""
 
 
-AnyVerb: TypeAlias = (
-    Open
-    | Extend
-    | Truncate
-    | Generate
-    | Stop
-    | Fork
-    | Close
-    | Lease
-    | Stage
-    | Settle
-    | Locate
-    | LoadAdapter
-    | UnloadAdapter
-    | Statistics
-)
+SequenceVerb = Open | Extend | Truncate | Generate | Stop | Fork | Close | Lease | Stage | Settle | Locate
+AnyVerb: TypeAlias = SequenceVerb | LoadAdapter | UnloadAdapter | Statistics
 
 
 # --- up -----------------------------------------------------------------------------------------------------

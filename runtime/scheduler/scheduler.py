@@ -64,6 +64,7 @@ from ..verbs import (
     Opening,
     Row,
     SequenceState,
+    SequenceVerb,
     Settle,
     Stage,
     Stop,
@@ -77,8 +78,6 @@ from .planner import Drafter, Planner
 from .preemption import Preemption
 from .sampling_limits import check_sampling
 from .slots import Slots
-
-SequenceVerb = Open | Extend | Truncate | Generate | Stop | Fork | Close | Lease | Stage | Settle | Locate
 
 
 class Scheduler:
