@@ -9,17 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
-
-class Numbers(Protocol):
-    """An array of int64."""
-
-    def tobytes(self) -> bytes:
-        """Its numbers, little-endian."""
-        ...
 
 
 class GrammarKind(StrEnum):
@@ -472,11 +465,6 @@ class Decoded(msgspec.Struct, frozen=True, array_like=True):
     epochs: bytes
     tokens: bytes
     lengths: bytes
-
-    @classmethod
-    def of(cls, seqs: Numbers, epochs: Numbers, tokens: Numbers, lengths: Numbers) -> Decoded:
-        """From arrays of int64."""
-        return cls(seqs.tobytes(), epochs.tobytes(), tokens.tobytes(), lengths.tobytes())
 
     def rows(self) -> Iterator[Row]:
         """The rows, one by one."""

@@ -140,8 +140,8 @@ class Committer:
         if not slots.size:
             return rows, None
         columns.told[slots] = lengths
-        ids = np.ascontiguousarray(outcomes.ids[plain, 0])
-        return rows, Decoded.of(plan.seqs[plain], columns.epochs[slots], ids, lengths)
+        arrays = plan.seqs[plain], columns.epochs[slots], outcomes.ids[plain, 0], lengths
+        return rows, Decoded(*(array.tobytes() for array in arrays))
 
     def revoke(self, plan: Plan, now: float) -> list[Sequence]:
         """Undo a plan that failed as a whole. Returns the sequences that it had rows for.
