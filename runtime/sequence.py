@@ -25,7 +25,7 @@ from ..kvstore.block_table import BlockTable
 from ..kvstore.keys import KeyChain
 from ..kvstore.quotas import tenant_of
 from .adapters import Adapter
-from .columns import Columns, InColumn
+from .columns import Columns
 from .tokens import TokenList
 from .verbs import Finish, Sampling, SequenceState, TokenLimits, TokenLogprob, Work
 
@@ -155,6 +155,26 @@ class FromTiers:
     seconds: float = 0.0
     chosen: int = 0
     compute_until: int | None = None
+
+
+class InColumn:
+    """A number of a sequence that stands in the column of the same name while the sequence has a slot, else
+    in an attribute with an underscore before it."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name, self._own = name, f"_{name}"
+
+    def __get__(self, sequence: Sequence, owner: type) -> int:
+        if sequence.columns is None:
+            return int(getattr(sequence, self._own))
+        return int(getattr(sequence.columns, self._name)[sequence.slot])
+
+    def __set__(self, sequence: Sequence, value: int) -> None:
+        if sequence.columns is None:
+            setattr(sequence, self._own, value)
+        else:
+            getattr(sequence.columns, self._name)[sequence.slot] = value
+            sequence.touched()
 
 
 @dataclass(slots=True, eq=False)
@@ -402,26 +422,19 @@ class Sequence:
 
     def take_slot(self, columns: Columns, slot: int) -> None:
         """Keep what changes in each step in ``columns`` from now on, at ``slot``."""
-        columns.begin(
-            slot,
-            self.id,
-            self.tenant,
-            computed=self._computed,
-            planned=self._planned,
-            pending_samples=self._pending_samples,
-            told=self._told,
-        )
+        numbers = self.computed, self.planned, self.pending_samples, self.told
+        columns.begin(slot, self.id, self.tenant)
         self.columns, self.slot = columns, slot
+        self.computed, self.planned, self.pending_samples, self.told = numbers
 
     def leave_slot(self) -> None:
         """Keep it here again."""
         assert self.columns is not None and self.slot is not None
-        tokens = self.tokens
+        self._tokens = self.tokens  # with those that stand in the columns
         numbers = self.computed, self.planned, self.pending_samples, self.told
         self.columns.end(self.slot)
         self.columns = self.slot = None
-        self._computed, self._planned, self._pending_samples, self._told = numbers
-        self._tokens = tokens
+        self.computed, self.planned, self.pending_samples, self.told = numbers
 
     def touched(self) -> None:
         """Note that something changed otherwise than by a plain decode: the next row goes through Python."""
