@@ -184,7 +184,7 @@ class Sequence:
 
     Each of its fields, and of those of its records, is written by one module: most by this one, ``table`` and
     ``tail`` by the block manager, ``lease`` by the leases, ``status``, ``age`` and ``used`` by the queues,
-    ``slot`` by the slots.
+    ``adapter`` by the scheduler.
 
     ``root``: the block key before the first; ``adapter``: the one that computes it; None: none.
     ``tenant_root``: what ``root`` would be without an adapter; empty: it is ``root``. ``tenant``: the number of
@@ -359,11 +359,6 @@ class Sequence:
         if position and self.marks[at : at + 1] != [position]:
             self.marks.insert(at, position)
 
-    def lose_found(self, tokens: int) -> None:
-        """Count ``tokens`` tokens less as resident: their KV was found, but the sequence cannot go on from it.
-        The opposite of `count_found`."""
-        if self.turn is not None and self.turn.resident is not None:
-            self.turn.resident = max(0, self.turn.resident - tokens)
 
     def fall_back(self, length: int) -> None:
         """Note that the KV of the first ``length`` tokens alone counts from now on; the other tokens are
@@ -414,9 +409,6 @@ class Sequence:
         not known."""
         self.returns = returns
 
-    def adapt(self, adapter: Adapter | None) -> None:
-        """Note that the weights of the sequence's adapter were loaded again."""
-        self.adapter = adapter
 
     # --- the slot ---------------------------------------------------------------------------------------
 
@@ -485,10 +477,7 @@ class Sequence:
 
     def _append(self, tokens: list[int]) -> None:
         self.touched()
-        if len(tokens) == 1:
-            self.tokens.append(tokens[0])
-        else:
-            self.tokens.extend(np.array(tokens, dtype=np.int32))
+        self.tokens.extend(tokens)
 
     def recall(self) -> None:
         """Take back what is planned: rows in flight will be discarded when their step ends, and only computed
@@ -523,10 +512,11 @@ class Sequence:
 
     def count_found(self, tokens: int) -> None:
         """Count as resident ``tokens`` more, which the prefix cache gave after the turn had started, because
-        other turns have just computed them. Does nothing before the turn has started: its start counts what is
+        other turns have just computed them; or, if it is negative, so many less: their KV was found, but the
+        sequence cannot go on from it. Does nothing before the turn has started: its start counts what is
         there."""
         if self.turn is not None and self.turn.resident is not None:
-            self.turn.resident += tokens
+            self.turn.resident = max(0, self.turn.resident + tokens)
 
     def end(self) -> Work | None:
         """End the turn and take back what is planned. Returns what the turn cost, and sets the counts for

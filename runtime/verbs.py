@@ -14,7 +14,6 @@ from typing import TypeAlias
 import msgspec
 
 
-
 class GrammarKind(StrEnum):
     """A grammar's language: JSON Schema, regular expression, JSON array of strings, or llguidance's Lark."""
 

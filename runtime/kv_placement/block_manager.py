@@ -210,7 +210,7 @@ class BlockManager:
             came = sequence.from_tiers
             restored = min(came.host, sequence.computed - max(ends))
             came.host, came.disk = came.host - restored, min(came.disk, came.host - restored)
-            sequence.lose_found(sequence.computed - max(ends) - restored)
+            sequence.count_found(max(ends) + restored - sequence.computed)
             self.cut(sequence, max(ends))
         if not wait:
             self.adopt(sequence)

@@ -590,7 +590,7 @@ class Scheduler:
         """Raise ``AdapterUnknown`` if the sequence's adapter was unloaded. If it is loaded again, the sequence
         has it again: with the same weights its KV is the same."""
         if sequence.adapter is not None and not sequence.adapter.names:
-            sequence.adapt(self.adapters.find(sequence.adapter.digest))
+            sequence.adapter = self.adapters.find(sequence.adapter.digest)
 
     def _check_new(self, seqs: list[int]) -> None:
         if len(set(seqs)) < len(seqs):
