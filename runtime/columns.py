@@ -2,8 +2,8 @@
 committing add to arrays and touch no object.
 
 A sequence with a slot of the batch keeps these numbers here, and nowhere else: its own attributes read and
-write them (`sequence.InColumn`). Such a write takes the sequence out of the rows that merely decode (``plain``), until
-a row that goes through Python finds that it does nothing else from then on.
+write them (`sequence.InColumn`). Such a write takes the sequence out of the rows that merely decode
+(``plain``), until a row that goes through Python finds that it does nothing else from then on.
 """
 
 from __future__ import annotations
