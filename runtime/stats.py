@@ -53,16 +53,6 @@ class Counters:
     drafted: int = 0
     accepted: int = 0
 
-    def landed(self, computed: int, prefilled: int, recomputed: int) -> None:
-        """Add the tokens of a row that was committed: all that it ``computed``, of these ``prefilled`` for
-        the first time, and ``recomputed``."""
-        self.computed += computed
-        self.prefilled += prefilled
-        self.recomputed += recomputed
-
-    def drawn(self, tokens: int) -> None:
-        """Add the tokens that a row sampled."""
-        self.sampled += tokens
 
 
 class StepRecord(NamedTuple):

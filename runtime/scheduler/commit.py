@@ -97,8 +97,8 @@ class Committer:
             sequence = self._queues.sequences[int(plan.seqs[rows[at]])]
             assert len(sequence.tokens) == lengths[at]
             self._block_manager.seal(sequence)
-        self._counters.landed(len(rows), 0, 0)
-        self._counters.drawn(len(rows))
+        self._counters.computed += len(rows)
+        self._counters.sampled += len(rows)
         tenants = columns.tenants[slots]
         for tenant in dict.fromkeys(tenants.tolist()):
             self._policy.charge(tenant, int((tenants == tenant).sum()))
@@ -242,7 +242,9 @@ class Committer:
         computed = int(plan.counts[at]) - drafts + max(0, len(tokens) - 1)
         prefilled, recomputed = sequence.land(first, first + computed)
         self._policy.charge(sequence.tenant, computed)
-        self._counters.landed(computed, prefilled, recomputed)
+        self._counters.computed += computed
+        self._counters.prefilled += prefilled
+        self._counters.recomputed += recomputed
         self._counters.drafted += drafts
         if drafts:
             self._block_manager.trim(sequence)
@@ -265,7 +267,7 @@ class Committer:
         tokens = _until_end(sequence, sampled[: right + 1])
         assert tokens, "a row that samples came back without a token"
         sequence.keep(tokens)
-        self._counters.drawn(len(tokens))
+        self._counters.sampled += len(tokens)
         self._counters.accepted += len(tokens) - 1
         return tokens
 
