@@ -63,12 +63,6 @@ class EngineLink:
         return self._end.heartbeat if self._end else None
 
     @property
-    def last_heartbeat(self) -> float:
-        """When the latest heartbeat arrived, by ``time.monotonic()``; before the first, when the engine was
-        started."""
-        return self._end.last_heartbeat if self._end else 0.0
-
-    @property
     def phase(self) -> messages.Phase:
         """The phase of the latest heartbeat; loading before the first."""
         return self.heartbeat.phase if self.heartbeat else messages.Phase.LOADING
@@ -309,11 +303,6 @@ class EngineLink:
         if death is not None:
             for callback in self._on_recovery:
                 callback(time.monotonic() - death.lost_at)
-
-    def record(self, death: EngineDeath) -> None:
-        """Note that a loaded engine died: append its death to ``deaths``. Call it before the next engine is
-        welcomed."""
-        self.deaths.append(death)
 
     def fail(self, fault: EngineGone) -> None:
         """Note that no engine will be started again: from now on verbs raise ``fault``, that of the first

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import anyio
@@ -267,9 +266,7 @@ class ChildEngine:
         self._watch = asyncio.create_task(self._supervise(child), name="holdfast-engine")
         return self.link
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._leave()
 
     async def _leave(self) -> None:
@@ -314,7 +311,7 @@ class ChildEngine:
             await child.watch()
             death = await self._reap()
             assert death is not None, "there was a child to watch"
-            self.link.record(death)
+            self.link.deaths.append(death)
             if time.monotonic() - began > self._backoff.steady:
                 delays = self._backoff.delays()
             restarted = await self._restart(delays)
