@@ -63,7 +63,8 @@ class Engine:
 
     ``debug``: audit at each idle step and raise on a leak; otherwise audit now and then and only count leaks.
     ``clock``: gives seconds, for tiers and leases; what a step computes does not depend on it. ``adapters``:
-    reads them, and holds those of the scheduler's table; None: there is no room for any.
+    reads them, and holds those of the scheduler's table; None: there is no room for any. ``idle``: whether the
+    last `step` found nothing to do and no verb came since.
     """
 
     def __init__(
@@ -84,24 +85,20 @@ class Engine:
         self.log = StepLog(scheduler.counters)
         self._in_flight: deque[tuple[Plan, Handle, Timing]] = deque()
         self._moving: deque[tuple[Plan, Handle]] = deque()  # committed, but for their saves and loads
-        self._idle = True
+        self.idle = True
         self._prepares = False
         self._lost_steps = 0
         self._audit_in = 1
         self._audit: tuple[Iterator[None], tuple[int, ...]] | None = None  # under way; of this version
         self._leaks = 0
 
-    @property
-    def idle(self) -> bool:
-        """Whether the last `step` found nothing to do and no verb came since."""
-        return self._idle
 
     def apply(self, verb: AnyVerb) -> VerbReply | Refusal | None:
         """Do what a verb says, between two steps. Returns its reply, or the refusal; None: the verb waits,
         and a later call of `answers` returns its reply."""
         if isinstance(verb, Statistics):
             return VerbReply(verb.request, statistics=self.statistics())
-        self._idle = False
+        self.idle = False
         self._audit = None
         try:
             if isinstance(verb, LoadAdapter):
@@ -160,9 +157,9 @@ class Engine:
             self.log.planned(timing)
             self._in_flight.append((plan, self._launch(plan), timing))
             self.log.launched(timing)
-        self._idle = not self._in_flight
-        told = self.scheduler.planned(self._clock(), idle=self._idle and not self._moving)
-        if self._idle:
+        self.idle = not self._in_flight
+        told = self.scheduler.planned(self._clock(), idle=self.idle and not self._moving)
+        if self.idle:
             self.log.rest()
             self._prepares = self.scheduler.prepare()
             if self._debug or not self._prepares:
