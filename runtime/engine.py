@@ -194,10 +194,10 @@ class Engine:
         """Called when the link has ended: sends what the host tier holds to the tiers below, for
         ``LEAVE_SECONDS`` at most, and closes them."""
         self._take_moves(self._clock(), wait=True)
-        placement = self.scheduler.placement
-        placement.flush()
+        placement, tiers = self.scheduler.placement, self.scheduler.tiers
+        tiers.flush()
         end = self._clock() + LEAVE_SECONDS
-        while placement.busy and (now := self._clock()) < end:
+        while tiers.busy and (now := self._clock()) < end:
             placement.tick(now)
             time.sleep(POLL_SECONDS)
         placement.close()
