@@ -184,29 +184,23 @@ class Transfers:
                 left -= 1
                 yield key, block
 
-    def finish(self, plan: Plan) -> None:
-        """Note that the plan's saves and loads are made: records that it saved can be found from now on, and
-        slots that it loaded may be evicted."""
+    def finish(self, plan: Plan, *, made: bool) -> None:
+        """Note that the plan's saves and loads are over. If they are ``made``, records that it saved can be
+        found from now on, and slots that it loaded may be evicted. If its step failed, it is not known which
+        were made: the slots of its saves are given up, and those of its loads released."""
         host = self.tiers.host
         if host is None:
             return
         for save in plan.saves:
-            host.filled(save.slot, spare=save.spare)
+            if made:
+                host.filled(save.slot, spare=save.spare)
+            else:
+                host.abandon(save.slot)
         self._loading -= Counter(load.block for load in plan.loads)
-        host.release(*(load.slot for load in plan.loads), above=True)
-        self.saved += len(plan.saves)
-        self.loaded += len(plan.loads)
-
-    def revoke(self, plan: Plan) -> None:
-        """Give up the slots of the plan's saves, and release those of its loads: its step failed, so it is
-        not known which copies were made."""
-        host = self.tiers.host
-        if host is None:
-            return
-        for save in plan.saves:
-            host.abandon(save.slot)
-        self._loading -= Counter(load.block for load in plan.loads)
-        host.release(*(load.slot for load in plan.loads))
+        host.release(*(load.slot for load in plan.loads), above=made)
+        if made:
+            self.saved += len(plan.saves)
+            self.loaded += len(plan.loads)
 
     def statistics(self) -> dict[str, float]:
         """The statistics of all tiers (`Tiers.statistics`), and how many blocks were saved to the host tier and

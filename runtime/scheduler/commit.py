@@ -218,7 +218,7 @@ class Committer:
     def distrust(self, plan: Plan, now: float) -> None:
         """Note that the moves of ``plan`` may not have been made: give up its saves. Drop each block that it
         was to fill by a copy or a load, and all later blocks of the sequences that hold it."""
-        self._block_manager.transfers.revoke(plan)
+        self._block_manager.transfers.finish(plan, made=False)
         targets = [copy.target for copy in plan.copies] + [load.block for load in plan.loads]
         if not targets:
             return

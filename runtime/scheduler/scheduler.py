@@ -396,7 +396,7 @@ class Scheduler:
         """Note that the saves and loads of ``plan`` are over. Plans with any come in their order, each before
         or after its commit. ``made``: False if they may not have been made."""
         if made:
-            self._transfers.finish(plan)
+            self._transfers.finish(plan, made=True)
         else:
             self._committer.distrust(plan, now)
 
