@@ -297,14 +297,12 @@ class Scheduler:
         """Begin to restore what lower tiers hold of an idle sequence's KV, and to compute the rest. Returns
         the reply; None if the verb waits until the KV is on the device."""
         sequence = self._idle(verb.seq)
-        move = self._pending_moves.of_stage(verb.request, sequence, now)  # before a part is restored at once
+        if verb.wait:  # before a part is restored at once
+            self._pending_moves.stage(verb.request, sequence, now)
         sequence.look_up()
         self._queues.touch(sequence, now)
         self.placement.stage(sequence, now)
-        if not verb.wait:
-            return VerbReply(verb.request, sequence.state)
-        self._pending_moves.follow(move)
-        return None
+        return None if verb.wait else VerbReply(verb.request, sequence.state)
 
     def _settle(self, verb: Settle, now: float) -> VerbReply | None:
         """Give up an idle sequence's blocks, and begin to offload its KV to the host tier or, as far as
@@ -318,10 +316,9 @@ class Scheduler:
         self._queues.lost(sequence)
         if verb.disk:
             self.placement.leave(sequence)
-        if not verb.wait:
-            return VerbReply(verb.request, sequence.state)
-        self._pending_moves.follow(self._pending_moves.of_settle(verb.request, sequence, now, disk=verb.disk))
-        return None
+        if verb.wait:
+            self._pending_moves.settle(verb.request, sequence, now, disk=verb.disk)
+        return None if verb.wait else VerbReply(verb.request, sequence.state)
 
     def _locate(self, verb: Locate) -> VerbReply:
         """The reply that says which tier each block of a sequence, or of the verb's tokens, lies in. Changes
