@@ -518,13 +518,12 @@ class Sequence:
         if self.turn is not None and self.turn.resident is not None:
             self.turn.resident = max(0, self.turn.resident + tokens)
 
-    def end(self) -> Work | None:
+    def end(self) -> Work:
         """End the turn and take back what is planned. Returns what the turn cost, and sets the counts for
-        that to zero; None if there is no turn."""
+        that to zero."""
         self.recall()
         turn, self.turn = self.turn, None
-        if turn is None:
-            return None
+        assert turn is not None
         made, came = self.work, self.from_tiers
         self.work, self.from_tiers = ComputedTokens(), FromTiers()
         # What was found or brought up twice, or computed and then found, counts once; what the sequence had

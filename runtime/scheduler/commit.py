@@ -160,14 +160,12 @@ class Committer:
         self.distrust(plan, now)
         return suspects
 
-    def end(self, sequence: Sequence, now: float) -> Work | None:
-        """End a sequence's turn, for any reason. The sequence becomes idle and keeps its computed KV.
-
-        Returns what the turn cost; None if there was no turn.
-        """
-        read = sequence.turn is not None and sequence.computed >= sequence.turn.prompt
-        if sequence.turn is not None:
-            self._matchers.drop(sequence.turn.grammar)
+    def end(self, sequence: Sequence, now: float) -> Work:
+        """End a sequence's turn, for any reason. The sequence becomes idle and keeps its computed KV. Returns
+        what the turn cost."""
+        assert sequence.turn is not None
+        read = sequence.computed >= sequence.turn.prompt
+        self._matchers.drop(sequence.turn.grammar)
         work = sequence.end()
         self._block_manager.trim(sequence)
         self._block_manager.offload_tail(sequence)
