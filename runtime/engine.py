@@ -92,7 +92,6 @@ class Engine:
         self._audit: tuple[Iterator[None], tuple[int, ...]] | None = None  # under way; of this version
         self._leaks = 0
 
-
     def apply(self, verb: AnyVerb) -> VerbReply | Refusal | None:
         """Do what a verb says, between two steps. Returns its reply, or the refusal; None: the verb waits,
         and a later call of `answers` returns its reply."""

@@ -359,7 +359,6 @@ class Sequence:
         if position and self.marks[at : at + 1] != [position]:
             self.marks.insert(at, position)
 
-
     def fall_back(self, length: int) -> None:
         """Note that the KV of the first ``length`` tokens alone counts from now on; the other tokens are
         computed again."""
@@ -408,7 +407,6 @@ class Sequence:
         """Set when the sequence is expected back: ``returns``, seconds by the engine's clock; None: that is
         not known."""
         self.returns = returns
-
 
     # --- the slot ---------------------------------------------------------------------------------------
 

@@ -54,7 +54,6 @@ class Counters:
     accepted: int = 0
 
 
-
 class StepRecord(NamedTuple):
     """One step that was committed. Times are seconds of the host's clock, ``t_*``; tokens are counted by
     class.

@@ -139,7 +139,6 @@ class KVPlacement:
             self._advance(restore, now)
         self._send_down(now)
 
-
     def close(self) -> None:
         """Write the measured costs to their file, and close the lower tiers."""
         self.costs.save()

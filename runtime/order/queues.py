@@ -35,7 +35,6 @@ ARRANGE_EVERY = 16
 """A steady policy is asked for the order of the running turns when one comes, and every so many steps."""
 
 AT_REST = frozenset({Status.IDLE, Status.STAGED})
-IN_TURN = frozenset({Status.COMPILING, Status.RESTORING, Status.WAITING, Status.RUNNING})
 MOVES = {
     Status.NEW: {Status.IDLE},
     Status.IDLE: {Status.STAGED, Status.COMPILING, Status.RESTORING, Status.CLOSED},
@@ -219,7 +218,7 @@ class Queues:
 
     def close(self, sequence: Sequence, now: float) -> None:
         """Remove a sequence, idle or with a turn. Its id is unknown from now on."""
-        if sequence.status in IN_TURN:
+        if sequence.status not in AT_REST:
             self._move(sequence, Status.IDLE)
         self._move(sequence, Status.CLOSED)
         del self.sequences[sequence.id]
@@ -260,7 +259,6 @@ class Queues:
         """Move a sequence with a turn that is over to the idle ones."""
         self._move(sequence, Status.IDLE)
         self.touch(sequence, now)
-
 
     @property
     def leaderless(self) -> bool:
