@@ -25,7 +25,7 @@ from ...kvstore.groups import Windows
 from ...kvstore.keys import BlockHasher
 from ...kvstore.pool import BlockPool
 from ...kvstore.tiers import Tiers
-from ..adapters import Adapter, AdapterTable
+from ..adapters import AdapterTable
 from ..errors import (
     ContextExceeded,
     EngineOverloaded,
@@ -193,8 +193,7 @@ class Scheduler:
         self._check_new([verb.seq])
         tokens = checked_tokens(verb.tokens, self.settings.vocab_size)
         self._check_context(len(tokens))
-        adapter = self.adapters.find(verb.adapter)
-        sequence = self._made(verb.seq, verb.salt, TokenList(tokens), adapter, isolated=verb.isolated)
+        sequence = self._made(verb.seq, verb.salt, verb.adapter, TokenList(tokens), isolated=verb.isolated)
         self._block_manager.adopt(sequence)
         self._queues.touch(sequence, now)
         self.placement.stage(sequence, now)
@@ -328,7 +327,7 @@ class Scheduler:
         else:
             tokens = checked_tokens(verb.tokens, self.settings.vocab_size)
             self._check_context(len(tokens))
-            sequence = self._made(0, verb.salt, TokenList(tokens), self.adapters.find(verb.adapter))
+            sequence = self._made(0, verb.salt, verb.adapter, TokenList(tokens))
         return VerbReply(verb.request, blocks=self._block_manager.residency.map(sequence))
 
     # --- steps ------------------------------------------------------------------------------------------
@@ -479,21 +478,15 @@ class Scheduler:
         if opening.parent is not None:
             (child,) = self._children(self._queues[opening.parent], [seq], opening.at, now)
             return child
-        adapter = self.adapters.find(opening.adapter)
-        sequence = self._made(seq, opening.salt, TokenList(), adapter, isolated=opening.isolated)
+        sequence = self._made(seq, opening.salt, opening.adapter, TokenList(), isolated=opening.isolated)
         self._queues.touch(sequence, now)
         return sequence
 
     def _made(
-        self,
-        seq: int,
-        salt: bytes,
-        tokens: TokenList,
-        adapter: Adapter | None,
-        *,
-        isolated: bool = False,
+        self, seq: int, salt: bytes, digest: bytes, tokens: TokenList, *, isolated: bool = False
     ) -> Sequence:
-        residency = self._block_manager.residency
+        """A sequence that is computed by the adapter with this digest. Raises `AdapterUnknown`."""
+        residency, adapter = self._block_manager.residency, self.adapters.find(digest)
         root, tenant = residency.root(salt, adapter), residency.root(salt)
         table = BlockTable(groups=self._block_manager.groups)
         return Sequence(
