@@ -127,23 +127,12 @@ class Scheduler:
         self._block_manager = blocks = BlockManager(
             pool, hasher, namespace, self._transfers, self.counters, windows
         )
-        preemption = Preemption(settings, policy, queues, blocks, pool, self.counters)
-        self._idle_prefill = IdlePrefill(settings.idle_stretch)
-        budget = self._idle_prefill
-        self._slots = Slots(settings.depth * settings.max_sequences)
+        preemption = Preemption(settings, policy, queues, blocks, self.counters)
+        self._idle_prefill = budget = IdlePrefill(settings.idle_stretch)
+        self._slots = slots = Slots(settings.depth * settings.max_sequences)
         self.adapters = AdapterTable() if adapters is None else adapters
         self._planner = Planner(
-            settings,
-            queues,
-            blocks,
-            pool,
-            policy,
-            preemption,
-            budget,
-            self.counters,
-            self._slots,
-            self.adapters,
-            drafter,
+            settings, queues, blocks, policy, preemption, budget, self.counters, slots, self.adapters, drafter
         )
         self.placement = KVPlacement(queues, blocks, preemption.relieve, costs or CostBook(None))
         self._leases = Leases(settings, queues, blocks, self.placement)
