@@ -141,7 +141,7 @@ def load_engine(
             hello.quantisation or hello.dtype,
         ),
         *(hello.kernels, hello.max_context),
-        *(numbers.max_step_tokens, numbers.max_sequences),
+        *numbers.step_size,
     )
 
     def leave() -> None:
@@ -233,7 +233,7 @@ def _measured(
 def _graphs_bytes(bare: TorchRunner, settings: EngineSettings, step: StepSize, device: Device) -> int:
     """What the captured steps of an engine will take of the device's memory: the largest are captured here, and
     each of the others takes as much as the last of these."""
-    sizes = settings.captures(StepSize(step.tokens, step.rows))
+    sizes = settings.captures(step)
     if not sizes:
         return 0
     free: list[int] = []
@@ -253,7 +253,7 @@ def _capture(
     bare: TorchRunner, settings: EngineSettings, numbers: SchedulerSettings, liveness: Liveness
 ) -> None:
     """Capture the steps of an engine that is about to serve, or have them captured when they are needed."""
-    sizes = settings.captures(StepSize(numbers.max_step_tokens, numbers.max_sequences))
+    sizes = settings.captures(numbers.step_size)
     began, done = time.monotonic(), count()
 
     def tell(one: StepSize) -> None:
@@ -337,12 +337,8 @@ def _engine(
         mover = BlockMover(arena, slots, model.decoder.kernels.copy_pieces)
         tiers = open_tiers(settings, slots, control, hasher, namespace, mover.reach)
     matchers = llguidance.Matchers()
-    capacity = Capacity(
-        numbers.depth * numbers.max_sequences,
-        -(-numbers.max_context // numbers.block_tokens),
-        numbers.max_step_tokens,
-        numbers.max_sequences,
-    )
+    blocks = numbers.blocks_for(numbers.max_context)
+    capacity = Capacity(numbers.depth * numbers.max_sequences, blocks, *numbers.step_size)
     bare = TorchRunner(
         model.decoder, arena, mover=mover, grammars=matchers, capacity=capacity, adapters=adapters
     )

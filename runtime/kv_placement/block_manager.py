@@ -125,10 +125,6 @@ class BlockManager:
         self.transfers.load([key for key, _ in fresh], [block for _, block in fresh])
         return self._count_in(sequence, found, blocks)
 
-    def delays(self, sequence: Sequence) -> bool:
-        """Whether a row of the sequence would keep others waiting, as its blocks are still being loaded."""
-        return self.transfers.delays(sequence.table.view)
-
     def read_up(self, sequence: Sequence, found: Located) -> int:
         """Read records of the tiers to the device now, without slots, as many of ``found`` as are sound and
         find blocks, and put the blocks into the sequence's table. No step may be in flight. Returns how many

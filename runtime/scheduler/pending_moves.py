@@ -100,7 +100,7 @@ class PendingMoves:
             return True
         if self._placement.awaits(sequence) or sequence.planned > sequence.computed:
             return False
-        if self._block_manager.delays(sequence):
+        if self._block_manager.transfers.delays(sequence.table.view):
             return False
         return idle or sequence.id not in self._queues.prefill
 

@@ -269,7 +269,7 @@ class Planner:
         if not self._adopt(sequence, now):
             return False
         self._block_manager.fall_back(sequence)
-        return not self._block_manager.delays(sequence)
+        return not self._block_manager.transfers.delays(sequence.table.view)
 
     def _adopt(self, sequence: Sequence, now: float) -> bool:
         """Take over what the prefix cache and the host tier hold of a sequence's KV, if it needs a lookup.
