@@ -18,7 +18,7 @@ from .errors import EngineDied, RuntimeFault, VerbRefused
 from .kv_placement.placement import POLL_SECONDS
 from .plan import Handle, Outcomes, Plan, RowFault, Runner
 from .scheduler.scheduler import Scheduler
-from .stats import StepLog, Timing
+from .stats import StepClock, Timing
 from .verbs import AnyVerb, LoadAdapter, Refusal, Row, Statistics, Step, UnloadAdapter, VerbReply
 
 MOST_LOST_STEPS = 16
@@ -82,7 +82,7 @@ class Engine:
         self._clock = clock
         self._runner = runner
         self._debug = debug
-        self.log = StepLog(scheduler.counters)
+        self._steps = StepClock()
         self._in_flight: deque[tuple[Plan, Handle, Timing]] = deque()
         self._moving: deque[tuple[Plan, Handle]] = deque()  # committed, but for their saves and loads
         self.idle = True
@@ -149,28 +149,28 @@ class Engine:
         self._take_adapters()
         self.scheduler.tick(now)
         while len(self._in_flight) < self.scheduler.settings.depth and not self._broken:
-            timing = self.log.begin()
+            timing = self._steps.begin()
             plan = self.scheduler.plan(now)
             if plan is None:
                 break
-            self.log.planned(timing)
+            self._steps.planned(timing)
             self._in_flight.append((plan, self._launch(plan), timing))
-            self.log.launched(timing)
+            self._steps.launched(timing)
         self.idle = not self._in_flight
         told = self.scheduler.planned(self._clock(), idle=self.idle and not self._moving)
         if self.idle:
-            self.log.rest()
+            self._steps.rest()
             self._prepares = self.scheduler.prepare()
             if self._debug or not self._prepares:
                 self._go_on_auditing()
             return Step(self.scheduler.counters.steps, told) if told else None
         plan, handle, timing = self._in_flight.popleft()
-        self.log.waits(timing)
+        self._steps.waits(timing)
         outcomes = self._wait(handle)
         if isinstance(outcomes, Exception):  # it may be caused by one sequence
             return Step(plan.step, told + self._isolate(plan, outcomes, now))
         self._lost_steps = 0
-        self.log.landed(timing)
+        self._steps.landed(timing)
         self.scheduler.took(plan, timing.busy)
         if plan.saves or plan.loads:
             self._moving.append((plan, handle))
@@ -178,7 +178,7 @@ class Engine:
         rows, decoded = self.scheduler.commit(plan, outcomes, now)
         if self._in_flight:
             self._in_flight[0][1].draw()
-        self.log.committed(timing, plan.step, len(plan))
+        self._steps.committed(timing)
         return Step(plan.step, told + rows, decoded)
 
     def due(self) -> float | None:
@@ -205,7 +205,7 @@ class Engine:
         """The scheduler's counters, seconds by part of the step, steps in flight, steps with
         moves under way, and leaks found by audits."""
         lengths = {"in_flight": len(self._in_flight), "moving": len(self._moving), "leaks": self._leaks}
-        return {**self.scheduler.statistics(), **self.log.statistics(), **lengths}
+        return {**self.scheduler.statistics(), **self._steps.statistics(), **lengths}
 
     @property
     def _broken(self) -> bool:
@@ -225,7 +225,7 @@ class Engine:
         """Recover from a step that failed as a whole: run its sequences, and those of steps launched behind
         it, one at a time. ``error``: what it failed with. Returns the rows to send to the gateway. Raises
         `EngineDied` if too many steps in a row failed."""
-        self.log.rest()
+        self._steps.rest()
         plans = [failed]
         while self._in_flight:
             plan, handle, _ = self._in_flight.popleft()
