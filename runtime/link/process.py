@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -83,32 +82,16 @@ class EngineProcess:
     async def watch(self) -> None:
         """Return when the process's link has ended. If the engine hangs before, write its stacks to the log
         and kill it."""
-        lost: asyncio.Future[Any] = asyncio.ensure_future(self._end.lost.wait())
-        hung: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._check_later(Lateness(), hung)
-        try:
-            await asyncio.wait({lost, hung}, return_when=asyncio.FIRST_COMPLETED)
-            if not lost.done():
-                await self._kill_hung()
-        finally:
-            lost.cancel()
-            hung.cancel()
-
-    def _check_later(self, late: Lateness, hung: asyncio.Future[None]) -> None:
-        asyncio.get_running_loop().call_later(TICK, self._check, late, hung, time.monotonic() + TICK)
-
-    def _check(self, late: Lateness, hung: asyncio.Future[None], due: float) -> None:
-        """Check the heartbeat, and again after ``TICK`` seconds, until ``hung`` is resolved, here or by the
-        end of `watch`. ``due``: when this check was to run."""
-        if hung.done():
-            return
-        punctual = time.monotonic() - due < TICK  # else this loop itself was late
-        overdue = bool(self._end.overdue) and punctual
-        late.tick(waited_of(self.process.pid) if overdue else 0.0, overdue=overdue)
-        if late.over:
-            hung.set_result(None)
-        else:
-            self._check_later(late, hung)
+        late = Lateness()
+        while not late.over:
+            due = time.monotonic() + TICK
+            with anyio.move_on_after(TICK):
+                await self._end.lost.wait()
+                return
+            punctual = time.monotonic() - due < TICK  # else this loop itself was late
+            overdue = bool(self._end.overdue) and punctual
+            late.tick(waited_of(self.process.pid) if overdue else 0.0, overdue=overdue)
+        await self._kill_hung()
 
     async def reap(self, engine_number: int) -> EngineDeath:
         """Wait for the process after its link has ended, and kill it after ``GRACE`` seconds. Returns its
