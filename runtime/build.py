@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import TypeAlias
 
@@ -37,8 +38,8 @@ from .kv_placement import sizing
 from .kv_placement.costs import CostBook, measure, this_machine
 from .kv_placement.tier_setup import asked_disk, costs_file, host_bytes, host_slots, open_tiers
 from .link.engine_end import LoadedEngine, LoadProgress
-from .link.heartbeat import LOAD_STALL, Liveness
-from .link.messages import Hello, Phase
+from .link.heartbeat import Liveness
+from .link.messages import Hello
 from .model.adapter import AdapterMaps, slot_bytes
 from .model.config import ModelConfig, read_defaults
 from .model.load import Keeping, LoadedModel, device_named, load_model
@@ -258,7 +259,7 @@ def _capture(
 
     def tell(one: StepSize) -> None:
         what = f"capturing a step of {one.tokens} tokens in {one.rows} rows"
-        liveness.enter(Phase.COMPILING, LOAD_STALL, what, next(done) / len(sizes))
+        liveness.prepare(next(done) / len(sizes), what)
 
     bare.capture(sizes, tell, now=not settings.capture_lazily)
     if sizes and not settings.capture_lazily:
@@ -344,11 +345,7 @@ def _engine(
     )
     gpu = device.memory() is not None
     if mover is not None:  # before kernels run: registering holds up launches
-
-        def pinning(fraction: float) -> None:
-            liveness.enter(Phase.COMPILING, LOAD_STALL, "pinning the host tier's memory", fraction)
-
-        mover.registration.begin(pinning)
+        mover.registration.begin(partial(liveness.prepare, detail="pinning the host tier's memory"))
     if tiers.host is not None and gpu:  # a CPU's cores have the step to compute
         tiers.host.check_adopted()
     runner, _ = _rehearsed(bare, settings, numbers.max_context, liveness, kernels=gpu)
@@ -361,7 +358,7 @@ def _engine(
     )
     costs = CostBook(path, machine=this_machine(processor), beside=cuda)
     if tiers.below and not costs.calibrated:
-        liveness.enter(Phase.COMPILING, LOAD_STALL, "measuring what a restore costs", 1.0)
+        liveness.prepare(1.0, "measuring what a restore costs")
         costs.calibrate(
             measure(
                 bare,
@@ -394,14 +391,10 @@ def _backend(
     liveness: Liveness,
 ) -> Backend:
     """The backend for a model that computes in ``dtype``, with packed weights of these ``types``."""
-
-    def compiling(fraction: float, detail: str) -> None:
-        liveness.enter(Phase.COMPILING, LOAD_STALL, detail, fraction)
-
     device, needs = device_named(settings.device), _needs(settings, dtype, config.head_dim, types)
     try:
         with device_of(device).active():
-            return choose(settings.kernels, device, needs, compiling)
+            return choose(settings.kernels, device, needs, liveness.prepare)
     except BackendMissing as error:
         raise SettingsInvalid(str(error)) from error
 

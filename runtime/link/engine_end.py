@@ -57,7 +57,7 @@ class EngineEnd:
         self._inbox: deque[verbs.AnyVerb] = deque()
         self._outbox: deque[memoryview] = deque()
         self._outbox_bytes = 0
-        self._closed: LinkClosed | None = None
+        self._closed: str | None = None  # why the link has ended
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="holdfast-link", daemon=True)
 
@@ -84,7 +84,7 @@ class EngineEnd:
     def check(self) -> None:
         """Raise ``LinkClosed`` if the link has ended."""
         if self._closed:
-            raise LinkClosed(self._closed.message)
+            raise LinkClosed(self._closed)
 
     def take(self, wait: bool, seconds: float | None = None) -> list[verbs.AnyVerb]:
         """Take all verbs that have arrived, in order. With ``wait``, block until there is one, but for
@@ -205,8 +205,7 @@ class EngineEnd:
 
     def _end(self, reason: str) -> None:
         with self._changed:
-            if self._closed is None:
-                self._closed = LinkClosed(reason)
+            self._closed = self._closed or reason
             self._changed.notify_all()
 
     def _wake(self) -> None:

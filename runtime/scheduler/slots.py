@@ -35,10 +35,6 @@ class Slots:
         self._sent: dict[int, int] = {}  # by slot: the epoch at which it was sent whole
         self._number = 0
 
-    def __len__(self) -> int:
-        """How many sequences have a slot."""
-        return len(self._held)
-
     def forget(self) -> None:
         """Note that a step has failed: the next plan begins the batch anew."""
         self._number = 0
