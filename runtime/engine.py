@@ -101,7 +101,9 @@ class Engine:
         self._audit = None
         try:
             if isinstance(verb, LoadAdapter):
-                self._load(verb)
+                self.scheduler.adapters.check_new(verb.name)
+                assert self._adapters is not None, "the table has room"
+                self._adapters.begin(verb)
                 return None
             if isinstance(verb, UnloadAdapter):
                 self.scheduler.adapters.remove(verb.name)
@@ -109,11 +111,6 @@ class Engine:
             return self.scheduler.apply(verb, self._clock())
         except VerbRefused as refusal:
             return Refusal(verb.request, refusal.code, refusal.message)
-
-    def _load(self, verb: LoadAdapter) -> None:
-        self.scheduler.adapters.check_new(verb.name)
-        assert self._adapters is not None, "the table has room"
-        self._adapters.begin(verb)
 
     def answers(self) -> list[VerbReply | Refusal]:
         """The replies to verbs that `apply` left waiting, as far as they became ready since the last call."""

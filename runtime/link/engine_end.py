@@ -314,9 +314,8 @@ def _drive(loaded: LoadedEngine, end: EngineEnd, liveness: Liveness) -> None:
         if not busy:
             liveness.enter(messages.Phase.IDLE)
         verbs = end.take(wait=not busy, seconds=None if busy else loaded.next_step_in())
-        liveness.enter(
-            messages.Phase.STEPPING, STEP_FLOOR
-        )  # the runner sets a better limit once it has a plan
+        # The runner sets a better limit once it has a plan.
+        liveness.enter(messages.Phase.STEPPING, STEP_FLOOR)
         for verb in verbs:
             answer = _answer(engine, verb, end)
             if answer is not None:

@@ -148,9 +148,8 @@ class PendingMoves:
         size, tiers, on_device = manager.block_tokens, manager.tiers, manager.pool.index.here
         end = 0 if sequence.tail is None else sequence.tail[1]  # tokens that came since are not counted
         found = {DEVICE: 0, HOST: 0, BELOW: 0}
-        numbered = dict(
-            manager.residency.numbered(sequence)
-        )  # of each block its last group's, as all go alike
+        # Of each block its last group's, as all go alike.
+        numbered = dict(manager.residency.numbered(sequence))
         levels = tiers.levels(list(numbered.values()), on_device, whole=True)
         for (at, key), level in zip(numbered.items(), levels, strict=True):
             tokens = size if at < len(sequence.keys) else max(0, end - size * at)

@@ -331,8 +331,6 @@ class Scheduler:
 
     def unloaded(self) -> list[int]:
         """The numbers of adapters that were unloaded and that no turn uses any more; they are forgotten now."""
-        if not self.adapters.leaving:
-            return []
         turns = (one for one in self._queues.sequences.values() if one.turn is not None)
         return self.adapters.sweep(one.adapter for one in turns)
 
