@@ -370,17 +370,12 @@ def _engine(
         )
     if settings.debug:
         arena.poison(range(numbers.blocks))
-    compiler = _grammar_compiler(model)
+    compiler = None
+    if llguidance.available():
+        compiler = llguidance.Compiler(model.folder, model.config.vocab_size, model.config.eos_ids)
     scheduler = Scheduler(numbers, pool, hasher, namespace, tiers, costs, compiler, matchers, adapters=table)
     tiers.wait_ready(DISK_SECONDS)
     return Engine(scheduler, runner, debug=settings.debug, adapters=adapters), mover
-
-
-def _grammar_compiler(model: LoadedModel) -> llguidance.Compiler | None:
-    """The compiler of grammars for the model's tokenizer; None if llguidance is not installed."""
-    if not llguidance.available():
-        return None
-    return llguidance.Compiler(model.folder, model.config.vocab_size, model.config.eos_ids)
 
 
 def _backend(
