@@ -301,12 +301,11 @@ class BlockManager:
         if not part or self.tiers.host is None:
             return
         key = self.residency.tail(sequence, sequence.computed)
-        stale = (
-            sequence.tail is not None and sequence.tail[0] != key and sequence.tail[1] not in sequence.marks
-        )
+        before, end = sequence.tail or (key, 0)
+        stale = before != key and end not in sequence.marks
         for group, block in enumerate(sequence.table.view[full].tolist()):
-            if stale and sequence.tail is not None:
-                self.transfers.drop(in_group(sequence.tail[0], group))
+            if stale:
+                self.transfers.drop(in_group(before, group))
             self.transfers.save(in_group(key, group), block, part, sequence.tenant)
         sequence.tail = key, sequence.computed
 
@@ -389,11 +388,8 @@ class BlockManager:
         that is gone, drop the block's KV. ``keys``: of all that the block was of. Have blocks that the next
         token sees looked up, too."""
         tail, partial = divmod(sequence.computed, self.block_tokens)
-        lacks = (
-            [group for group in self._narrow if sequence.table.view[tail, group] == NO_BLOCK]
-            if partial
-            else []
-        )
+        narrow = self._narrow if partial else ()
+        lacks = [group for group in narrow if sequence.table.view[tail, group] == NO_BLOCK]
         if lacks:
             named = [in_group(keys[tail], group) for group in lacks] if len(keys) > tail else []
             blocks = [self.pool.index.block_of(key) for key in named]

@@ -165,10 +165,8 @@ class GatewayEnd(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Called by asyncio when the socket was closed, by either end: fails what is pending, and sets
         ``lost``."""
-        reason = (
-            self._fatal.message if self._fatal else f"the engine closed its link{f': {error}' * bool(error)}"
-        )
-        self._end(EngineDied(reason))
+        cause = f": {error}" if error else ""
+        self._end(EngineDied(self._fatal.message if self._fatal else f"the engine closed its link{cause}"))
         self.lost.set()
 
     def _receive(self, report: messages.AnyReport) -> None:

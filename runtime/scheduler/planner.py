@@ -397,12 +397,8 @@ class Planner:
         columns, turn, slot = self._slots.columns, sequence.turn, sequence.slot
         if self._drafter is None or turn is None or slot is None or not columns.plain[slot]:
             return []
-        if (
-            columns.reads[slot]
-            or turn.grammar is not None
-            or end != sequence.length
-            or end - sequence.planned != 1
-        ):
+        decodes = end == sequence.length and end - sequence.planned == 1
+        if columns.reads[slot] or turn.grammar is not None or not decodes:
             return []
         most = min(draft.chunk, turn.allowed - sequence.sampled - 1)
         reach = self._block_manager.reach(sequence, self._block_manager.pool.available) - end
