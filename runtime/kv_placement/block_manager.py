@@ -117,12 +117,8 @@ class BlockManager:
         named = self._named(sequence, found, loaded, allocated)
         for at, block in zip(loaded, named, strict=True):
             blocks[at] = block
-        fresh = [
-            (found.keys[at], block)
-            for at, block in zip(loaded, allocated, strict=True)
-            if blocks[at] == block
-        ]
-        self.transfers.load([key for key, _ in fresh], [block for _, block in fresh])
+        pairs = zip(loaded, allocated, strict=True)
+        self.transfers.load({found.keys[at]: block for at, block in pairs if blocks[at] == block})
         return self._count_in(sequence, found, blocks)
 
     def read_up(self, sequence: Sequence, found: Located) -> int:

@@ -9,9 +9,8 @@ is found after it. Without a host tier every method does nothing.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import starmap
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,16 +79,16 @@ class Transfers:
         elif key not in self._wanted:
             self._staying[key] = block
 
-    def load(self, keys: Sequence[bytes], blocks: Sequence[int]) -> None:
-        """Have records of the host tier copied into allocated blocks, before the rows of the plan being made.
-        Their slots are held until that is done."""
+    def load(self, blocks: Mapping[bytes, int]) -> None:
+        """Have records of the host tier copied into allocated ``blocks``, by key, before the rows of the plan
+        being made. Their slots are held until that is done."""
         host = self.tiers.host
         assert host is not None
-        slots = [host.here[key] for key in keys]
-        host.hold(*slots)
-        self._tenants.update(zip(blocks, map(host.tenant_of, slots), strict=True))
-        self._loads.extend(starmap(BlockLoad, zip(slots, blocks, strict=True)))
-        self._loading.update(blocks)
+        loads = [BlockLoad(host.here[key], block) for key, block in blocks.items()]
+        host.hold(*(load.slot for load in loads))
+        self._tenants.update((load.block, host.tenant_of(load.slot)) for load in loads)
+        self._loads += loads
+        self._loading.update(blocks.values())
 
     def at_once(self, blocks: int, least: int) -> int:
         """The most blocks that one plan may load for a sequence that has ``blocks`` to load.
