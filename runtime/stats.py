@@ -48,6 +48,13 @@ class Counters:
     drafted: int = 0
     accepted: int = 0
 
+    def landed(self, computed: int, prefilled: int, recomputed: int) -> None:
+        """Add the tokens of a row that was committed: all that it ``computed``, of these ``prefilled`` for
+        the first time, and ``recomputed``."""
+        self.computed += computed
+        self.prefilled += prefilled
+        self.recomputed += recomputed
+
 
 class Timing:
     """The moments of one step, by one clock: when its planning began (``begun``) and ended, when its
