@@ -84,6 +84,7 @@ class Ours:
         """Means over the steps since the last call: milliseconds by part of a step, tokens by class."""
         spent = self._spent()
         steps = spent.pop("steps")
+        spent["decoded"] = spent.pop("computed") - spent["prefilled"] - spent["recomputed"]
         means = {name: total / max(1.0, steps) for name, total in spent.items()}
         in_ms = {f"{name}_ms": 1000 * means.pop(name) for name in spent if name.startswith("t_")}
         return {"steps": steps, **in_ms, **means}
