@@ -1,7 +1,7 @@
 """``holdfast bench decode``: tokens per second at 1, 8 and 32 sequences, against other engines in the same run.
 
 64 prompt and 128 generated tokens each; the time includes the prompt. With ``--profile`` it also says where our
-own step's time goes: parts by the step log, operators by torch's profiler.
+own step's time goes: parts by the engine's own totals, operators by torch's profiler.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def rates_of(
 def _steps(
     ours: EngineWorker, sequences: Sequence[int], options: Options, model: str, *, profiled: bool
 ) -> dict[int, Any]:
-    """For each number of sequences, means of the step log over one more run of our engine; if ``profiled``,
+    """For each number of sequences, means over the steps of one more run of our engine; if ``profiled``,
     torch's operators of a further run, too."""
     rng = random.Random(f"{options.seed} steps")
     found: dict[int, Any] = {}

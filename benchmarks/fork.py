@@ -15,9 +15,9 @@ from typing import Any
 
 from ..kvstore.keys import BlockHasher
 from ..kvstore.pool import BlockPool
-from ..runtime.scheduler.scheduler import Scheduler, SequenceVerb
+from ..runtime.scheduler.scheduler import Scheduler
 from ..runtime.settings import SchedulerSettings
-from ..runtime.verbs import Close, Extend, Fork, Generate, Open, Sampling, TokenLimits
+from ..runtime.verbs import Close, Extend, Fork, Generate, Open, Sampling, SequenceVerb, TokenLimits
 from .harness.options import Options, options_of, parser_of, run
 from .harness.replay import VOCABULARY, ReplayedStep
 from .report import Goal, show, summary, table

@@ -137,9 +137,8 @@ async def _first_token(link: EngineLink, sampling: Sampling) -> float:
     seq = (await link.open(_prompt(0))).seq
     await link.stage(seq)
     began = time.perf_counter()
-    async with await link.generate(seq, sampling, TokenLimits(1)) as generation:
-        async for row in generation:
-            _check(row)
+    async for row in await link.generate(seq, sampling, TokenLimits(1)):
+        _check(row)
     ms = 1e3 * (time.perf_counter() - began)
     await link.close(seq)
     return round(ms, 3)
@@ -160,26 +159,26 @@ async def _refusals(link: EngineLink, options: Options) -> tuple[dict[str, float
     told: dict[str, float] = {}
     gaps = _Gaps([])
     seq = (await link.open(_prompt(1))).seq
-    async with await link.generate(seq, Sampling(), TokenLimits(3000)) as talk:
+    talk = await link.generate(seq, Sampling(), TokenLimits(3000))
 
-        async def listen() -> None:
-            last = time.perf_counter()
-            async for _ in talk:
-                now = time.perf_counter()
-                gaps.ms.append(1e3 * (now - last))
-                last = now
+    async def listen() -> None:
+        last = time.perf_counter()
+        async for _ in talk:
+            now = time.perf_counter()
+            gaps.ms.append(1e3 * (now - last))
+            last = now
 
-        async with anyio.create_task_group() as group:
-            group.start_soon(listen)
-            seconds = 0.3 if options.quick else 3.0
-            await anyio.sleep(seconds)
-            gaps.calm = round(percentile(gaps.ms[1:], 0.99), 3)
-            gaps.ms.clear()
-            end = time.perf_counter() + seconds  # as long, or one 99th percentile is of far fewer gaps
-            while not told or time.perf_counter() < end:
-                for name, grammar in REFUSED.items():
-                    told[name] = max(told.get(name, 0.0), await _refused(link, grammar))
-            group.cancel_scope.cancel()
+    async with anyio.create_task_group() as group:
+        group.start_soon(listen)
+        seconds = 0.3 if options.quick else 3.0
+        await anyio.sleep(seconds)
+        gaps.calm = round(percentile(gaps.ms[1:], 0.99), 3)
+        gaps.ms.clear()
+        end = time.perf_counter() + seconds  # as long, or one 99th percentile is of far fewer gaps
+        while not told or time.perf_counter() < end:
+            for name, grammar in REFUSED.items():
+                told[name] = max(told.get(name, 0.0), await _refused(link, grammar))
+        group.cancel_scope.cancel()
     await link.close(seq)
     return told, gaps
 

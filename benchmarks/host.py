@@ -158,9 +158,7 @@ def engine_of(rows: int, context: int, idle: int, *, grammar: bool = False) -> E
     )
     work = NoWork(ids, vocab)
     arena = DeviceArena(KVGroup(0, (0,), HeadLayout(1, 1), "float32", BLOCK_TOKENS), blocks)
-    capacity = Capacity(
-        settings.depth * settings.max_sequences, each, settings.max_step_tokens, settings.max_sequences
-    )
+    capacity = Capacity(settings.depth * settings.max_sequences, each, *settings.step_size)
     runner = TorchRunner(
         work,  # type: ignore[arg-type]
         arena,

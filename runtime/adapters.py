@@ -146,14 +146,10 @@ class AdapterTable:
         if not adapter.names:
             self._leaving.add(adapter)
 
-    @property
-    def leaving(self) -> bool:
-        """Whether an adapter that was unloaded is still there."""
-        return bool(self._leaving)
-
     def sweep(self, used: Iterable[Adapter | None]) -> list[int]:
-        """Forget the adapters that were unloaded, but those that turns use. Returns their numbers."""
-        gone = list(self._leaving.difference(used))
+        """Forget the adapters that were unloaded, but those that turns use. Returns their numbers. ``used`` is
+        not looked at if none was unloaded."""
+        gone = self._leaving.difference(used) if self._leaving else ()
         for adapter in gone:
             self._leaving.discard(adapter)
             del self._adapters[adapter.digest]

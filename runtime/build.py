@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import TypeAlias
 
@@ -37,8 +38,8 @@ from .kv_placement import sizing
 from .kv_placement.costs import CostBook, measure, this_machine
 from .kv_placement.tier_setup import asked_disk, costs_file, host_bytes, host_slots, open_tiers
 from .link.engine_end import LoadedEngine, LoadProgress
-from .link.heartbeat import LOAD_STALL, Liveness
-from .link.messages import Hello, Phase
+from .link.heartbeat import Liveness
+from .link.messages import Hello
 from .model.adapter import AdapterMaps, slot_bytes
 from .model.config import ModelConfig, read_defaults
 from .model.load import Keeping, LoadedModel, device_named, load_model
@@ -141,7 +142,7 @@ def load_engine(
             hello.quantisation or hello.dtype,
         ),
         *(hello.kernels, hello.max_context),
-        *(numbers.max_step_tokens, numbers.max_sequences),
+        *numbers.step_size,
     )
 
     def leave() -> None:
@@ -233,7 +234,7 @@ def _measured(
 def _graphs_bytes(bare: TorchRunner, settings: EngineSettings, step: StepSize, device: Device) -> int:
     """What the captured steps of an engine will take of the device's memory: the largest are captured here, and
     each of the others takes as much as the last of these."""
-    sizes = settings.captures(StepSize(step.tokens, step.rows))
+    sizes = settings.captures(step)
     if not sizes:
         return 0
     free: list[int] = []
@@ -253,12 +254,12 @@ def _capture(
     bare: TorchRunner, settings: EngineSettings, numbers: SchedulerSettings, liveness: Liveness
 ) -> None:
     """Capture the steps of an engine that is about to serve, or have them captured when they are needed."""
-    sizes = settings.captures(StepSize(numbers.max_step_tokens, numbers.max_sequences))
+    sizes = settings.captures(numbers.step_size)
     began, done = time.monotonic(), count()
 
     def tell(one: StepSize) -> None:
         what = f"capturing a step of {one.tokens} tokens in {one.rows} rows"
-        liveness.enter(Phase.COMPILING, LOAD_STALL, what, next(done) / len(sizes))
+        liveness.prepare(next(done) / len(sizes), what)
 
     bare.capture(sizes, tell, now=not settings.capture_lazily)
     if sizes and not settings.capture_lazily:
@@ -337,22 +338,14 @@ def _engine(
         mover = BlockMover(arena, slots, model.decoder.kernels.copy_pieces)
         tiers = open_tiers(settings, slots, control, hasher, namespace, mover.reach)
     matchers = llguidance.Matchers()
-    capacity = Capacity(
-        numbers.depth * numbers.max_sequences,
-        -(-numbers.max_context // numbers.block_tokens),
-        numbers.max_step_tokens,
-        numbers.max_sequences,
-    )
+    blocks = numbers.blocks_for(numbers.max_context)
+    capacity = Capacity(numbers.depth * numbers.max_sequences, blocks, *numbers.step_size)
     bare = TorchRunner(
         model.decoder, arena, mover=mover, grammars=matchers, capacity=capacity, adapters=adapters
     )
     gpu = device.memory() is not None
     if mover is not None:  # before kernels run: registering holds up launches
-
-        def pinning(fraction: float) -> None:
-            liveness.enter(Phase.COMPILING, LOAD_STALL, "pinning the host tier's memory", fraction)
-
-        mover.registration.begin(pinning)
+        mover.registration.begin(partial(liveness.prepare, detail="pinning the host tier's memory"))
     if tiers.host is not None and gpu:  # a CPU's cores have the step to compute
         tiers.host.check_adopted()
     runner, _ = _rehearsed(bare, settings, numbers.max_context, liveness, kernels=gpu)
@@ -365,7 +358,7 @@ def _engine(
     )
     costs = CostBook(path, machine=this_machine(processor), beside=cuda)
     if tiers.below and not costs.calibrated:
-        liveness.enter(Phase.COMPILING, LOAD_STALL, "measuring what a restore costs", 1.0)
+        liveness.prepare(1.0, "measuring what a restore costs")
         costs.calibrate(
             measure(
                 bare,
@@ -377,17 +370,12 @@ def _engine(
         )
     if settings.debug:
         arena.poison(range(numbers.blocks))
-    compiler = _grammar_compiler(model)
+    compiler = None
+    if llguidance.available():
+        compiler = llguidance.Compiler(model.folder, model.config.vocab_size, model.config.eos_ids)
     scheduler = Scheduler(numbers, pool, hasher, namespace, tiers, costs, compiler, matchers, adapters=table)
     tiers.wait_ready(DISK_SECONDS)
     return Engine(scheduler, runner, debug=settings.debug, adapters=adapters), mover
-
-
-def _grammar_compiler(model: LoadedModel) -> llguidance.Compiler | None:
-    """The compiler of grammars for the model's tokenizer; None if llguidance is not installed."""
-    if not llguidance.available():
-        return None
-    return llguidance.Compiler(model.folder, model.config.vocab_size, model.config.eos_ids)
 
 
 def _backend(
@@ -398,14 +386,10 @@ def _backend(
     liveness: Liveness,
 ) -> Backend:
     """The backend for a model that computes in ``dtype``, with packed weights of these ``types``."""
-
-    def compiling(fraction: float, detail: str) -> None:
-        liveness.enter(Phase.COMPILING, LOAD_STALL, detail, fraction)
-
     device, needs = device_named(settings.device), _needs(settings, dtype, config.head_dim, types)
     try:
         with device_of(device).active():
-            return choose(settings.kernels, device, needs, compiling)
+            return choose(settings.kernels, device, needs, liveness.prepare)
     except BackendMissing as error:
         raise SettingsInvalid(str(error)) from error
 

@@ -2,13 +2,11 @@
 committing add to arrays and touch no object.
 
 A sequence with a slot of the batch keeps these numbers here, and nowhere else: its own attributes read and
-write them (`InColumn`). Such a write takes the sequence out of the rows that merely decode (``plain``), until
-a row that goes through Python finds that it does nothing else from then on.
+write them (`sequence.InColumn`). Such a write takes the sequence out of the rows that merely decode
+(``plain``), until a row that goes through Python finds that it does nothing else from then on.
 """
 
 from __future__ import annotations
-
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,21 +52,9 @@ class Columns:
         self.version = 0
         self._marks = 0
 
-    def begin(
-        self,
-        slot: int,
-        seq: int,
-        tenant: int,
-        *,
-        computed: int,
-        planned: int,
-        pending_samples: int,
-        told: int,
-    ) -> None:
-        """Take a sequence in."""
+    def begin(self, slot: int, seq: int, tenant: int) -> None:
+        """Take a sequence in, which then writes its numbers."""
         self.seqs[slot], self.tenants[slot] = seq, tenant
-        self.computed[slot], self.planned[slot] = computed, planned
-        self.pending_samples[slot], self.told[slot] = pending_samples, told
         self.take_back(slot)
         self.fresh_count[slot] = 0
         self.not_plain(slot)
@@ -94,36 +80,3 @@ class Columns:
         """The tokens that the sequence's list lacks; they are not here any more."""
         count, self.fresh_count[slot] = int(self.fresh_count[slot]), 0
         return self.fresh[slot, :count]
-
-
-class InSlot(Protocol):
-    """What may have a slot: ``columns`` is None while it has none. `touched` hears of each number that is set
-    in a column."""
-
-    @property
-    def columns(self) -> Columns | None: ...
-
-    @property
-    def slot(self) -> int | None: ...
-
-    def touched(self) -> None: ...
-
-
-class InColumn:
-    """A number of a sequence that stands in the column of the same name while the sequence has a slot, else
-    in an attribute with an underscore before it."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name, self._own = name, f"_{name}"
-
-    def __get__(self, sequence: InSlot, owner: type) -> int:
-        if sequence.columns is None:
-            return int(getattr(sequence, self._own))
-        return int(getattr(sequence.columns, self._name)[sequence.slot])
-
-    def __set__(self, sequence: InSlot, value: int) -> None:
-        if sequence.columns is None:
-            setattr(sequence, self._own, value)
-        else:
-            getattr(sequence.columns, self._name)[sequence.slot] = value
-            sequence.touched()

@@ -18,7 +18,7 @@ from .errors import EngineDied, RuntimeFault, VerbRefused
 from .kv_placement.placement import POLL_SECONDS
 from .plan import Handle, Outcomes, Plan, RowFault, Runner
 from .scheduler.scheduler import Scheduler
-from .stats import StepLog, Timing
+from .stats import StepClock, Timing
 from .verbs import AnyVerb, LoadAdapter, Refusal, Row, Statistics, Step, UnloadAdapter, VerbReply
 
 MOST_LOST_STEPS = 16
@@ -63,7 +63,8 @@ class Engine:
 
     ``debug``: audit at each idle step and raise on a leak; otherwise audit now and then and only count leaks.
     ``clock``: gives seconds, for tiers and leases; what a step computes does not depend on it. ``adapters``:
-    reads them, and holds those of the scheduler's table; None: there is no room for any.
+    reads them, and holds those of the scheduler's table; None: there is no room for any. ``idle``: whether the
+    last `step` found nothing to do and no verb came since.
     """
 
     def __init__(
@@ -81,31 +82,28 @@ class Engine:
         self._clock = clock
         self._runner = runner
         self._debug = debug
-        self.log = StepLog(scheduler.counters)
+        self._steps = StepClock()
         self._in_flight: deque[tuple[Plan, Handle, Timing]] = deque()
         self._moving: deque[tuple[Plan, Handle]] = deque()  # committed, but for their saves and loads
-        self._idle = True
+        self.idle = True
         self._prepares = False
         self._lost_steps = 0
         self._audit_in = 1
         self._audit: tuple[Iterator[None], tuple[int, ...]] | None = None  # under way; of this version
         self._leaks = 0
 
-    @property
-    def idle(self) -> bool:
-        """Whether the last `step` found nothing to do and no verb came since."""
-        return self._idle
-
     def apply(self, verb: AnyVerb) -> VerbReply | Refusal | None:
         """Do what a verb says, between two steps. Returns its reply, or the refusal; None: the verb waits,
         and a later call of `answers` returns its reply."""
         if isinstance(verb, Statistics):
             return VerbReply(verb.request, statistics=self.statistics())
-        self._idle = False
+        self.idle = False
         self._audit = None
         try:
             if isinstance(verb, LoadAdapter):
-                self._load(verb)
+                self.scheduler.adapters.check_new(verb.name)
+                assert self._adapters is not None, "the table has room"
+                self._adapters.begin(verb)
                 return None
             if isinstance(verb, UnloadAdapter):
                 self.scheduler.adapters.remove(verb.name)
@@ -113,11 +111,6 @@ class Engine:
             return self.scheduler.apply(verb, self._clock())
         except VerbRefused as refusal:
             return Refusal(verb.request, refusal.code, refusal.message)
-
-    def _load(self, verb: LoadAdapter) -> None:
-        self.scheduler.adapters.check_new(verb.name)
-        assert self._adapters is not None, "the table has room"
-        self._adapters.begin(verb)
 
     def answers(self) -> list[VerbReply | Refusal]:
         """The replies to verbs that `apply` left waiting, as far as they became ready since the last call."""
@@ -153,28 +146,28 @@ class Engine:
         self._take_adapters()
         self.scheduler.tick(now)
         while len(self._in_flight) < self.scheduler.settings.depth and not self._broken:
-            timing = self.log.begin()
+            timing = self._steps.begin()
             plan = self.scheduler.plan(now)
             if plan is None:
                 break
-            self.log.planned(timing)
+            self._steps.planned(timing)
             self._in_flight.append((plan, self._launch(plan), timing))
-            self.log.launched(timing)
-        self._idle = not self._in_flight
-        told = self.scheduler.planned(self._clock(), idle=self._idle and not self._moving)
-        if self._idle:
-            self.log.rest()
+            self._steps.launched(timing)
+        self.idle = not self._in_flight
+        told = self.scheduler.planned(self._clock(), idle=self.idle and not self._moving)
+        if self.idle:
+            self._steps.rest()
             self._prepares = self.scheduler.prepare()
             if self._debug or not self._prepares:
                 self._go_on_auditing()
             return Step(self.scheduler.counters.steps, told) if told else None
         plan, handle, timing = self._in_flight.popleft()
-        self.log.waits(timing)
+        self._steps.waits(timing)
         outcomes = self._wait(handle)
         if isinstance(outcomes, Exception):  # it may be caused by one sequence
             return Step(plan.step, told + self._isolate(plan, outcomes, now))
         self._lost_steps = 0
-        self.log.landed(timing)
+        self._steps.landed(timing)
         self.scheduler.took(plan, timing.busy)
         if plan.saves or plan.loads:
             self._moving.append((plan, handle))
@@ -182,7 +175,7 @@ class Engine:
         rows, decoded = self.scheduler.commit(plan, outcomes, now)
         if self._in_flight:
             self._in_flight[0][1].draw()
-        self.log.committed(timing, plan.step, len(plan))
+        self._steps.committed(timing)
         return Step(plan.step, told + rows, decoded)
 
     def due(self) -> float | None:
@@ -197,10 +190,10 @@ class Engine:
         """Called when the link has ended: sends what the host tier holds to the tiers below, for
         ``LEAVE_SECONDS`` at most, and closes them."""
         self._take_moves(self._clock(), wait=True)
-        placement = self.scheduler.placement
-        placement.flush()
+        placement, tiers = self.scheduler.placement, self.scheduler.tiers
+        tiers.flush()
         end = self._clock() + LEAVE_SECONDS
-        while placement.busy and (now := self._clock()) < end:
+        while tiers.busy and (now := self._clock()) < end:
             placement.tick(now)
             time.sleep(POLL_SECONDS)
         placement.close()
@@ -209,7 +202,7 @@ class Engine:
         """The scheduler's counters, seconds by part of the step, steps in flight, steps with
         moves under way, and leaks found by audits."""
         lengths = {"in_flight": len(self._in_flight), "moving": len(self._moving), "leaks": self._leaks}
-        return {**self.scheduler.statistics(), **self.log.statistics(), **lengths}
+        return {**self.scheduler.statistics(), **self._steps.statistics(), **lengths}
 
     @property
     def _broken(self) -> bool:
@@ -229,7 +222,7 @@ class Engine:
         """Recover from a step that failed as a whole: run its sequences, and those of steps launched behind
         it, one at a time. ``error``: what it failed with. Returns the rows to send to the gateway. Raises
         `EngineDied` if too many steps in a row failed."""
-        self.log.rest()
+        self._steps.rest()
         plans = [failed]
         while self._in_flight:
             plan, handle, _ = self._in_flight.popleft()

@@ -25,7 +25,7 @@ from ..kvstore.block_table import BlockTable
 from ..kvstore.keys import KeyChain
 from ..kvstore.quotas import tenant_of
 from .adapters import Adapter
-from .columns import Columns, InColumn
+from .columns import Columns
 from .tokens import TokenList
 from .verbs import Finish, Sampling, SequenceState, TokenLimits, TokenLogprob, Work
 
@@ -157,6 +157,26 @@ class FromTiers:
     compute_until: int | None = None
 
 
+class InColumn:
+    """A number of a sequence that stands in the column of the same name while the sequence has a slot, else
+    in an attribute with an underscore before it."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name, self._own = name, f"_{name}"
+
+    def __get__(self, sequence: Sequence, owner: type) -> int:
+        if sequence.columns is None:
+            return int(getattr(sequence, self._own))
+        return int(getattr(sequence.columns, self._name)[sequence.slot])
+
+    def __set__(self, sequence: Sequence, value: int) -> None:
+        if sequence.columns is None:
+            setattr(sequence, self._own, value)
+        else:
+            getattr(sequence.columns, self._name)[sequence.slot] = value
+            sequence.touched()
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """Everything the engine knows of one sequence. Three scalars say how far it is: ``computed``, ``planned``
@@ -164,7 +184,7 @@ class Sequence:
 
     Each of its fields, and of those of its records, is written by one module: most by this one, ``table`` and
     ``tail`` by the block manager, ``lease`` by the leases, ``status``, ``age`` and ``used`` by the queues,
-    ``slot`` by the slots.
+    ``adapter`` by the scheduler.
 
     ``root``: the block key before the first; ``adapter``: the one that computes it; None: none.
     ``tenant_root``: what ``root`` would be without an adapter; empty: it is ``root``. ``tenant``: the number of
@@ -339,12 +359,6 @@ class Sequence:
         if position and self.marks[at : at + 1] != [position]:
             self.marks.insert(at, position)
 
-    def lose_found(self, tokens: int) -> None:
-        """Count ``tokens`` tokens less as resident: their KV was found, but the sequence cannot go on from it.
-        The opposite of `count_found`."""
-        if self.turn is not None and self.turn.resident is not None:
-            self.turn.resident = max(0, self.turn.resident - tokens)
-
     def fall_back(self, length: int) -> None:
         """Note that the KV of the first ``length`` tokens alone counts from now on; the other tokens are
         computed again."""
@@ -394,34 +408,23 @@ class Sequence:
         not known."""
         self.returns = returns
 
-    def adapt(self, adapter: Adapter | None) -> None:
-        """Note that the weights of the sequence's adapter were loaded again."""
-        self.adapter = adapter
-
     # --- the slot ---------------------------------------------------------------------------------------
 
     def take_slot(self, columns: Columns, slot: int) -> None:
         """Keep what changes in each step in ``columns`` from now on, at ``slot``."""
-        columns.begin(
-            slot,
-            self.id,
-            self.tenant,
-            computed=self._computed,
-            planned=self._planned,
-            pending_samples=self._pending_samples,
-            told=self._told,
-        )
+        numbers = self.computed, self.planned, self.pending_samples, self.told
+        columns.begin(slot, self.id, self.tenant)
         self.columns, self.slot = columns, slot
+        self.computed, self.planned, self.pending_samples, self.told = numbers
 
     def leave_slot(self) -> None:
         """Keep it here again."""
         assert self.columns is not None and self.slot is not None
-        tokens = self.tokens
+        self._tokens = self.tokens  # with those that stand in the columns
         numbers = self.computed, self.planned, self.pending_samples, self.told
         self.columns.end(self.slot)
         self.columns = self.slot = None
-        self._computed, self._planned, self._pending_samples, self._told = numbers
-        self._tokens = tokens
+        self.computed, self.planned, self.pending_samples, self.told = numbers
 
     def touched(self) -> None:
         """Note that something changed otherwise than by a plain decode: the next row goes through Python."""
@@ -472,10 +475,7 @@ class Sequence:
 
     def _append(self, tokens: list[int]) -> None:
         self.touched()
-        if len(tokens) == 1:
-            self.tokens.append(tokens[0])
-        else:
-            self.tokens.extend(np.array(tokens, dtype=np.int32))
+        self.tokens.extend(tokens)
 
     def recall(self) -> None:
         """Take back what is planned: rows in flight will be discarded when their step ends, and only computed
@@ -510,18 +510,18 @@ class Sequence:
 
     def count_found(self, tokens: int) -> None:
         """Count as resident ``tokens`` more, which the prefix cache gave after the turn had started, because
-        other turns have just computed them. Does nothing before the turn has started: its start counts what is
+        other turns have just computed them; or, if it is negative, so many less: their KV was found, but the
+        sequence cannot go on from it. Does nothing before the turn has started: its start counts what is
         there."""
         if self.turn is not None and self.turn.resident is not None:
-            self.turn.resident += tokens
+            self.turn.resident = max(0, self.turn.resident + tokens)
 
-    def end(self) -> Work | None:
+    def end(self) -> Work:
         """End the turn and take back what is planned. Returns what the turn cost, and sets the counts for
-        that to zero; None if there is no turn."""
+        that to zero."""
         self.recall()
         turn, self.turn = self.turn, None
-        if turn is None:
-            return None
+        assert turn is not None
         made, came = self.work, self.from_tiers
         self.work, self.from_tiers = ComputedTokens(), FromTiers()
         # What was found or brought up twice, or computed and then found, counts once; what the sequence had

@@ -189,8 +189,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if self.blocks is not None and self.kv_bytes is not None:
             raise SettingsInvalid("blocks and kv_bytes both say how much KV to hold: give one of them")
         KVFormat(self.kv_dtype, *self.kv_scales)
-        _check_least(1, blocks=self.blocks)
-        _check_least(0, disk_reserve=self.disk_reserve)
+        _check_least(1, self, "blocks")
+        _check_least(0, self, "disk_reserve")
         self._check_adapters()
         if min(self.capture_sizes or (1,)) < 1:
             sizes = ",".join(map(str, self.capture_sizes or ()))
@@ -323,16 +323,9 @@ class SchedulerSettings:
     windows: tuple[int | None, ...] = (None,)
 
     def __post_init__(self) -> None:
-        _check_least(
-            1,
-            blocks=self.blocks,
-            vocab_size=self.vocab_size,
-            block_tokens=self.block_tokens,
-            max_sequences=self.max_sequences,
-            max_open=self.max_open,
-        )
-        _check_least(2, max_context=self.max_context)
-        _check_least(0, watermark_blocks=self.watermark_blocks, patience=self.patience)
+        _check_least(1, self, "blocks", "vocab_size", "block_tokens", "max_sequences", "max_open")
+        _check_least(2, self, "max_context")
+        _check_least(0, self, "watermark_blocks", "patience")
         if not 0 <= self.lease_share <= 1:
             raise SettingsInvalid(f"lease_share is {self.lease_share}, not between 0 and 1")
         if self.depth not in DEPTHS:
@@ -353,6 +346,11 @@ class SchedulerSettings:
     def blocks_for(self, tokens: int) -> int:
         """How many blocks ``tokens`` tokens take up."""
         return -(-tokens // self.block_tokens)
+
+    @property
+    def step_size(self) -> StepSize:
+        """The most that a step may compute."""
+        return StepSize(self.max_step_tokens, self.max_sequences)
 
     @property
     def least_chunk(self) -> int:
@@ -383,7 +381,8 @@ class SchedulerSettings:
         return tenants * -(-prompt // self.least_chunk) + length - prompt + stalls + self.depth
 
 
-def _check_least(least: int, **numbers: int | None) -> None:
-    for name, number in numbers.items():
+def _check_least(least: int, settings: EngineSettings | SchedulerSettings, *names: str) -> None:
+    for name in names:
+        number = getattr(settings, name)
         if number is not None and number < least:
             raise SettingsInvalid(f"{name} is {number}, less than {least}")

@@ -1,19 +1,14 @@
-"""What the engine has done: counts since the start, and what each step took and computed.
+"""What the engine has done: counts since the start, and the seconds that steps took.
 
-`Counters` only counts; lengths of queues are read where the queues are. `StepLog` keeps a bounded log of steps
-and running totals for ``statistics()``: six readings of the clock and one tuple a step, cheap enough to be
-always on.
+`Counters` only counts; lengths of queues are read where the queues are. `StepClock` keeps running totals for
+``statistics()``: six readings of the clock a step, cheap enough to be always on.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
-
-STEPS_KEPT = 1024
 
 
 @dataclass(slots=True)
@@ -60,59 +55,30 @@ class Counters:
         self.prefilled += prefilled
         self.recomputed += recomputed
 
-    def drawn(self, tokens: int) -> None:
-        """Add the tokens that a row sampled."""
-        self.sampled += tokens
-
-
-class StepRecord(NamedTuple):
-    """One step that was committed. Times are seconds of the host's clock, ``t_*``; tokens are counted by
-    class.
-
-    ``t_plan``: making the plan. ``t_launch``: handing it to the device, which on a CPU is computing it.
-    ``t_device``: waiting for its outcomes. ``t_commit``: taking them over. ``t_gap``: how long the device had
-    no work before it, since the outcomes of the step before; 0 where it was launched before they came, or
-    where the engine was idle. ``prefilled``: prompt tokens computed for the first time; ``recomputed``:
-    tokens computed again; ``decoded``: the other ones.
-    """
-
-    step: int
-    rows: int
-    t_plan: float
-    t_launch: float
-    t_device: float
-    t_commit: float
-    t_gap: float
-    prefilled: int
-    recomputed: int
-    decoded: int
-
 
 class Timing:
-    """The moments of one step, by the log's clock: when its planning began (``begun``) and ended, when its
+    """The moments of one step, by one clock: when its planning began (``begun``) and ended, when its
     launch returned, when it was waited for (``waited``), and when its outcomes came (``landed``).
 
     ``busy``: seconds that the device worked on it alone, from its launch or the end of the step before;
-    ``gap``: seconds without work before it. ``before``: token counters before its commit.
+    ``gap``: seconds without work before it, 0 where it was launched before the one before ended, or where the
+    engine was idle.
     """
 
-    __slots__ = ("before", "begun", "busy", "gap", "landed", "launched", "planned", "waited")
+    __slots__ = ("begun", "busy", "gap", "landed", "launched", "planned", "waited")
 
     def __init__(self, begun: float) -> None:
         self.begun = self.planned = self.launched = self.waited = self.landed = begun
         self.gap = self.busy = 0.0
-        self.before = (0, 0, 0)
 
 
-class StepLog:
-    """The records of the last ``keep`` steps, oldest first, and totals since the start. ``counters``: the
-    scheduler's, to tell which tokens a step computed."""
+class StepClock:
+    """Seconds of all steps since the start, by part: ``t_plan``, making the plan; ``t_launch``, handing it to
+    the device, which on a CPU is computing it; ``t_device``, waiting for its outcomes; ``t_commit``, taking
+    them over; ``t_gap``, how long the device had no work before it (`Timing`). A step that failed is in none
+    of them."""
 
-    def __init__(
-        self, counters: Counters, keep: int = STEPS_KEPT, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
-        self.records: deque[StepRecord] = deque(maxlen=keep)
-        self._counters = counters
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._landed: float | None = None
         self._totals = dict.fromkeys(("t_plan", "t_launch", "t_device", "t_commit", "t_gap"), 0.0)
@@ -138,7 +104,6 @@ class StepLog:
         """Note in ``timing`` the moment at which the step's outcomes are here, and are about to be committed;
         and compute for how long the device was busy with the step and had no work before it."""
         timing.landed = self._clock()
-        timing.before = self._tokens()
         timing.busy = timing.landed - timing.planned
         if self._landed is not None:
             timing.gap = max(0.0, timing.planned - self._landed)
@@ -149,32 +114,18 @@ class StepLog:
         """Note that the time until the next launch is no gap: there is nothing to compute, or a step failed."""
         self._landed = None
 
-    def committed(self, timing: Timing, step: int, rows: int) -> None:
-        """Note that the step is committed: append its record, and add its times to the totals. ``step``: its
-        number; ``rows``: how many rows it had."""
-        prefilled, recomputed, computed = (
-            now - before for now, before in zip(self._tokens(), timing.before, strict=True)
-        )
-        record = StepRecord(
-            step,
-            rows,
-            timing.planned - timing.begun,
-            timing.launched - timing.planned,
-            timing.landed - timing.waited,
-            self._clock() - timing.landed,
-            timing.gap,
-            prefilled,
-            recomputed,
-            computed - prefilled - recomputed,
-        )
-        self.records.append(record)
-        for name in self._totals:
-            self._totals[name] += getattr(record, name)
+    def committed(self, timing: Timing) -> None:
+        """Note that the step is committed: add its times to the totals."""
+        parts = {
+            "t_plan": timing.planned - timing.begun,
+            "t_launch": timing.launched - timing.planned,
+            "t_device": timing.landed - timing.waited,
+            "t_commit": self._clock() - timing.landed,
+            "t_gap": timing.gap,
+        }
+        for name, seconds in parts.items():
+            self._totals[name] += seconds
 
     def statistics(self) -> dict[str, float]:
-        """Seconds that all steps since the start took in each part, by the names of `StepRecord`:
-        ``t_plan``…"""
+        """The seconds by part."""
         return dict(self._totals)
-
-    def _tokens(self) -> tuple[int, int, int]:
-        return self._counters.prefilled, self._counters.recomputed, self._counters.computed

@@ -13,7 +13,6 @@ import threading
 import warnings
 from collections.abc import Callable
 from functools import partial
-from types import TracebackType
 
 import anyio
 import anyio.to_thread
@@ -76,9 +75,7 @@ class ThreadEngine:
             raise
         return self.link
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._leave()
 
     def _serve(self, sock: socket.socket) -> None:

@@ -50,13 +50,8 @@ class TokenList:
     def __len__(self) -> int:
         return self._length
 
-    def append(self, token: int) -> None:
-        """Append one id."""
-        self._claim(self._length + 1)[self._length] = token
-        self._length += 1
-
-    def extend(self, tokens: NDArray[np.int32]) -> None:
-        """Append the ids ``tokens``, int32 ``[tokens]``."""
+    def extend(self, tokens: NDArray[np.int32] | Sequence[int]) -> None:
+        """Append the ids ``tokens``."""
         end = self._length + len(tokens)
         self._claim(end)[self._length : end] = tokens
         self._length = end

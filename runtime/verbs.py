@@ -9,17 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import msgspec
-
-
-class Numbers(Protocol):
-    """An array of int64."""
-
-    def tobytes(self) -> bytes:
-        """Its numbers, little-endian."""
-        ...
 
 
 class GrammarKind(StrEnum):
@@ -289,22 +281,8 @@ class Statistics(Verb, frozen=True, tag="statistics"):
     """Ask for the engine's counters."""
 
 
-AnyVerb: TypeAlias = (
-    Open
-    | Extend
-    | Truncate
-    | Generate
-    | Stop
-    | Fork
-    | Close
-    | Lease
-    | Stage
-    | Settle
-    | Locate
-    | LoadAdapter
-    | UnloadAdapter
-    | Statistics
-)
+SequenceVerb = Open | Extend | Truncate | Generate | Stop | Fork | Close | Lease | Stage | Settle | Locate
+AnyVerb: TypeAlias = SequenceVerb | LoadAdapter | UnloadAdapter | Statistics
 
 
 # --- up -----------------------------------------------------------------------------------------------------
@@ -486,11 +464,6 @@ class Decoded(msgspec.Struct, frozen=True, array_like=True):
     epochs: bytes
     tokens: bytes
     lengths: bytes
-
-    @classmethod
-    def of(cls, seqs: Numbers, epochs: Numbers, tokens: Numbers, lengths: Numbers) -> Decoded:
-        """From arrays of int64."""
-        return cls(seqs.tobytes(), epochs.tobytes(), tokens.tobytes(), lengths.tobytes())
 
     def rows(self) -> Iterator[Row]:
         """The rows, one by one."""

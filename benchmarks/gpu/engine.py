@@ -176,7 +176,7 @@ def parts_of(
 def captured(model: LoadedModel, runner: TorchRunner, settings: SchedulerSettings) -> list[Figure]:
     """Have a server's sizes of steps captured, and tell how many graphs there are, the seconds, and the memory
     that they take."""
-    sizes = EngineSettings(model="").captures(StepSize(settings.max_step_tokens, settings.max_sequences))
+    sizes = EngineSettings(model="").captures(settings.step_size)
     cuda = model.decoder.device.type == "cuda"
     free = torch.cuda.mem_get_info()[0] if cuda else 0
     began = time.perf_counter()

@@ -28,6 +28,7 @@ from .talker import apply, loaded, rest, spoken
 Json = dict[str, Any]
 KV_BYTES = 1 << 30
 LISTED_OPERATORS = 12
+COUNTED = ("steps", "rows", "prefilled", "recomputed", "computed")
 
 
 class Ours:
@@ -37,6 +38,7 @@ class Ours:
         self._numbers = count(1)
         self._engine: Engine
         self._conversation: int | None = None
+        self._before: dict[str, float] = {}
 
     def load(self, folder: Path, dtype: str, threads: int) -> Json:
         """Load the model in ``folder`` with a server's default settings, except for the memory for KV."""
@@ -79,25 +81,33 @@ class Ours:
         return tokens
 
     def log(self, request: Json) -> Json:
-        """Means over the steps in the engine's log, which is then emptied: milliseconds by part of a step,
-        tokens by class."""
-        records = list(self._engine.log.records)
-        self._engine.log.records.clear()
-        fields = [name for name in records[0]._fields if name != "step"] if records else []
-        means = {name: sum(getattr(one, name) for one in records) / len(records) for name in fields}
-        in_ms = {f"{name}_ms": 1000 * means.pop(name) for name in fields if name.startswith("t_")}
-        return {"steps": len(records), **in_ms, **means}
+        """Means over the steps since the last call: milliseconds by part of a step, tokens by class."""
+        spent = self._spent()
+        steps = spent.pop("steps")
+        spent["decoded"] = spent.pop("computed") - spent["prefilled"] - spent["recomputed"]
+        means = {name: total / max(1.0, steps) for name, total in spent.items()}
+        in_ms = {f"{name}_ms": 1000 * means.pop(name) for name in spent if name.startswith("t_")}
+        return {"steps": steps, **in_ms, **means}
+
+    def _spent(self) -> dict[str, float]:
+        """What the engine's counters have grown by since the last call: steps, their rows, the seconds of their
+        parts, and the tokens that they computed."""
+        now = self._engine.statistics()
+        now = {name: total for name, total in now.items() if name.startswith("t_") or name in COUNTED}
+        grown = {name: total - self._before.get(name, 0.0) for name, total in now.items()}
+        self._before = now
+        return grown
 
     def profile(self, request: Json) -> Json:
         """Run `decode` under torch's profiler. Gives the operators with the most time of their own, and the
         share of time outside of operators."""
-        self._engine.log.records.clear()
+        self._spent()
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
             self.decode(request["prompts"], request["out"])
-        launched = sum(record.t_launch for record in self._engine.log.records) * 1000
+        spent = self._spent()
+        launched, steps = spent["t_launch"] * 1000, max(1.0, spent["steps"])
         events = sorted(profiler.key_averages(), key=lambda one: -one.self_cpu_time_total)
         inside = sum(one.self_cpu_time_total for one in events) / 1000
-        steps = max(1, len(self._engine.log.records))
         return {
             "steps": steps,
             "launch_ms_per_step": launched / steps,

@@ -184,8 +184,8 @@ class Tiered(Ours):
     def _flush(self) -> None:
         """Wait until everything in the host tier is on disk, too."""
         scheduler = self._engine.scheduler
-        scheduler.placement.flush()
-        while scheduler.placement.busy:
+        scheduler.tiers.flush()
+        while scheduler.tiers.busy:
             scheduler.tick(time.monotonic())
             time.sleep(0.001)
 

@@ -117,17 +117,9 @@ class BlockManager:
         named = self._named(sequence, found, loaded, allocated)
         for at, block in zip(loaded, named, strict=True):
             blocks[at] = block
-        fresh = [
-            (found.keys[at], block)
-            for at, block in zip(loaded, allocated, strict=True)
-            if blocks[at] == block
-        ]
-        self.transfers.load([key for key, _ in fresh], [block for _, block in fresh])
+        pairs = zip(loaded, allocated, strict=True)
+        self.transfers.load({found.keys[at]: block for at, block in pairs if blocks[at] == block})
         return self._count_in(sequence, found, blocks)
-
-    def delays(self, sequence: Sequence) -> bool:
-        """Whether a row of the sequence would keep others waiting, as its blocks are still being loaded."""
-        return self.transfers.delays(sequence.table.view)
 
     def read_up(self, sequence: Sequence, found: Located) -> int:
         """Read records of the tiers to the device now, without slots, as many of ``found`` as are sound and
@@ -210,7 +202,7 @@ class BlockManager:
             came = sequence.from_tiers
             restored = min(came.host, sequence.computed - max(ends))
             came.host, came.disk = came.host - restored, min(came.disk, came.host - restored)
-            sequence.lose_found(sequence.computed - max(ends) - restored)
+            sequence.count_found(max(ends) + restored - sequence.computed)
             self.cut(sequence, max(ends))
         if not wait:
             self.adopt(sequence)
@@ -305,12 +297,11 @@ class BlockManager:
         if not part or self.tiers.host is None:
             return
         key = self.residency.tail(sequence, sequence.computed)
-        stale = (
-            sequence.tail is not None and sequence.tail[0] != key and sequence.tail[1] not in sequence.marks
-        )
+        before, end = sequence.tail or (key, 0)
+        stale = before != key and end not in sequence.marks
         for group, block in enumerate(sequence.table.view[full].tolist()):
-            if stale and sequence.tail is not None:
-                self.transfers.drop(in_group(sequence.tail[0], group))
+            if stale:
+                self.transfers.drop(in_group(before, group))
             self.transfers.save(in_group(key, group), block, part, sequence.tenant)
         sequence.tail = key, sequence.computed
 
@@ -393,11 +384,8 @@ class BlockManager:
         that is gone, drop the block's KV. ``keys``: of all that the block was of. Have blocks that the next
         token sees looked up, too."""
         tail, partial = divmod(sequence.computed, self.block_tokens)
-        lacks = (
-            [group for group in self._narrow if sequence.table.view[tail, group] == NO_BLOCK]
-            if partial
-            else []
-        )
+        narrow = self._narrow if partial else ()
+        lacks = [group for group in narrow if sequence.table.view[tail, group] == NO_BLOCK]
         if lacks:
             named = [in_group(keys[tail], group) for group in lacks] if len(keys) > tail else []
             blocks = [self.pool.index.block_of(key) for key in named]

@@ -139,15 +139,6 @@ class KVPlacement:
             self._advance(restore, now)
         self._send_down(now)
 
-    def flush(self) -> None:
-        """Queue all records of the host tier to go down, as an engine that ends does."""
-        self._tiers.flush()
-
-    @property
-    def busy(self) -> bool:
-        """Whether a lower tier answers, and owes an end or has records to get."""
-        return self._tiers.busy
-
     def close(self) -> None:
         """Write the measured costs to their file, and close the lower tiers."""
         self.costs.save()

@@ -37,9 +37,8 @@ SHARE = 0.125  # of all memory; pages are taken a little before KV comes
 MOST_BYTES = 64 << 30
 DISK_SHARE = 0.25  # of what is free; the journal and others need the rest
 MOST_DISK_BYTES = 64 << 30
-MARGIN_SHARE = (
-    4  # of the journal's reserve KV leaves one part in so many more: others may fill the disk quickly
-)
+MARGIN_SHARE = 4
+"""Of the journal's reserve KV leaves one part in so many more: others may fill the disk quickly."""
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,8 @@ is found after it. Without a host tier every method does nothing.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import starmap
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,16 +79,16 @@ class Transfers:
         elif key not in self._wanted:
             self._staying[key] = block
 
-    def load(self, keys: Sequence[bytes], blocks: Sequence[int]) -> None:
-        """Have records of the host tier copied into allocated blocks, before the rows of the plan being made.
-        Their slots are held until that is done."""
+    def load(self, blocks: Mapping[bytes, int]) -> None:
+        """Have records of the host tier copied into allocated ``blocks``, by key, before the rows of the plan
+        being made. Their slots are held until that is done."""
         host = self.tiers.host
         assert host is not None
-        slots = [host.here[key] for key in keys]
-        host.hold(*slots)
-        self._tenants.update(zip(blocks, map(host.tenant_of, slots), strict=True))
-        self._loads.extend(starmap(BlockLoad, zip(slots, blocks, strict=True)))
-        self._loading.update(blocks)
+        loads = [BlockLoad(host.here[key], block) for key, block in blocks.items()]
+        host.hold(*(load.slot for load in loads))
+        self._tenants.update((load.block, host.tenant_of(load.slot)) for load in loads)
+        self._loads += loads
+        self._loading.update(blocks.values())
 
     def at_once(self, blocks: int, least: int) -> int:
         """The most blocks that one plan may load for a sequence that has ``blocks`` to load.
@@ -184,29 +183,23 @@ class Transfers:
                 left -= 1
                 yield key, block
 
-    def finish(self, plan: Plan) -> None:
-        """Note that the plan's saves and loads are made: records that it saved can be found from now on, and
-        slots that it loaded may be evicted."""
+    def finish(self, plan: Plan, *, made: bool) -> None:
+        """Note that the plan's saves and loads are over. If they are ``made``, records that it saved can be
+        found from now on, and slots that it loaded may be evicted. If its step failed, it is not known which
+        were made: the slots of its saves are given up, and those of its loads released."""
         host = self.tiers.host
         if host is None:
             return
         for save in plan.saves:
-            host.filled(save.slot, spare=save.spare)
+            if made:
+                host.filled(save.slot, spare=save.spare)
+            else:
+                host.abandon(save.slot)
         self._loading -= Counter(load.block for load in plan.loads)
-        host.release(*(load.slot for load in plan.loads), above=True)
-        self.saved += len(plan.saves)
-        self.loaded += len(plan.loads)
-
-    def revoke(self, plan: Plan) -> None:
-        """Give up the slots of the plan's saves, and release those of its loads: its step failed, so it is
-        not known which copies were made."""
-        host = self.tiers.host
-        if host is None:
-            return
-        for save in plan.saves:
-            host.abandon(save.slot)
-        self._loading -= Counter(load.block for load in plan.loads)
-        host.release(*(load.slot for load in plan.loads))
+        host.release(*(load.slot for load in plan.loads), above=made)
+        if made:
+            self.saved += len(plan.saves)
+            self.loaded += len(plan.loads)
 
     def statistics(self) -> dict[str, float]:
         """The statistics of all tiers (`Tiers.statistics`), and how many blocks were saved to the host tier and

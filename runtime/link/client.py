@@ -11,7 +11,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from .. import verbs
@@ -30,8 +30,9 @@ class EngineLink:
     """The engine for many concurrent callers on one event loop: a coroutine for each verb.
 
     ``engine_number`` counts the engines that have loaded; ``deaths`` holds the latest deaths of loaded
-    engines, oldest first. While no engine is loaded every verb raises ``EngineDied`` at once; ``wait_ready``
-    waits for the next one. ``expected``: the names of the adapters that the first engine loads.
+    engines, oldest first. ``adapters``: those that are loaded, by name, in the order in which they were. While
+    no engine is loaded every verb raises ``EngineDied`` at once; ``wait_ready`` waits for the next one.
+    ``expected``: the names of the adapters that the first engine loads.
     """
 
     def __init__(self, expected: Iterable[str] = ()) -> None:
@@ -44,7 +45,7 @@ class EngineLink:
         self._fault: EngineGone | None = None  # why no engine will be started again
         self._changed = asyncio.Event()  # an engine is ready, or none will be started again
         self._loaded = False
-        self._adapters: dict[str, verbs.LoadedAdapter] = {}
+        self.adapters: dict[str, verbs.LoadedAdapter] = {}
         self._next_id = 1
         self._gone_below = 1  # sequence ids below this one belong to dead engines
 
@@ -61,12 +62,6 @@ class EngineLink:
     def heartbeat(self) -> messages.Heartbeat | None:
         """The latest heartbeat of the engine that runs or loads; None before its first."""
         return self._end.heartbeat if self._end else None
-
-    @property
-    def last_heartbeat(self) -> float:
-        """When the latest heartbeat arrived, by ``time.monotonic()``; before the first, when the engine was
-        started."""
-        return self._end.last_heartbeat if self._end else 0.0
 
     @property
     def phase(self) -> messages.Phase:
@@ -249,37 +244,33 @@ class EngineLink:
 
     # --- adapters -------------------------------------------------------------------------------------------
 
-    @property
-    def adapters(self) -> Mapping[str, verbs.LoadedAdapter]:
-        """The adapters that are loaded, by name, in the order in which they were loaded."""
-        return self._adapters
-
     async def load_adapter(self, name: str, path: str) -> verbs.LoadedAdapter:
         """Load the adapter in the folder ``path``, which the engine's process reads, under ``name``; returns
         once turns may use it. An engine that follows this one loads it again."""
-        return await _to_the_end(self._load_adapter(self._end_for(), name, path))
+        # To its end, also if the caller is cancelled: what the engine has done is then known here.
+        return await asyncio.shield(self._load_adapter(self._end_for(), name, path))
 
     async def _load_adapter(self, end: GatewayEnd, name: str, path: str) -> verbs.LoadedAdapter:
         reply = await end.call(verbs.LoadAdapter(end.next_request(), name, path))
         adapter = _told(reply.adapter, "adapter")
         if end is self._end:
-            self._adapters[name] = adapter
+            self.adapters[name] = adapter
         return adapter
 
     async def unload_adapter(self, name: str) -> None:
         """Unload an adapter: turns that run with it go on, and no other one begins."""
-        await _to_the_end(self._unload_adapter(self._end_for(), name))
+        await asyncio.shield(self._unload_adapter(self._end_for(), name))
 
     async def _unload_adapter(self, end: GatewayEnd, name: str) -> None:
         await end.call(verbs.UnloadAdapter(end.next_request(), name))
         if end is self._end:
-            self._adapters.pop(name, None)
+            self.adapters.pop(name, None)
 
     def again(self) -> tuple[LoraModule, ...] | None:
         """The adapters that an engine which follows this one has to load; None: there was none before it."""
         if self._hello is None:
             return None
-        return tuple(LoraModule(one.name, one.path, one.digest) for one in self._adapters.values())
+        return tuple(LoraModule(one.name, one.path, one.digest) for one in self.adapters.values())
 
     async def statistics(self) -> dict[str, float]:
         """The engine's counters, the lengths of both ends' queues (``link_*``), and the number of the
@@ -301,7 +292,7 @@ class EngineLink:
         become unknown."""
         self.engine_number += 1
         self._hello = hello
-        self._adapters = {one.name: one for one in hello.adapters}
+        self.adapters = {one.name: one for one in hello.adapters}
         self._loaded = True
         self._gone_below = self._next_id
         self._changed.set()
@@ -309,11 +300,6 @@ class EngineLink:
         if death is not None:
             for callback in self._on_recovery:
                 callback(time.monotonic() - death.lost_at)
-
-    def record(self, death: EngineDeath) -> None:
-        """Note that a loaded engine died: append its death to ``deaths``. Call it before the next engine is
-        welcomed."""
-        self.deaths.append(death)
 
     def fail(self, fault: EngineGone) -> None:
         """Note that no engine will be started again: from now on verbs raise ``fault``, that of the first
@@ -342,11 +328,6 @@ class EngineLink:
     def _new_id(self) -> int:
         self._next_id += 1
         return self._next_id - 1
-
-
-async def _to_the_end(work: Coroutine[None, None, _T]) -> _T:
-    """Run ``work`` to its end, also if the caller is cancelled: what the engine has done is then known here."""
-    return await asyncio.shield(asyncio.ensure_future(work))
 
 
 def _told(found: _T | None, what: str) -> _T:

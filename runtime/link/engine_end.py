@@ -57,7 +57,7 @@ class EngineEnd:
         self._inbox: deque[verbs.AnyVerb] = deque()
         self._outbox: deque[memoryview] = deque()
         self._outbox_bytes = 0
-        self._closed: LinkClosed | None = None
+        self._closed: str | None = None  # why the link has ended
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="holdfast-link", daemon=True)
 
@@ -84,7 +84,7 @@ class EngineEnd:
     def check(self) -> None:
         """Raise ``LinkClosed`` if the link has ended."""
         if self._closed:
-            raise LinkClosed(self._closed.message)
+            raise LinkClosed(self._closed)
 
     def take(self, wait: bool, seconds: float | None = None) -> list[verbs.AnyVerb]:
         """Take all verbs that have arrived, in order. With ``wait``, block until there is one, but for
@@ -205,8 +205,7 @@ class EngineEnd:
 
     def _end(self, reason: str) -> None:
         with self._changed:
-            if self._closed is None:
-                self._closed = LinkClosed(reason)
+            self._closed = self._closed or reason
             self._changed.notify_all()
 
     def _wake(self) -> None:
@@ -315,9 +314,8 @@ def _drive(loaded: LoadedEngine, end: EngineEnd, liveness: Liveness) -> None:
         if not busy:
             liveness.enter(messages.Phase.IDLE)
         verbs = end.take(wait=not busy, seconds=None if busy else loaded.next_step_in())
-        liveness.enter(
-            messages.Phase.STEPPING, STEP_FLOOR
-        )  # the runner sets a better limit once it has a plan
+        # The runner sets a better limit once it has a plan.
+        liveness.enter(messages.Phase.STEPPING, STEP_FLOOR)
         for verb in verbs:
             answer = _answer(engine, verb, end)
             if answer is not None:

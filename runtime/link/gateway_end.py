@@ -37,7 +37,8 @@ class GatewayEnd(asyncio.Protocol):
 
     ``on_heartbeat`` is called with each heartbeat. ``clock``: seconds, monotonic. ``hello``: the future of
     the engine's first message, which fails if the link ends before. ``lost``: set when the socket is closed.
-    ``heartbeat``: the latest; ``last_heartbeat``: when it came. ``gone_at``: when the link ended.
+    ``heartbeat``: the latest; ``last_heartbeat``: when it came. ``gone``: why the link ended, None while it is
+    up; ``gone_at``: when.
     """
 
     def __init__(
@@ -61,14 +62,9 @@ class GatewayEnd(asyncio.Protocol):
         self._unread: weakref.WeakSet[Generation] = weakref.WeakSet()
         self._transport: asyncio.WriteTransport | None = None
         self._fatal: messages.Fatal | None = None
-        self._gone: EngineGone | None = None
+        self.gone: EngineGone | None = None
 
     # --- down -----------------------------------------------------------------------------------------------
-
-    @property
-    def gone(self) -> EngineGone | None:
-        """Why the link ended; None while it is up."""
-        return self._gone
 
     @property
     def overdue(self) -> float:
@@ -76,7 +72,7 @@ class GatewayEnd(asyncio.Protocol):
 
         Heartbeats count when they arrive here: an event loop that was blocked must read before it judges.
         """
-        if self._gone is not None:
+        if self.gone is not None:
             return 0.0
         allowed = self.heartbeat.deadline if self.heartbeat else FIRST_HEARTBEAT
         return max(0.0, self._clock() - self.last_heartbeat - allowed)
@@ -131,8 +127,8 @@ class GatewayEnd(asyncio.Protocol):
 
     def _send(self, pending: _PendingVerb) -> None:
         data = messages.frame(pending.verb)
-        if self._gone is not None or self._transport is None:
-            raise _copy(self._gone or EngineDied("the engine is not connected"))
+        if self.gone is not None or self._transport is None:
+            raise _copy(self.gone or EngineDied("the engine is not connected"))
         self._pending[pending.verb.request] = pending
         self._transport.write(data)
 
@@ -140,7 +136,7 @@ class GatewayEnd(asyncio.Protocol):
         """Stop or close what a cancelled call began, unless the engine refused it."""
         reply, pending.reply = pending.reply, None
         refused = reply is not None and reply.done() and not reply.cancelled() and reply.exception()
-        if refused or self._gone is not None:
+        if refused or self.gone is not None:
             return
         begun = _begun_by(pending.verb)
         if isinstance(pending.verb, verbs.Generate):
@@ -169,10 +165,8 @@ class GatewayEnd(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Called by asyncio when the socket was closed, by either end: fails what is pending, and sets
         ``lost``."""
-        reason = (
-            self._fatal.message if self._fatal else f"the engine closed its link{f': {error}' * bool(error)}"
-        )
-        self._end(EngineDied(reason))
+        cause = f": {error}" if error else ""
+        self._end(EngineDied(self._fatal.message if self._fatal else f"the engine closed its link{cause}"))
         self.lost.set()
 
     def _receive(self, report: messages.AnyReport) -> None:
@@ -230,9 +224,9 @@ class GatewayEnd(asyncio.Protocol):
     def _end(self, fault: EngineGone) -> None:
         """End the link: fail all pending calls and generations with ``fault``, and close the socket. Only the
         first call has an effect."""
-        if self._gone is not None:
+        if self.gone is not None:
             return
-        self._gone = fault
+        self.gone = fault
         self.gone_at = self._clock()
         if not self.hello.done():
             early = self._fatal

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
-from types import TracebackType
 from typing import TypeAlias
 
 import anyio
@@ -30,8 +28,8 @@ class Generation:
     ``stop``: sends the verb that stops it: (sequence id, tokens to keep or None). ``state`` is the sequence
     when the generation began; the rows' tokens follow behind ``state.length``. ``last`` is the row with
     ``finish``, set as soon as it arrives, also while earlier rows are unread. If the engine dies, the rows
-    that have arrived are yielded, then ``EngineDied`` is raised. It has one reader. ``async with`` or
-    ``aclose`` stops a generation that still runs.
+    that have arrived are yielded, then ``EngineDied`` is raised. It has one reader. ``leave`` stops a
+    generation that still runs.
     """
 
     def __init__(self, stop: Callable[[int, int | None], Coroutine[None, None, SequenceState]]) -> None:
@@ -89,21 +87,6 @@ class Generation:
             await self._reader
         finally:
             self._take = None
-
-    async def __aenter__(self) -> Generation:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Stop the generation if it still runs. The verb is sent at once, so it stops even if this call is
-        cancelled."""
-        if not self._over:
-            with suppress(EngineGone):
-                await self._stop(self.state.seq, None)
 
     def leave(self, keep: int) -> asyncio.Future[SequenceState] | None:
         """Stop the generation if it still runs, and end the iterator now. Returns the future of the engine's

@@ -63,6 +63,11 @@ class Liveness:
         if phase is Phase.IDLE:
             self.engage(frozenset())
 
+    def prepare(self, fraction: float, detail: str) -> None:
+        """Note that the device thread prepares to serve. ``detail``: what it does; ``fraction``: how much of
+        that is done."""
+        self.enter(Phase.COMPILING, LOAD_STALL, detail, fraction)
+
     def engage(self, sequences: frozenset[int]) -> None:
         """Note that these sequences are in the steps in flight from now on; they are recorded if they
         changed."""

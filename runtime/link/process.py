@@ -23,8 +23,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -76,49 +74,24 @@ class EngineProcess:
 
     def __init__(self, process: subprocess.Popen[bytes], report: CrashReport, end: GatewayEnd) -> None:
         self._end = end
-        self._process = process
+        self.process = process
         self._report = report
         self._hung = ""
         self._stopped = False
 
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        return self._process.pid
-
-    def kill(self) -> None:
-        """Send the process SIGKILL; does not wait until it is dead."""
-        self._process.kill()
-
     async def watch(self) -> None:
         """Return when the process's link has ended. If the engine hangs before, write its stacks to the log
         and kill it."""
-        lost: asyncio.Future[Any] = asyncio.ensure_future(self._end.lost.wait())
-        hung: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._check_later(Lateness(), hung)
-        try:
-            await asyncio.wait({lost, hung}, return_when=asyncio.FIRST_COMPLETED)
-            if not lost.done():
-                await self._kill_hung()
-        finally:
-            lost.cancel()
-            hung.cancel()
-
-    def _check_later(self, late: Lateness, hung: asyncio.Future[None]) -> None:
-        asyncio.get_running_loop().call_later(TICK, self._check, late, hung, time.monotonic() + TICK)
-
-    def _check(self, late: Lateness, hung: asyncio.Future[None], due: float) -> None:
-        """Check the heartbeat, and again after ``TICK`` seconds, until ``hung`` is resolved, here or by the
-        end of `watch`. ``due``: when this check was to run."""
-        if hung.done():
-            return
-        punctual = time.monotonic() - due < TICK  # else this loop itself was late
-        overdue = bool(self._end.overdue) and punctual
-        late.tick(waited_of(self.pid) if overdue else 0.0, overdue=overdue)
-        if late.over:
-            hung.set_result(None)
-        else:
-            self._check_later(late, hung)
+        late = Lateness()
+        while not late.over:
+            due = time.monotonic() + TICK
+            with anyio.move_on_after(TICK):
+                await self._end.lost.wait()
+                return
+            punctual = time.monotonic() - due < TICK  # else this loop itself was late
+            overdue = bool(self._end.overdue) and punctual
+            late.tick(waited_of(self.process.pid) if overdue else 0.0, overdue=overdue)
+        await self._kill_hung()
 
     async def reap(self, engine_number: int) -> EngineDeath:
         """Wait for the process after its link has ended, and kill it after ``GRACE`` seconds. Returns its
@@ -136,18 +109,18 @@ class EngineProcess:
         phase = (
             f"{beat.phase} ({beat.detail})" if beat and beat.detail else beat.phase if beat else "starting"
         )
-        self._stopped = _state_of(self.pid) in ("T", "t")
+        self._stopped = _state_of(self.process.pid) in ("T", "t")
         self._hung = f"the engine hung while {phase}" + " (its process is stopped)" * self._stopped
         if not self._stopped:
             await self._ask_for_stacks()
-        self._process.kill()
+        self.process.kill()
         self._end.close(EngineDied(self._hung))
         await self._end.lost.wait()
 
     async def _ask_for_stacks(self) -> None:
         """Send the signal at which faulthandler writes the engine's stacks into the crash report, and wait
         until they stop growing, at most `STACK_SECONDS`."""
-        self._process.send_signal(ASK)
+        self.process.send_signal(ASK)
         written = ""
         with anyio.move_on_after(STACK_SECONDS):
             while not written or written != self._report.stacks():
@@ -158,10 +131,10 @@ class EngineProcess:
         """Wait for the process to end; after ``GRACE`` seconds, kill it. Returns how it ended, as text, and
         whether a signal from another process ended it."""
         try:
-            code = self._process.wait(GRACE)
+            code = self.process.wait(GRACE)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.process.kill()
+            self.process.wait()
             return "it did not leave and was killed", False
         if code >= 0:
             return f"exit code {code}", False
@@ -241,7 +214,7 @@ class ChildEngine:
     @property
     def pid(self) -> int | None:
         """The child's process id; None while there is no child."""
-        return self._child.pid if self._child else None
+        return self._child.process.pid if self._child else None
 
     @property
     def disk_pid(self) -> int | None:
@@ -251,7 +224,7 @@ class ChildEngine:
     def kill(self) -> None:
         """Kill the child, if there is one; another one is started."""
         if self._child is not None:
-            self._child.kill()
+            self._child.process.kill()
 
     async def __aenter__(self) -> EngineLink:
         # Every engine has the same secret, so that it finds the blocks of the one before.
@@ -267,9 +240,7 @@ class ChildEngine:
         self._watch = asyncio.create_task(self._supervise(child), name="holdfast-engine")
         return self.link
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._leave()
 
     async def _leave(self) -> None:
@@ -314,7 +285,7 @@ class ChildEngine:
             await child.watch()
             death = await self._reap()
             assert death is not None, "there was a child to watch"
-            self.link.record(death)
+            self.link.deaths.append(death)
             if time.monotonic() - began > self._backoff.steady:
                 delays = self._backoff.delays()
             restarted = await self._restart(delays)

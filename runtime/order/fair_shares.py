@@ -119,8 +119,6 @@ class FairShares(Policy):
         others leave over. The tenant of the first row is served first. ``wanted``: the prompt tokens that
         each tenant's running turns have to compute, in the order of their rows; ``chunk``: the most for all
         tenants together."""
-        if len(wanted) < 2:
-            return wanted
         given = {tenant: self._given.get(tenant, 0) for tenant in wanted}
         first, *others = wanted
         order = [first, *sorted(others, key=given.__getitem__)]

@@ -35,7 +35,6 @@ ARRANGE_EVERY = 16
 """A steady policy is asked for the order of the running turns when one comes, and every so many steps."""
 
 AT_REST = frozenset({Status.IDLE, Status.STAGED})
-IN_TURN = frozenset({Status.COMPILING, Status.RESTORING, Status.WAITING, Status.RUNNING})
 MOVES = {
     Status.NEW: {Status.IDLE},
     Status.IDLE: {Status.STAGED, Status.COMPILING, Status.RESTORING, Status.CLOSED},
@@ -127,6 +126,12 @@ class Queues:
         self.restoring: dict[int, Sequence] = {}
         self.compiling: dict[int, Sequence] = {}
         self.staged: dict[int, Sequence] = {}
+        self._by_status = {
+            Status.RUNNING: self.running,
+            Status.RESTORING: self.restoring,
+            Status.COMPILING: self.compiling,
+            Status.STAGED: self.staged,
+        }
         self.idle = IdleEviction()
         self.prefill: OrderedDict[int, Sequence] = OrderedDict()
         self.version = 0
@@ -157,26 +162,14 @@ class Queues:
             self.lost(sequence)
         if Status.RUNNING in (before, to):
             self.version += 1
-        if (old := self._queue(before)) is not None:
-            del old[sequence.id]
-        if (new := self._queue(to)) is not None:
-            new[sequence.id] = sequence
+        if before in self._by_status:
+            del self._by_status[before][sequence.id]
+        if to in self._by_status:
+            self._by_status[to][sequence.id] = sequence
         elif to is Status.WAITING:
             self.waiting.add(sequence, self._counters.steps)
             if len(sequence.table):
                 self.waiting_holders.add(sequence, self._counters.steps)
-
-    def _queue(self, status: Status) -> dict[int, Sequence] | None:
-        match status:
-            case Status.RUNNING:
-                return self.running
-            case Status.RESTORING:
-                return self.restoring
-            case Status.COMPILING:
-                return self.compiling
-            case Status.STAGED:
-                return self.staged
-        return None
 
     # --- without a turn -------------------------------------------------------------------------------------
 
@@ -225,7 +218,7 @@ class Queues:
 
     def close(self, sequence: Sequence, now: float) -> None:
         """Remove a sequence, idle or with a turn. Its id is unknown from now on."""
-        if sequence.status in IN_TURN:
+        if sequence.status not in AT_REST:
             self._move(sequence, Status.IDLE)
         self._move(sequence, Status.CLOSED)
         del self.sequences[sequence.id]
@@ -267,12 +260,6 @@ class Queues:
         self._move(sequence, Status.IDLE)
         self.touch(sequence, now)
 
-    def turns(self) -> Iterator[Sequence]:
-        """All sequences with a turn that runs or waits: the running ones first, each part in the policy's
-        order."""
-        yield from self.running.values()
-        yield from self.waiting
-
     @property
     def leaderless(self) -> bool:
         """Whether the first place, in which a turn is never preempted, is free: the turn that had it is
@@ -303,5 +290,6 @@ class Queues:
         ordered = self._policy.rows(running, self._counters.steps)
         ids = [first.id, *(sequence.id for sequence in ordered if sequence is not first)]
         if ids != list(self.running):
-            self.running = {seq: self.running[seq] for seq in ids}
+            for seq in ids:
+                self.running[seq] = self.running.pop(seq)
             self.version += 1

@@ -97,8 +97,8 @@ class Committer:
             sequence = self._queues.sequences[int(plan.seqs[rows[at]])]
             assert len(sequence.tokens) == lengths[at]
             self._block_manager.seal(sequence)
-        self._counters.landed(len(rows), 0, 0)
-        self._counters.drawn(len(rows))
+        self._counters.computed += len(rows)
+        self._counters.sampled += len(rows)
         tenants = columns.tenants[slots]
         for tenant in dict.fromkeys(tenants.tolist()):
             self._policy.charge(tenant, int((tenants == tenant).sum()))
@@ -140,8 +140,8 @@ class Committer:
         if not slots.size:
             return rows, None
         columns.told[slots] = lengths
-        ids = np.ascontiguousarray(outcomes.ids[plain, 0])
-        return rows, Decoded.of(plan.seqs[plain], columns.epochs[slots], ids, lengths)
+        arrays = plan.seqs[plain], columns.epochs[slots], outcomes.ids[plain, 0], lengths
+        return rows, Decoded(*(array.tobytes() for array in arrays))
 
     def revoke(self, plan: Plan, now: float) -> list[Sequence]:
         """Undo a plan that failed as a whole. Returns the sequences that it had rows for.
@@ -160,14 +160,12 @@ class Committer:
         self.distrust(plan, now)
         return suspects
 
-    def end(self, sequence: Sequence, now: float) -> Work | None:
-        """End a sequence's turn, for any reason. The sequence becomes idle and keeps its computed KV.
-
-        Returns what the turn cost; None if there was no turn.
-        """
-        read = sequence.turn is not None and sequence.computed >= sequence.turn.prompt
-        if sequence.turn is not None:
-            self._matchers.drop(sequence.turn.grammar)
+    def end(self, sequence: Sequence, now: float) -> Work:
+        """End a sequence's turn, for any reason. The sequence becomes idle and keeps its computed KV. Returns
+        what the turn cost."""
+        assert sequence.turn is not None
+        read = sequence.computed >= sequence.turn.prompt
+        self._matchers.drop(sequence.turn.grammar)
         work = sequence.end()
         self._block_manager.trim(sequence)
         self._block_manager.offload_tail(sequence)
@@ -218,7 +216,7 @@ class Committer:
     def distrust(self, plan: Plan, now: float) -> None:
         """Note that the moves of ``plan`` may not have been made: give up its saves. Drop each block that it
         was to fill by a copy or a load, and all later blocks of the sequences that hold it."""
-        self._block_manager.transfers.revoke(plan)
+        self._block_manager.transfers.finish(plan, made=False)
         targets = [copy.target for copy in plan.copies] + [load.block for load in plan.loads]
         if not targets:
             return
@@ -265,7 +263,7 @@ class Committer:
         tokens = _until_end(sequence, sampled[: right + 1])
         assert tokens, "a row that samples came back without a token"
         sequence.keep(tokens)
-        self._counters.drawn(len(tokens))
+        self._counters.sampled += len(tokens)
         self._counters.accepted += len(tokens) - 1
         return tokens
 

@@ -68,9 +68,8 @@ class IdlePrefill:
         ``others``: whether there are open sequences that have none to compute."""
         came, self._left = waiting > self._left, waiting
         soon = SOON if others else SOON_ENOUGH
-        limit = (
-            0 if decoding < rows and self._stretch > 1 else self._limit(chunk, rows, waiting, soon, came=came)
-        )
+        prompts = decoding < rows and self._stretch > 1
+        limit = 0 if prompts else self._limit(chunk, rows, waiting, soon, came=came)
         self._left -= min(limit, waiting)
         return limit
 

@@ -56,24 +56,20 @@ class PendingMoves:
         """Whether any verb waits."""
         return bool(self._running)
 
-    def of_stage(self, request: int, sequence: Sequence, now: float) -> PendingMove:
-        """Make the pending move for a stage verb. Call it before the sequence is staged: it notes what the
+    def stage(self, request: int, sequence: Sequence, now: float) -> None:
+        """Follow a stage verb until it is answered. Call this before the sequence is staged: it notes what the
         sequence has now, and staging may bring some KV before it returns."""
-        move = PendingMove(request, sequence, now, settling=False)
-        move.computed = sequence.work.total
-        move.host, move.disk = sequence.from_tiers.host, sequence.from_tiers.disk
-        return move
+        came, computed = sequence.from_tiers, sequence.work.total
+        self._running[request] = PendingMove(
+            request, sequence, now, settling=False, host=came.host, disk=came.disk, computed=computed
+        )
 
-    def of_settle(self, request: int, sequence: Sequence, now: float, *, disk: bool) -> PendingMove:
-        """Make the pending move for a settle verb, when the sequence has just been settled. ``disk``: its KV
+    def settle(self, request: int, sequence: Sequence, now: float, *, disk: bool) -> None:
+        """Follow a settle verb until it is answered, when the sequence has just been settled. ``disk``: its KV
         is to go to disk."""
         lowest = disk and bool(self._block_manager.tiers.below)
-        names = self._block_manager.residency.names(sequence)
-        return PendingMove(request, sequence, now, settling=True, lowest=lowest, left=deque(names))
-
-    def follow(self, move: PendingMove) -> None:
-        """Add ``move`` to the verbs that `tick` looks at, until it is answered."""
-        self._running[move.request] = move
+        left = deque(self._block_manager.residency.names(sequence))
+        self._running[request] = PendingMove(request, sequence, now, settling=True, lowest=lowest, left=left)
 
     def tick(self, now: float, *, idle: bool) -> None:
         """Look at the waiting verbs, at those first that were not looked at for longest: if a move is done, or
@@ -104,7 +100,7 @@ class PendingMoves:
             return True
         if self._placement.awaits(sequence) or sequence.planned > sequence.computed:
             return False
-        if self._block_manager.delays(sequence):
+        if self._block_manager.transfers.delays(sequence.table.view):
             return False
         return idle or sequence.id not in self._queues.prefill
 
@@ -152,9 +148,8 @@ class PendingMoves:
         size, tiers, on_device = manager.block_tokens, manager.tiers, manager.pool.index.here
         end = 0 if sequence.tail is None else sequence.tail[1]  # tokens that came since are not counted
         found = {DEVICE: 0, HOST: 0, BELOW: 0}
-        numbered = dict(
-            manager.residency.numbered(sequence)
-        )  # of each block its last group's, as all go alike
+        # Of each block its last group's, as all go alike.
+        numbered = dict(manager.residency.numbered(sequence))
         levels = tiers.levels(list(numbered.values()), on_device, whole=True)
         for (at, key), level in zip(numbered.items(), levels, strict=True):
             tokens = size if at < len(sequence.keys) else max(0, end - size * at)

@@ -16,7 +16,6 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from ...kvstore.pool import BlockPool
 from ..adapters import AdapterTable
 from ..columns import NO_ADAPTER, NO_GRAMMAR
 from ..kv_placement.block_manager import BlockManager
@@ -105,7 +104,6 @@ class Planner:
     _settings: SchedulerSettings
     _queues: Queues
     _block_manager: BlockManager
-    _pool: BlockPool
     _policy: Policy
     _preemption: Preemption
     _idle_prefill: IdlePrefill
@@ -123,7 +121,7 @@ class Planner:
         self._preemption.admit()
         seen = self._running()
         if (suspect := seen.suspect) is not None:
-            if self._pool.in_flight and not suspect.in_flight:
+            if self._block_manager.pool.in_flight and not suspect.in_flight:
                 return None  # wait for the steps in flight: the suspect shares no step
             plan = self.plan_alone(suspect, now)
             if plan is not None or suspect.in_flight:
@@ -191,7 +189,7 @@ class Planner:
         needed = len(short) * self._block_manager.groups + sum(
             self._needed(sequence) for sequence in seen.others
         )
-        if needed > self._pool.available:
+        if needed > self._block_manager.pool.available:
             return False
         if short:
             self._block_manager.allocate_each([sequences[at] for at in short])
@@ -271,7 +269,7 @@ class Planner:
         if not self._adopt(sequence, now):
             return False
         self._block_manager.fall_back(sequence)
-        return not self._block_manager.delays(sequence)
+        return not self._block_manager.transfers.delays(sequence.table.view)
 
     def _adopt(self, sequence: Sequence, now: float) -> bool:
         """Take over what the prefix cache and the host tier hold of a sequence's KV, if it needs a lookup.
@@ -294,9 +292,9 @@ class Planner:
         )
         if not found.keys or (whole and len(found) < len(located)):
             return True
-        if len(found) > self._pool.available:
+        if len(found) > self._block_manager.pool.available:
             self._preemption.relieve(len(found), sequence, now)
-        room, coming = self._pool.available, self._pool.fenced
+        room, coming = self._block_manager.pool.available, self._block_manager.pool.fenced
         if room < len(found):
             comes = bool(coming) and room + coming >= len(found)
             if whole and not comes:
@@ -374,7 +372,7 @@ class Planner:
         now; others are evicted for that. If there is no block to copy its shared partial last block to, that
         block's tokens are dropped and computed again."""
         end = self._find_room(sequence, most, now)
-        if end > sequence.planned or not sequence.shared_tail or self._pool.fenced:
+        if end > sequence.planned or not sequence.shared_tail or self._block_manager.pool.fenced:
             return end
         # No block for the copy of the shared tail, and none will come: compute the tail's tokens again instead.
         self._block_manager.drop_tail(sequence)
@@ -386,12 +384,12 @@ class Planner:
         short = self._block_manager.shortfall(sequence, end)
         if not short:
             return end
-        if short > self._pool.available:
+        if short > self._block_manager.pool.available:
             self._preemption.relieve(short, sequence, now)
             least = self._block_manager.shortfall(sequence, sequence.planned + 1)
-            if sequence.turn is not None and least > self._pool.available:
+            if sequence.turn is not None and least > self._block_manager.pool.available:
                 self._preemption.preempt(least, sequence)
-        return min(end, self._block_manager.reach(sequence, self._pool.available))
+        return min(end, self._block_manager.reach(sequence, self._block_manager.pool.available))
 
     def _guesses(self, draft: _Draft, sequence: Sequence, end: int) -> list[int]:
         """Tokens to guess behind ``end`` for a row of a turn that merely decodes, within the budgets of tokens
@@ -399,15 +397,11 @@ class Planner:
         columns, turn, slot = self._slots.columns, sequence.turn, sequence.slot
         if self._drafter is None or turn is None or slot is None or not columns.plain[slot]:
             return []
-        if (
-            columns.reads[slot]
-            or turn.grammar is not None
-            or end != sequence.length
-            or end - sequence.planned != 1
-        ):
+        decodes = end == sequence.length and end - sequence.planned == 1
+        if columns.reads[slot] or turn.grammar is not None or not decodes:
             return []
         most = min(draft.chunk, turn.allowed - sequence.sampled - 1)
-        reach = self._block_manager.reach(sequence, self._pool.available) - end
+        reach = self._block_manager.reach(sequence, self._block_manager.pool.available) - end
         guesses = self._drafter.guess(sequence, max(0, min(most, reach)))
         draft.chunk -= len(guesses)
         return guesses

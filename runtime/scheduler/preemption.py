@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from itertools import chain, islice, takewhile
 from typing import TypeAlias
 
-from ...kvstore.pool import BlockPool
 from ..kv_placement.block_manager import BlockManager
 from ..order.policy import Policy
 from ..order.queues import Queues
@@ -48,7 +47,6 @@ class Preemption:
     _policy: Policy
     _queues: Queues
     _block_manager: BlockManager
-    _pool: BlockPool
     _counters: Counters
 
     def admit(self) -> None:
@@ -138,7 +136,7 @@ class Preemption:
         if running:
             needed += self._settings.watermark_blocks + sum(map(self._missing, running))
         own = head.table.blocks + sum(turn.table.blocks for turn in running)
-        return self._pool.available + self._pool.references_held - own >= needed
+        return self._block_manager.pool.available + self._block_manager.pool.references_held - own >= needed
 
     def _missing(self, sequence: Sequence) -> int:
         """How many more blocks the sequence's table needs for all its tokens, besides those that a chunk of its
@@ -225,4 +223,4 @@ class Preemption:
 
     def _coming(self) -> int:
         """How many blocks can be allocated now, or when the steps in flight have finished."""
-        return self._pool.available + self._pool.fenced
+        return self._block_manager.pool.available + self._block_manager.pool.fenced

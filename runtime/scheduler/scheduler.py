@@ -25,7 +25,7 @@ from ...kvstore.groups import Windows
 from ...kvstore.keys import BlockHasher
 from ...kvstore.pool import BlockPool
 from ...kvstore.tiers import Tiers
-from ..adapters import Adapter, AdapterTable
+from ..adapters import AdapterTable
 from ..errors import (
     ContextExceeded,
     EngineOverloaded,
@@ -64,6 +64,7 @@ from ..verbs import (
     Opening,
     Row,
     SequenceState,
+    SequenceVerb,
     Settle,
     Stage,
     Stop,
@@ -77,8 +78,6 @@ from .planner import Drafter, Planner
 from .preemption import Preemption
 from .sampling_limits import check_sampling
 from .slots import Slots
-
-SequenceVerb = Open | Extend | Truncate | Generate | Stop | Fork | Close | Lease | Stage | Settle | Locate
 
 
 class Scheduler:
@@ -128,23 +127,12 @@ class Scheduler:
         self._block_manager = blocks = BlockManager(
             pool, hasher, namespace, self._transfers, self.counters, windows
         )
-        preemption = Preemption(settings, policy, queues, blocks, pool, self.counters)
-        self._idle_prefill = IdlePrefill(settings.idle_stretch)
-        budget = self._idle_prefill
-        self._slots = Slots(settings.depth * settings.max_sequences)
+        preemption = Preemption(settings, policy, queues, blocks, self.counters)
+        self._idle_prefill = budget = IdlePrefill(settings.idle_stretch)
+        self._slots = slots = Slots(settings.depth * settings.max_sequences)
         self.adapters = AdapterTable() if adapters is None else adapters
         self._planner = Planner(
-            settings,
-            queues,
-            blocks,
-            pool,
-            policy,
-            preemption,
-            budget,
-            self.counters,
-            self._slots,
-            self.adapters,
-            drafter,
+            settings, queues, blocks, policy, preemption, budget, self.counters, slots, self.adapters, drafter
         )
         self.placement = KVPlacement(queues, blocks, preemption.relieve, costs or CostBook(None))
         self._leases = Leases(settings, queues, blocks, self.placement)
@@ -194,8 +182,7 @@ class Scheduler:
         self._check_new([verb.seq])
         tokens = checked_tokens(verb.tokens, self.settings.vocab_size)
         self._check_context(len(tokens))
-        adapter = self.adapters.find(verb.adapter)
-        sequence = self._made(verb.seq, verb.salt, TokenList(tokens), adapter, isolated=verb.isolated)
+        sequence = self._made(verb.seq, verb.salt, verb.adapter, TokenList(tokens), isolated=verb.isolated)
         self._block_manager.adopt(sequence)
         self._queues.touch(sequence, now)
         self.placement.stage(sequence, now)
@@ -298,14 +285,12 @@ class Scheduler:
         """Begin to restore what lower tiers hold of an idle sequence's KV, and to compute the rest. Returns
         the reply; None if the verb waits until the KV is on the device."""
         sequence = self._idle(verb.seq)
-        move = self._pending_moves.of_stage(verb.request, sequence, now)  # before a part is restored at once
+        if verb.wait:  # before a part is restored at once
+            self._pending_moves.stage(verb.request, sequence, now)
         sequence.look_up()
         self._queues.touch(sequence, now)
         self.placement.stage(sequence, now)
-        if not verb.wait:
-            return VerbReply(verb.request, sequence.state)
-        self._pending_moves.follow(move)
-        return None
+        return None if verb.wait else VerbReply(verb.request, sequence.state)
 
     def _settle(self, verb: Settle, now: float) -> VerbReply | None:
         """Give up an idle sequence's blocks, and begin to offload its KV to the host tier or, as far as
@@ -319,10 +304,9 @@ class Scheduler:
         self._queues.lost(sequence)
         if verb.disk:
             self.placement.leave(sequence)
-        if not verb.wait:
-            return VerbReply(verb.request, sequence.state)
-        self._pending_moves.follow(self._pending_moves.of_settle(verb.request, sequence, now, disk=verb.disk))
-        return None
+        if verb.wait:
+            self._pending_moves.settle(verb.request, sequence, now, disk=verb.disk)
+        return None if verb.wait else VerbReply(verb.request, sequence.state)
 
     def _locate(self, verb: Locate) -> VerbReply:
         """The reply that says which tier each block of a sequence, or of the verb's tokens, lies in. Changes
@@ -332,7 +316,7 @@ class Scheduler:
         else:
             tokens = checked_tokens(verb.tokens, self.settings.vocab_size)
             self._check_context(len(tokens))
-            sequence = self._made(0, verb.salt, TokenList(tokens), self.adapters.find(verb.adapter))
+            sequence = self._made(0, verb.salt, verb.adapter, TokenList(tokens))
         return VerbReply(verb.request, blocks=self._block_manager.residency.map(sequence))
 
     # --- steps ------------------------------------------------------------------------------------------
@@ -347,8 +331,6 @@ class Scheduler:
 
     def unloaded(self) -> list[int]:
         """The numbers of adapters that were unloaded and that no turn uses any more; they are forgotten now."""
-        if not self.adapters.leaving:
-            return []
         turns = (one for one in self._queues.sequences.values() if one.turn is not None)
         return self.adapters.sweep(one.adapter for one in turns)
 
@@ -397,7 +379,7 @@ class Scheduler:
         """Note that the saves and loads of ``plan`` are over. Plans with any come in their order, each before
         or after its commit. ``made``: False if they may not have been made."""
         if made:
-            self._transfers.finish(plan)
+            self._transfers.finish(plan, made=True)
         else:
             self._committer.distrust(plan, now)
 
@@ -483,21 +465,15 @@ class Scheduler:
         if opening.parent is not None:
             (child,) = self._children(self._queues[opening.parent], [seq], opening.at, now)
             return child
-        adapter = self.adapters.find(opening.adapter)
-        sequence = self._made(seq, opening.salt, TokenList(), adapter, isolated=opening.isolated)
+        sequence = self._made(seq, opening.salt, opening.adapter, TokenList(), isolated=opening.isolated)
         self._queues.touch(sequence, now)
         return sequence
 
     def _made(
-        self,
-        seq: int,
-        salt: bytes,
-        tokens: TokenList,
-        adapter: Adapter | None,
-        *,
-        isolated: bool = False,
+        self, seq: int, salt: bytes, digest: bytes, tokens: TokenList, *, isolated: bool = False
     ) -> Sequence:
-        residency = self._block_manager.residency
+        """A sequence that is computed by the adapter with this digest. Raises `AdapterUnknown`."""
+        residency, adapter = self._block_manager.residency, self.adapters.find(digest)
         root, tenant = residency.root(salt, adapter), residency.root(salt)
         table = BlockTable(groups=self._block_manager.groups)
         return Sequence(
@@ -591,7 +567,7 @@ class Scheduler:
         """Raise ``AdapterUnknown`` if the sequence's adapter was unloaded. If it is loaded again, the sequence
         has it again: with the same weights its KV is the same."""
         if sequence.adapter is not None and not sequence.adapter.names:
-            sequence.adapt(self.adapters.find(sequence.adapter.digest))
+            sequence.adapter = self.adapters.find(sequence.adapter.digest)
 
     def _check_new(self, seqs: list[int]) -> None:
         if len(set(seqs)) < len(seqs):

@@ -35,10 +35,6 @@ class Slots:
         self._sent: dict[int, int] = {}  # by slot: the epoch at which it was sent whole
         self._number = 0
 
-    def __len__(self) -> int:
-        """How many sequences have a slot."""
-        return len(self._held)
-
     def forget(self) -> None:
         """Note that a step has failed: the next plan begins the batch anew."""
         self._number = 0
@@ -49,9 +45,7 @@ class Slots:
     def release(self, sequence: Sequence) -> None:
         """Take the slot of a sequence that is closed, if it has one."""
         if sequence.slot is not None:
-            self._free.append(sequence.slot)
-            del self._held[sequence.slot]
-            self._leave(sequence)
+            self._free.append(self._leave(sequence.slot))
 
     def enter(self, sequence: Sequence, end: int, changes: ChangesDraft, step: int) -> int:
         """Give a sequence its slot for a row of ``step`` up to position ``end``, and note in
@@ -146,15 +140,12 @@ class Slots:
         """A slot that is taken from the sequence that had no row for longest, and has none in flight nor in the
         plan of ``step``, which is being made: its row stays there, even if it was preempted since."""
         held = self._held.items()
-        slot, sequence = next(one for one in held if not one[1].in_flight and one[1].last_step != step)
-        del self._held[slot]
-        self._leave(sequence)
-        return slot
+        return self._leave(next(slot for slot, one in held if not one.in_flight and one.last_step != step))
 
-    def _leave(self, sequence: Sequence) -> None:
-        if sequence.slot is not None:
-            self._sent.pop(sequence.slot, None)
-        sequence.leave_slot()
+    def _leave(self, slot: int) -> int:
+        self._held.pop(slot).leave_slot()
+        self._sent.pop(slot, None)
+        return slot
 
 
 def _joined(*columns: object) -> NDArray[np.int32]:

@@ -35,8 +35,8 @@ def stored(tmp_path: Path) -> EngineSettings:
 
 
 async def turn(link: EngineLink, seq: int, count: int = 20) -> tuple[list[int], Work]:
-    async with await link.generate(seq, Sampling(), TokenLimits(count)) as generation:
-        tokens = [token async for row in generation for token in row.tokens]
+    generation = await link.generate(seq, Sampling(), TokenLimits(count))
+    tokens = [token async for row in generation for token in row.tokens]
     assert generation.last is not None and generation.last.work is not None
     return tokens, generation.last.work
 

@@ -25,8 +25,7 @@ async def seen(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], dict[str, st
     engine = ChildEngine(SMALL)
     async with engine as link:
         sequence = await link.open([1, 2, 3])
-        async with await link.generate(sequence.seq, Sampling(), TokenLimits(4)) as generation:
-            assert [row async for row in generation]
+        assert [row async for row in await link.generate(sequence.seq, Sampling(), TokenLimits(4))]
         process = Path(f"/proc/{engine.pid}")
         cores = [os.sched_getaffinity(int(task.name)) for task in (process / "task").iterdir()]
         words = (process / "environ").read_bytes().decode().split("\0")

@@ -182,11 +182,11 @@ class Stage:
         """So that the next turn has to go by ``path``."""
         if path == "resident":
             return
-        placement, tier = self.engine.scheduler.placement, self.tier
+        placement, tiers, tier = self.engine.scheduler.placement, self.engine.scheduler.tiers, self.tier
         self.do(Settle(0, seq))
         self.rest()
-        placement.flush()
-        while placement.busy:
+        tiers.flush()
+        while tiers.busy:
             placement.tick(0.0)
         names = self.names(seq)
         self.engine.scheduler.pool.distrust([*self.engine.scheduler.pool.index.here.values()])

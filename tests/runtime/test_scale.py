@@ -94,7 +94,7 @@ class Busy:
             continue
 
     def _waits(self) -> bool:
-        return not self.engine.idle or self.engine.scheduler.placement.busy or self.disk.waiting
+        return not self.engine.idle or self.engine.scheduler.tiers.busy or self.disk.waiting
 
     def story(self, length: int = 13) -> list[int]:
         rng = Random(self.seqs)

@@ -18,7 +18,7 @@ def test_it_is_a_list(moves: list[tuple[list[int], int]]) -> None:
     tokens, plain = TokenList(), list[int]()
     for new, kept in moves:
         tokens.extend(checked_tokens(new, 100))
-        tokens.append(7)
+        tokens.extend([7])
         plain += [*new, 7]
         assert tokens.span(0, len(tokens)).tolist() == plain
         twin = tokens.copy(kept)
@@ -38,7 +38,7 @@ def test_copies_share_and_do_not_disturb_each_other(moves: list[tuple[int, str, 
         tokens, plain = lists[which % len(lists)], plains[which % len(lists)]
         new = list(range(next_id, next_id + (1 if what == "append" else number)))
         if what == "append":
-            tokens.append(next_id)
+            tokens.extend([next_id])
             plain += new
         elif what == "extend":
             tokens.extend(np.array(new, dtype=np.int32))
@@ -55,11 +55,11 @@ def test_copies_share_and_do_not_disturb_each_other(moves: list[tuple[int, str, 
 
 def test_a_fork_copies_no_id_and_the_parent_goes_on_in_place() -> None:
     parent = TokenList(np.arange(100, dtype=np.int32))
-    parent.append(7)
+    parent.extend([7])
     child = parent.copy(101)
-    parent.append(8)
+    parent.extend([8])
     assert np.shares_memory(parent.view(102), child.view(101))
-    child.append(9)
+    child.extend([9])
     assert not np.shares_memory(parent.view(102), child.view(102))
 
 
@@ -67,7 +67,7 @@ def test_a_span_is_a_copy() -> None:
     tokens = TokenList([1, 2, 3])
     span = tokens.span(0, 2)
     tokens.truncate(0)
-    tokens.append(9)
+    tokens.extend([9])
     assert span.tolist() == [1, 2] and span.dtype == np.int64
 
 

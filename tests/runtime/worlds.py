@@ -695,7 +695,7 @@ class World:
 
     def order(self) -> list[int]:
         """The sequences with turns, in the order in which they run."""
-        return [sequence.id for sequence in self._queues.turns()]
+        return [sequence.id for sequence in (*self._queues.running.values(), *self._queues.waiting)]
 
     def reply(self, seq: int, max_tokens: int, **turn: object) -> list[int]:
         """A turn from beginning to end: what it sampled."""

@@ -32,7 +32,7 @@ def shelved(slots: int = 40, depth: int = 2) -> World:
 def down(here: World) -> None:
     """Let everything go to disk that is on its way there."""
     here.run()
-    while here.scheduler.placement.busy:
+    while here.scheduler.tiers.busy:
         here.step()
 
 

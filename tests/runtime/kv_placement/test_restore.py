@@ -33,7 +33,7 @@ def kept(here: World, seq: int) -> list[int]:
     assert isinstance(here.engine.apply(Settle(here.next_request(), seq, disk=True)), VerbReply)
     for _ in range(10):  # what the disk refuses is asked again
         here.run()
-        while here.scheduler.placement.busy:
+        while here.scheduler.tiers.busy:
             here.step()
         here.to_disk(seq)
     here.memory = fake_memory(40, 4)

@@ -96,8 +96,11 @@ async def test_leaving_a_generation_stops_it() -> None:
     engine = flowing()
     async with ThreadEngine(SETTINGS, load=engine.loaded) as link:
         seq = (await link.open([1])).seq
-        async with await link.generate(seq, GREEDY, TokenLimits(1 << 19)) as generation:
-            await anext(generation)
+        generation = await link.generate(seq, GREEDY, TokenLimits(1 << 19))
+        await anext(generation)
+        stopping = generation.leave(1 << 20)
+        assert stopping is not None
+        await stopping
         assert engine.held[seq].until is None
         assert (await extended(link, seq, [1])).epoch == 2
 

@@ -31,13 +31,13 @@ def test_of_two_turns_that_stand_alike_the_older_one_is_first_after_preemption_t
             sequence.lease = GrantedLease(priority=1, until=1.0, returns=1.0, blocks=0, records=0)
         queues.restore(sequence)
         queues.enqueue(sequence)
-    order = [sequence.id for sequence in queues.turns()]
+    order = [sequence.id for sequence in queues.waiting]
     assert order == [1, HEAD_START + 1, *range(2, HEAD_START + 1)]
     for _ in range(3):
         queues.admit(queues.waiting.heads[0])
     for _ in range(3):
         queues.preempt()
-    assert [sequence.id for sequence in queues.turns()] == order
+    assert [sequence.id for sequence in queues.waiting] == order
 
 
 def test_running_turns_stand_in_order_whenever_they_are_admitted() -> None:
