@@ -281,7 +281,7 @@ class DiskTier(Tier):
     def _post_drops(self) -> None:
         while self._dropped:
             packet, self._dropped = self._dropped[:KEYS_PER_PACKET], self._dropped[KEYS_PER_PACKET:]
-            self._post(messages.Drop(b"".join(packet)))
+            self._post(messages.Drop(packet))
 
     def _move(self, keys: Iterable[bytes], *, used: bool) -> None:
         for key in keys:
@@ -354,15 +354,14 @@ class DiskTier(Tier):
     def _answer(self, answer: messages.Up) -> None:
         match answer:
             case messages.Known():
-                known = messages.records_in(answer.records)
-                erased = known.keys() & self._erased.keys()
+                erased = answer.records.keys() & self._erased.keys()
                 self._dropped += erased
-                self._records.update(one for one in known.items() if one[0] not in erased)
+                self._records.update(one for one in answer.records.items() if one[0] not in erased)
                 self._ready = self._ready or answer.last
                 if answer.ignored:
                     log.warning("%d records on disk are of another model or layout: ignored", answer.ignored)
             case messages.Gone():
-                self._forget(messages.keys_in(answer.keys))
+                self._forget(answer.keys)
             case messages.Room():
                 self._budget = answer.bytes
             case messages.Done() | messages.Failed():

@@ -6,17 +6,12 @@ belongs to the disk process until its ``Done``, ``Failed`` or ``Fetched``.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from ..keys import KEY_BYTES
-
 PACKET_BYTES = 128 << 10
 KEYS_PER_PACKET, RECORDS_PER_PACKET = 4096, 2048
-_RECORD = struct.Struct("<16sQQI")
 
 
 class RecordAt(NamedTuple):
@@ -66,10 +61,9 @@ class Store(msgspec.Struct, frozen=True, array_like=True, tag="store"):
 
 
 class Drop(msgspec.Struct, frozen=True, array_like=True, tag="drop"):
-    """Ask to remove records, by their keys, joined without separators; not answered. Their bytes leave the file
-    within minutes."""
+    """Ask to remove records, by their keys; not answered. Their bytes leave the file within minutes."""
 
-    keys: bytes
+    keys: list[bytes]
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
@@ -85,12 +79,12 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
 
 
 class Known(msgspec.Struct, frozen=True, array_like=True, tag="known"):
-    """Records on disk, in answer to ``Begin``, as `records_joined` joins them; ``last``: there are no more.
+    """Records on disk, by their keys, in answer to ``Begin``; ``last``: there are no more.
 
     ``ignored``: how many records are of another model or layout.
     """
 
-    records: bytes
+    records: dict[bytes, RecordAt]
     last: bool
     ignored: int = 0
 
@@ -120,9 +114,9 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 
 
 class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
-    """The engine is told of records that are no longer on disk: their keys, joined without separators."""
+    """The engine is told of records that are no longer on disk: their keys."""
 
-    keys: bytes
+    keys: list[bytes]
 
 
 class Room(msgspec.Struct, frozen=True, array_like=True, tag="room"):
@@ -134,21 +128,6 @@ class Room(msgspec.Struct, frozen=True, array_like=True, tag="room"):
 
 Down: TypeAlias = Begin | Store | Drop | Fetch
 Up: TypeAlias = Known | Done | Fetched | Failed | Gone | Room
-
-
-def keys_in(joined: bytes) -> list[bytes]:
-    """The keys that a message has joined without separators."""
-    return [joined[at : at + KEY_BYTES] for at in range(0, len(joined), KEY_BYTES)]
-
-
-def records_joined(records: Iterable[tuple[bytes, RecordAt]]) -> bytes:
-    """Keys, and where the records lie, for a message."""
-    return b"".join(_RECORD.pack(key, *at) for key, at in records)
-
-
-def records_in(joined: bytes) -> dict[bytes, RecordAt]:
-    """What `records_joined` has joined."""
-    return {key: RecordAt(*at) for key, *at in _RECORD.iter_unpack(joined)}
 
 
 encode = msgspec.msgpack.Encoder().encode

@@ -18,6 +18,7 @@ import msgspec
 
 from ..errors import RecordCorrupt, RecordUnavailable
 from ..host.slots import SlotMemory
+from ..slices import sliced
 from . import messages
 from .admin import clear_others, others, write_about
 from .index import StoreFailed
@@ -78,12 +79,10 @@ class DiskServer:
             self._serve([messages.down_decoder.decode(first), *self._more()])
 
     def _introduce(self) -> None:
-        known, most = self._store.records(), RECORDS_PER_PACKET
-        parts = [known[at : at + most] for at in range(0, len(known), most)] or [[]]
-        for number, part in enumerate(parts, 1):
-            told = [(key, RecordAt(one.slot, one.digest, one.tokens)) for key, one in part]
-            last = number == len(parts)
-            self._send(messages.Known(messages.records_joined(told), last=last, ignored=self._store.ignored))
+        for part in sliced(self._store.records(), RECORDS_PER_PACKET):
+            told = {key: RecordAt(one.slot, one.digest, one.tokens) for key, one in part}
+            self._send(messages.Known(told, last=False))
+        self._send(messages.Known({}, last=True, ignored=self._store.ignored))
 
     def _look(self) -> None:
         """Look at the disk's free space: if it is short, give some back, first of other models' records. Tell
@@ -137,7 +136,7 @@ class DiskServer:
             log.warning(
                 "less than %d bytes are free on the disk of %s: KV gives way", least, self._store.folder
             )
-        for part in _packets(keys):
+        for part in sliced(keys, KEYS_PER_PACKET):
             self._send(messages.Gone(part))
 
     def _more(self) -> list[messages.Down]:
@@ -160,7 +159,7 @@ class DiskServer:
                 case messages.Fetch():
                     self._fetch(request)
                 case messages.Drop():
-                    dropped.update(dict.fromkeys(messages.keys_in(request.keys)))
+                    dropped.update(dict.fromkeys(request.keys))
                 case messages.Store():
                     if request.key in dropped:
                         del dropped[request.key]
@@ -223,7 +222,7 @@ class DiskServer:
             entry = self._store.entry(store.key)
             self._send(messages.Done(store.ticket, None if entry is None else entry.slot))
         if evicted:  # perhaps some of ``stores``, where a tenant's cap is smaller
-            self._send(messages.Gone(b"".join(evicted)))
+            self._send(messages.Gone(evicted))
         self._tell_given_up()
 
     def _sync(self) -> None:
@@ -242,11 +241,6 @@ class DiskServer:
 
     def _send(self, message: messages.Up) -> None:
         self._sock.send(messages.encode(message))
-
-
-def _packets(keys: list[bytes]) -> list[bytes]:
-    """The keys, joined without separators, in parts of as many keys as one packet holds."""
-    return [b"".join(keys[at : at + KEYS_PER_PACKET]) for at in range(0, len(keys), KEYS_PER_PACKET)]
 
 
 def serve(sock: socket.socket, memory_fd: int, *, anew: bool = False) -> None:

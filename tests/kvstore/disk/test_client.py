@@ -29,7 +29,6 @@ from holdfast.kvstore.disk.messages import (
     Up,
     down_decoder,
     encode,
-    records_joined,
 )
 from holdfast.kvstore.disk.payload_file import FILE
 from holdfast.kvstore.disk.process import DiskProcess
@@ -245,8 +244,7 @@ def test_a_socket_that_found_no_descriptor_is_asked_for_again(
 
 def known(*numbers: int, last: bool = True) -> Known:
     """These records, each in the slot of its number."""
-    told = ((key(number), RecordAt(number, 1, 4)) for number in numbers)
-    return Known(records_joined(told), last)
+    return Known({key(number): RecordAt(number, 1, 4) for number in numbers}, last)
 
 
 class Scripted(Stand):

@@ -157,7 +157,7 @@ def test_the_disk_process_erases_what_the_engine_drops(tmp_path: Path) -> None:
         store.put([given(1), given(2)])
         server = threading.Thread(target=DiskServer(theirs, memory, store, scrub_seconds=0.0).run)
         server.start()
-        ours.send(encode(Drop(key(1))))
+        ours.send(encode(Drop([key(1)])))
         while holds(tmp_path, 1):
             pass
         assert holds(tmp_path, 2)

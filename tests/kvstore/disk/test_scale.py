@@ -13,7 +13,7 @@ from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.disk import messages
 from holdfast.kvstore.disk.client import DiskTier
-from holdfast.kvstore.disk.messages import PACKET_BYTES, Begin, Done, Known, RecordAt, encode, records_joined
+from holdfast.kvstore.disk.messages import PACKET_BYTES, Begin, Done, Known, RecordAt, encode
 from holdfast.kvstore.disk.payload_file import stride_of
 from holdfast.kvstore.disk.store import NewRecord, RecordStore
 from holdfast.kvstore.host.slots import SlotMemory, make_memory
@@ -47,8 +47,8 @@ class EngineEnd:
             socket.send_fds(ours, [b"disk"], [mine.fileno()])
         self.tiers.poll(0.0)
         self.process.recv(PACKET_BYTES)
-        there = ((key(number), RecordAt(number, 1, 4)) for number in range(160 * size))
-        self.process.send(encode(Known(records_joined(there), last=True)))
+        there = {key(number): RecordAt(number, 1, 4) for number in range(160 * size)}
+        self.process.send(encode(Known(there, last=True)))
         self.tiers.poll(0.0)
         self.numbers = count(1 << 20)
         for number in range(160 * size):
