@@ -21,8 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ..errors import KVStoreError
-from ..system_limits import explained
-from .index import FILE, StoreFailed, StoreTorn
+from .index import FILE, StoreFailed, StoreTorn, named
 from .process import CRASHES
 from .store import RecordStore, StoreLocked, clear, held, hold, throw_away
 
@@ -188,12 +187,10 @@ def _apart(act: str, folder: Path, floor: int = 0) -> Account:
     unless ``act`` is stat."""
     command = [sys.executable, "-m", __spec__.name, act, str(folder), str(floor)]
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    try:
+    with named(f"the process that reads {folder}"):
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, check=False
         )
-    except OSError as error:
-        raise StoreFailed(explained(error, f"the process that reads {folder}")) from error
     if -done.returncode in CRASHES:
         killer = signal.Signals(-done.returncode).name
         killed = f"{folder / FILE} is damaged: the process that read it ended by {killer}"

@@ -27,10 +27,10 @@ from xxhash import xxh3_64_intdigest
 from ..errors import FolderHeld, KVStoreError, RecordCorrupt, RecordMissing
 from ..folder_lock import FolderLock
 from ..reserve import held_by
-from ..system_limits import OUT_OF_DESCRIPTORS, errno_of, explained
+from ..system_limits import OUT_OF_DESCRIPTORS, errno_of
 from . import index
 from .eviction import RecordEviction
-from .index import RecordEntry, RecordIndex, StoreFailed
+from .index import RecordEntry, RecordIndex, StoreFailed, named
 from .payload_file import FILE, PayloadFile, stride_of
 
 TREE_BYTES = 64 << 10  # that the index may take with one batch of records
@@ -138,23 +138,14 @@ class RecordStore:
         self.floor = floor
         self.given_up: list[bytes] = []
         self._most = {tenant: cap // self._stride for tenant, cap in (caps or {}).items()}
-        self.ignored = 0
-        try:
+        with named(f"the KV folder {folder}"):
             self._lock = hold(folder)
-        except OSError as error:
-            raise StoreFailed(explained(error, f"the KV folder {folder}")) from error
-        try:
+        with self._named(MemoryError), contextlib.ExitStack() as undo:
+            undo.callback(self._lock.release)
             self._file = _held_file(folder / FILE, block_bytes)
-            try:
-                self._begin(anew=anew)
-            except BaseException:
-                self._file.close()
-                raise
-        except BaseException as error:
-            self._lock.release()
-            if not isinstance(error, (OSError, MemoryError)):
-                raise
-            raise StoreFailed(explained(error, f"the KV file {folder / FILE}")) from error
+            undo.callback(self._file.close)
+            self._begin(anew=anew)
+            undo.pop_all()
         self.ignored = self._index.ignored
         if surplus := [
             key for tenant, most in self._most.items() for key in self._order.surplus(tenant, most, 0)
@@ -188,11 +179,9 @@ class RecordStore:
         negative number: how many to give back. The budget if there is no floor. Raises `StoreFailed`."""
         if self.floor is None:
             return self.budget
-        try:
+        with named(f"the folder {self.folder}"):
             held = 0 if self._reserve is None else held_by(self._reserve)
             return shutil.disk_usage(self.folder).free + held - self.floor
-        except OSError as error:
-            raise StoreFailed(explained(error, f"the folder {self.folder}")) from error
 
     @property
     def room(self) -> int:
@@ -261,12 +250,10 @@ class RecordStore:
             for at, (record, slot) in enumerate(zip(fresh, slots, strict=True))
         }
         try:
-            for record, slot in zip(fresh, slots, strict=True):
-                self._file.write(slot, record.payload)
+            with self._named():
+                for record, slot in zip(fresh, slots, strict=True):
+                    self._file.write(slot, record.payload)
             self._index.write(entries)
-        except OSError as error:
-            self._free.give(slots)
-            raise self._refused(error) from error
         except KVStoreError:
             self._free.give(slots)
             raise
@@ -297,13 +284,9 @@ class RecordStore:
         Raises `RecordMissing`: it is not here; `RecordCorrupt`: its bytes are not what was stored, and it is
         dropped; `StoreFailed`: the medium refused.
         """
-        entry = self._entries.get(key)
-        if entry is None:
-            raise RecordMissing(key, "not on disk")
-        try:
+        entry = self._entry(key)
+        with self._named():
             whole = self._file.read(entry.slot, into)
-        except OSError as error:
-            raise self._refused(error) from error
         if not whole or xxh3_64_intdigest(into) != entry.digest:
             self.drop([key])
             raise RecordCorrupt(key, "its bytes on disk are not those that were stored")
@@ -314,13 +297,9 @@ class RecordStore:
         """Bring the record's payload into the page cache, without a check: a reader must check it. From now on
         the record is the first of its tenant's to be evicted. False: the file is too short; `get` drops the
         record. Raises `RecordMissing`, `StoreFailed`."""
-        entry = self._entries.get(key)
-        if entry is None:
-            raise RecordMissing(key, "not on disk")
-        try:
+        entry = self._entry(key)
+        with self._named():
             came = self._file.cache(entry.slot)
-        except OSError as error:
-            raise self._refused(error) from error
         self._order.move(key, last=False)
         return came
 
@@ -370,10 +349,8 @@ class RecordStore:
 
     def sync(self) -> None:
         """Flush what was stored so far to the medium, the payloads first. Raises `StoreFailed`, `StoreTorn`."""
-        try:
+        with self._named():
             self._file.sync()
-        except OSError as error:
-            raise self._refused(error) from error
         self._index.sync()
 
     def damaged(self) -> Iterator[bytes]:
@@ -482,8 +459,13 @@ class RecordStore:
         self.given_up += keys
         return max(0, before - self.file_bytes)
 
-    def _refused(self, error: OSError) -> StoreFailed:
-        return StoreFailed(explained(error, f"the KV file {self.folder / FILE}"))
+    def _named(self, *errors: type[Exception]) -> contextlib.AbstractContextManager[None]:
+        return named(f"the KV file {self.folder / FILE}", *errors)
+
+    def _entry(self, key: bytes) -> RecordEntry:
+        if key not in self._entries:
+            raise RecordMissing(key, "not on disk")
+        return self._entries[key]
 
 
 def _held_file(path: Path, length: int) -> PayloadFile:
@@ -505,14 +487,9 @@ def held(folder: Path) -> int:
 
 
 def throw_away(folder: Path) -> None:
-    """Remove the records in ``folder``. Files are emptied first, so that their space is free even if another
-    process still has them open."""
+    """Remove the records in ``folder``: see `index.remove`."""
     index.throw_away(folder)
-    path = folder / FILE
-    with contextlib.suppress(FileNotFoundError):
-        with path.open("r+b") as file:
-            file.truncate()
-        path.unlink()
+    index.remove(folder / FILE)
 
 
 def hold(folder: Path) -> FolderLock:

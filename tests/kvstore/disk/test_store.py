@@ -276,14 +276,12 @@ def test_a_record_that_could_not_be_removed_gives_way_to_the_next_in_its_slot(
     store.close()
 
 
-def test_what_the_code_before_wrote_is_thrown_away(tmp_path: Path) -> None:
-    """It kept payloads in LMDB, too."""
-    with lmdb.open(str(tmp_path), max_dbs=2) as env:
-        for name in (b"headers", b"payloads"):
-            database = env.open_db(name)
-            with env.begin(db=database, write=True) as txn:
-                for number in range(5):
-                    txn.put(key(number), bytes(80))
+def test_an_index_without_a_layout_is_thrown_away(tmp_path: Path) -> None:
+    with lmdb.open(str(tmp_path), max_dbs=1) as env:
+        database = env.open_db(b"records")
+        with env.begin(db=database, write=True) as txn:
+            for number in range(5):
+                txn.put(key(number), bytes(80))
     store = opened(tmp_path)
     assert (store.ignored, len(store)) == (5, 0)
     store.put([given(1)])
