@@ -54,15 +54,12 @@ class OwnerTags:
         """Note one more reference of ``owner`` to each of these blocks."""
         self._owners.update((block, owner) for block in blocks)
 
-    def check(self, blocks: Iterable[int], owner: Owner) -> None:
-        """Raises `BlockMisused` if ``owner``, which is about to release these blocks, has no reference to one
-        of them."""
+    def give(self, blocks: Sequence[int], owner: Owner) -> None:
+        """Note one reference of ``owner`` less to each of these blocks. Raises `BlockMisused`: it has none to
+        one of them."""
         for block in blocks:
             if not self._owners[block, owner]:
                 raise BlockMisused(block, f"held by {self.of(block)}", f"released by {owner!r}")
-
-    def give(self, blocks: Iterable[int], owner: Owner) -> None:
-        """Note one reference of ``owner`` less to each of these blocks."""
         for block in blocks:
             self._owners[block, owner] -= 1
             if not self._owners[block, owner]:
@@ -255,9 +252,9 @@ class BlockPool:
         """
         ids, times = as_array(blocks), max(1, len(owners))
         sealed = self.index.holds_each(ids)
-        loose = self._references.each(ids) == 0
-        if loose.any():
-            self._check_found(ids[loose & ~sealed])
+        neither = ids[(self._references.each(ids) == 0) & ~sealed].tolist()
+        if neither:
+            raise BlockMisused(neither[0], self.state(neither[0]), "shared")
         for owner in owners or (None,):
             self._tag(ids, owner)
         self._hold(ids, times)
@@ -281,9 +278,7 @@ class BlockPool:
         ids = as_array(blocks)
         self._check_held(ids)
         if self.owners is not None:
-            named = ids.tolist()
-            self.owners.check(named, owner)
-            self.owners.give(named, owner)
+            self.owners.give(ids.tolist(), owner)
         retired = self._references.give(ids)
         if not keep:
             self._unseal(retired)
@@ -343,8 +338,7 @@ class BlockPool:
     def _change_over(self, block: int, key: bytes, owner: Owner) -> int:
         """Release ``block``, and take a reference to the block that ``key`` names already. Returns that
         block."""
-        first = self.index.block_of(key)
-        assert first is not None, "a key that refuses a block names another"
+        first = self.index.here[key]
         self.release([block], owner)
         only = as_array([first])
         self._tag(only, owner)
@@ -370,11 +364,10 @@ class BlockPool:
     def discard(self, block: int) -> bool:
         """Free a cached block, and forget its key; its content is lost unless it is kept elsewhere. Returns
         False, and does nothing, if the block is not cached."""
-        if not self._cached.remove(block):
-            return False
-        self._unseal([block])
-        self._free.append(block)
-        return True
+        cached = block in self._cached
+        if cached:
+            self.distrust([block])
+        return cached
 
     def launched(self, step: int) -> None:
         """Note that step ``step`` is in flight: the device may read and write any held block until
@@ -498,11 +491,6 @@ class BlockPool:
         tags = f" by {self.owners.of(block)}" if self.owners is not None else ""
         ours, theirs = references.get(block, 0), expected.get(block, 0)
         return f"block {block} is held {ours} times{tags}, {theirs} accounted for"
-
-    def _check_found(self, neither: BlockArray) -> None:
-        if len(neither):
-            block = int(neither[0])
-            raise BlockMisused(block, self.state(block), "shared")
 
     def _check_held(self, ids: BlockArray) -> None:
         loose = ids[self._references.each(ids) == 0]

@@ -400,7 +400,7 @@ class BlockManager:
         )
         if lacks:
             named = [in_group(keys[tail], group) for group in lacks] if len(keys) > tail else []
-            blocks = [self.pool.index.block_of(key) for key in named]
+            blocks = [self.pool.index.here.get(key) for key in named]
             found = [block for block in blocks if block is not None]
             if not found or len(found) < len(blocks):
                 sequence.fall_back(tail * self.block_tokens)
@@ -464,7 +464,7 @@ class BlockManager:
         """Let the KV that no other sequence holds be evicted first, on all tiers: the sequence is unlikely to
         come back."""
         names = self.residency.names(sequence)
-        blocks = {key: self.pool.index.block_of(key) for key in names}
+        blocks = {key: self.pool.index.here.get(key) for key in names}
         self.pool.evict_first(block for block in blocks.values() if block is not None)
         held = {key for key, block in blocks.items() if block is not None and self.pool.references(block)}
         self.tiers.retire([key for key in names if key not in held])
@@ -499,7 +499,7 @@ class BlockManager:
         """Drop the KV of the sequence's tokens that no other sequence holds, on all tiers: of all its blocks,
         also those that it does not hold now, and of every partial last block that may have been saved."""
         for key in self.residency.everything(sequence):
-            block = self.pool.index.block_of(key)
+            block = self.pool.index.here.get(key)
             if block is not None and self.pool.references(block):
                 continue
             if block is not None:

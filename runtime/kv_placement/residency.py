@@ -264,7 +264,7 @@ class Residency:
                 if not has:
                     level = there[at]
                     levels[first + at] = min(levels[first + at], level & DEVICE or level, key=_NEARNESS.index)
-                    block = pool.index.block_of(named[at]) if first + at < full else None
+                    block = pool.index.here.get(named[at]) if first + at < full else None
                 shared[first + at] |= block is not None and pool.references(block) > has
         tiers = [_TIERS.get(level, KVTier.NONE) for level in levels]
         pairs = zip(tiers, shared, strict=True)

@@ -138,7 +138,7 @@ class PendingMoves:
         below = tiers.found_below(key)
         if key not in host and not below:
             return True
-        block = pool.index.block_of(key)
+        block = pool.index.here.get(key)
         if block is not None and not pool.references(block) and not pool.discard(block):
             return False  # behind the step fence
         if not move.lowest:

@@ -165,7 +165,7 @@ class Stage:
     def hashes(self, names: Iterable[bytes]) -> dict[bytes, int]:
         """The device's bytes by key, of the full blocks that it holds of these."""
         index = self.engine.scheduler.pool.index
-        blocks = {key: index.block_of(key) for key in names}
+        blocks = {key: index.here.get(key) for key in names}
         return {
             key: xxh3_64_intdigest(self.arena.bytes_of(block).numpy())
             for key, block in blocks.items()

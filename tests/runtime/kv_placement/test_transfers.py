@@ -273,7 +273,7 @@ def test_what_the_host_tier_gave_up_goes_down_again_when_the_device_gives_it_up(
     here.open(2, [*range(150, 170)])
     here.reply(2, 8)  # blocks of the first are handed out in the very plan that saves them
     here.run()
-    assert all(here.scheduler.pool.index.block_of(key) is None for key in here.sequence(0).keys)
+    assert all(here.scheduler.pool.index.here.get(key) is None for key in here.sequence(0).keys)
     here.extend(0, [8])
     here.reply(0, 2)
     assert work_of(here, 0).host > 0
