@@ -18,8 +18,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 
 class KVStoreError(Exception):
     """Anything the kvstore room raises."""
@@ -39,10 +37,7 @@ class PoolExhausted(KVStoreError):
 
 
 class FolderHeld(KVStoreError):
-    """``folder`` is locked by another process, ``holder``."""
-
-    def __init__(self, folder: Path, holder: str) -> None:
-        super().__init__(f"{folder} is held by {holder}")
+    """Another process has locked the folder, or a file in it."""
 
 
 class BookkeepingError(KVStoreError):

@@ -13,10 +13,10 @@ import os
 import signal
 import socket
 
+from ..errors import FolderHeld
 from ..log_lines import LogSettings, logging_lines
 from .index import StoreFailed, StoreTorn
 from .server import serve
-from .store import StoreLocked
 
 NICENESS = 10
 """What this process adds to its niceness: where the cores are few, its writes must not delay a step."""
@@ -43,7 +43,7 @@ def main() -> int:
         try:
             with socket.socket(fileno=given.fd) as sock:
                 serve(sock, given.memory, anew=given.anew)
-        except (StoreFailed, StoreLocked, StoreTorn) as error:
+        except (StoreFailed, FolderHeld, StoreTorn) as error:
             log.error("%s", error)
             return 2
     return 0

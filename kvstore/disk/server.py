@@ -37,15 +37,9 @@ log = logging.getLogger(__name__)
 
 class DiskServer:
     """Serves the engine at the other end of ``sock``: moves records between the slots of ``memory`` and
-    ``store``. ``scrub_seconds``: how long the bytes of removed records stay in the file."""
+    ``store``."""
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        memory: SlotMemory,
-        store: RecordStore,
-        scrub_seconds: float = SCRUB_SECONDS,
-    ) -> None:
+    def __init__(self, sock: socket.socket, memory: SlotMemory, store: RecordStore) -> None:
         self._sock = sock
         self._memory = memory
         self._store = store
@@ -54,7 +48,6 @@ class DiskServer:
         self._giving = False
         self._told = store.budget  # the room that the engine knows of
         self._look_at = self._sync_at = 0.0
-        self._scrub_seconds = scrub_seconds
         self._stained_at: float | None = None  # since when the file has bytes of removed records
         self._hindered = False  # the last scrub could not be done
 
@@ -117,7 +110,7 @@ class DiskServer:
             self._stained_at = None
         elif self._stained_at is None:
             self._stained_at = now
-        elif now - self._stained_at >= self._scrub_seconds:
+        elif now - self._stained_at >= SCRUB_SECONDS:
             self._stained_at = now  # if it cannot be done now, it is tried again as much later
             try:
                 hindered = not self._store.scrub()
@@ -247,15 +240,13 @@ def serve(sock: socket.socket, memory_fd: int, *, anew: bool = False) -> None:
     """Read the ``Begin`` packet from ``sock``, open the store that it names, and serve until the engine
     closes the socket. ``memory_fd``: the host tier's memory. ``anew``: throw away the records that are there.
 
-    Raises `StoreLocked`: another process holds the store; `StoreFailed`: it cannot be opened; `StoreTorn`:
+    Raises `FolderHeld`: another process holds the store; `StoreFailed`: it cannot be opened; `StoreTorn`:
     its file was damaged and is removed.
     """
     packet = sock.recv(messages.PACKET_BYTES)
     if not packet:
         return
-    begin = messages.down_decoder.decode(packet)
-    if not isinstance(begin, messages.Begin):
-        raise msgspec.ValidationError("the first packet begins nothing")
+    begin = msgspec.msgpack.decode(packet, type=messages.Begin)
     memory = SlotMemory(memory_fd, begin.space, begin.block_bytes, made=True)
     folder = Path(begin.folder)
     store = RecordStore(

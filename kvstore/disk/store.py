@@ -46,10 +46,6 @@ class StoreFull(StoreFailed):
     evicted are gone."""
 
 
-class StoreLocked(KVStoreError):
-    """Another process holds this store."""
-
-
 @dataclass(frozen=True, slots=True)
 class NewRecord:
     """A record to be stored. ``tokens``: how many its block holds. ``payload``: its bytes, read only during the
@@ -114,7 +110,7 @@ class RecordStore:
     are dropped. ``given_up``: keys of records that went without a `put` that returned them; the caller takes
     them. ``anew``: throw away what is there, since the process that opened it last died of it.
 
-    Raises `StoreLocked`: another process holds it; `StoreFailed`: the folder or a file cannot be opened, even
+    Raises `FolderHeld`: another process holds it; `StoreFailed`: the folder or a file cannot be opened, even
     anew.
     """
 
@@ -470,14 +466,14 @@ class RecordStore:
 
 def _held_file(path: Path, length: int) -> PayloadFile:
     """Open the payloads' file, and lock it: it may be in another folder, too, by a hard link. Raises
-    `StoreLocked`, `OSError`."""
+    `FolderHeld`, `OSError`."""
     file = PayloadFile(path, length, writable=True)
     try:
         fcntl.flock(file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
         told = f"{path} is held by another process: is it linked into another folder?"
-        raise StoreLocked(told) from None
+        raise FolderHeld(told) from None
     return file
 
 
@@ -493,16 +489,13 @@ def throw_away(folder: Path) -> None:
 
 
 def hold(folder: Path) -> FolderLock:
-    """Take the lock of ``folder``; `FolderLock.release` frees it. Raises `StoreLocked`, naming the process that
+    """Take the lock of ``folder``; `FolderLock.release` frees it. Raises `FolderHeld`, naming the process that
     has it, or `OSError`."""
-    try:
-        return FolderLock(folder, HOLDER).acquire()
-    except FolderHeld as held:
-        raise StoreLocked(str(held)) from None
+    return FolderLock(folder, HOLDER).acquire()
 
 
 def clear(folder: Path) -> None:
-    """Remove a record space's folder with all its records. Raises `StoreLocked` while a process holds it."""
+    """Remove a record space's folder with all its records. Raises `FolderHeld` while a process holds it."""
     if folder.is_dir():
         with hold(folder):
             shutil.rmtree(folder)

@@ -23,8 +23,8 @@ from holdfast.kvstore.disk import index
 from holdfast.kvstore.disk.index import RecordEntry, StoreFailed
 from holdfast.kvstore.disk.payload_file import FILE
 from holdfast.kvstore.disk.process import CRASHES
-from holdfast.kvstore.disk.store import NewRecord, RecordStore, StoreLocked, clear
-from holdfast.kvstore.errors import RecordCorrupt, RecordMissing
+from holdfast.kvstore.disk.store import NewRecord, RecordStore, clear
+from holdfast.kvstore.errors import FolderHeld, RecordCorrupt, RecordMissing
 
 SPACE = bytes(range(16))
 SIZE = 60_000
@@ -183,9 +183,9 @@ def test_more_than_the_budget_is_refused_and_changes_nothing(tmp_path: Path) -> 
 
 
 def test_a_store_is_one_process_s(store: RecordStore, tmp_path: Path) -> None:
-    with pytest.raises(StoreLocked, match=f"held by process {os.getpid()}"):
+    with pytest.raises(FolderHeld, match=f"held by process {os.getpid()}"):
         opened(tmp_path / "kv")
-    with pytest.raises(StoreLocked):
+    with pytest.raises(FolderHeld):
         clear(tmp_path / "kv")
 
 
