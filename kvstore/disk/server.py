@@ -72,7 +72,7 @@ class DiskServer:
             self._serve([messages.down_decoder.decode(first), *self._more()])
 
     def _introduce(self) -> None:
-        for part in sliced(self._store.records(), RECORDS_PER_PACKET):
+        for part in sliced(self._store.entries.items(), RECORDS_PER_PACKET):
             told = {key: RecordAt(one.slot, one.digest, one.tokens) for key, one in part}
             self._send(messages.Known(told, last=False))
         self._send(messages.Known({}, last=True, ignored=self._store.ignored))
@@ -212,7 +212,7 @@ class DiskServer:
             log.warning("the disk takes records again")
             self._refusing = False
         for store in stores:
-            entry = self._store.entry(store.key)
+            entry = self._store.entries.get(store.key)
             self._send(messages.Done(store.ticket, None if entry is None else entry.slot))
         if evicted:  # perhaps some of ``stores``, where a tenant's cap is smaller
             self._send(messages.Gone(evicted))

@@ -65,19 +65,14 @@ class FreeSlots:
     def __init__(self, used: Collection[int]) -> None:
         self.end = max(used, default=-1) + 1
         taken = set(used)
-        self._stained = [slot for slot in range(self.end) if slot not in taken]
+        self.stained = [slot for slot in range(self.end) if slot not in taken]
         """With the bytes of a record that is gone. A heap, as the next one: those in front are taken first."""
         self._empty: list[int] = []
-
-    @property
-    def stained(self) -> Sequence[int]:
-        """Those that still have bytes."""
-        return self._stained
 
     def take(self, count: int) -> list[int]:
         """Take so many slots, those in front first; the file may grow by some."""
         found: list[int] = []
-        for free in (self._stained, self._empty):
+        for free in (self.stained, self._empty):
             while free and len(found) < count:
                 found.append(heapq.heappop(free))
         more = count - len(found)
@@ -87,17 +82,17 @@ class FreeSlots:
     def give(self, slots: Iterable[int]) -> None:
         """Give back slots that may have bytes."""
         for slot in slots:
-            heapq.heappush(self._stained, slot)
+            heapq.heappush(self.stained, slot)
 
     def all(self) -> list[int]:
         """All free slots."""
-        return [*self._stained, *self._empty]
+        return [*self.stained, *self._empty]
 
     def emptied(self) -> None:
         """Note that no free slot has bytes any more."""
         self._empty = self.all()
         heapq.heapify(self._empty)
-        self._stained = []
+        self.stained = []
 
 
 class RecordStore:
@@ -191,13 +186,10 @@ class RecordStore:
         up."""
         return list(self._order)
 
-    def records(self) -> list[tuple[bytes, RecordEntry]]:
-        """All records, by key, with what the index has of them."""
-        return list(self._entries.items())
-
-    def entry(self, key: bytes) -> RecordEntry | None:
-        """What the index has of a record; None: there is no such record."""
-        return self._entries.get(key)
+    @property
+    def entries(self) -> Mapping[bytes, RecordEntry]:
+        """What the index has of each record, by key; not a copy."""
+        return self._entries
 
     def put(
         self, records: Sequence[NewRecord], superseded: Iterable[bytes] = (), touched: Iterable[bytes] = ()
