@@ -162,8 +162,7 @@ class DiskTier(Tier):
         self._erased.pop(key, None)
         told = superseded, touched, yielding, *self._changed_leases()
         self._post_drops()  # the record may be one of them
-        message = Store(ticket, slot, key, record.tokens, record.digest, record.tenant, *told)
-        self._send(message, [ticket], now)
+        self._send(Store(ticket, slot, record, *told), [ticket], now)
         self._forget(superseded)
         return True
 
@@ -374,11 +373,12 @@ class DiskTier(Tier):
                 self._take_up(piece, tickets, answer)
 
     def _end_store(self, message: Store, at: int | None) -> None:
-        self._storing.discard(message.key)
+        record = message.record
+        self._storing.discard(record.key)
         if at is not None:
             self._stored += 1
-            if message.key not in self._erased:
-                self._records[message.key] = RecordAt(at, message.digest, message.tokens)
+            if record.key not in self._erased:
+                self._records[record.key] = RecordAt(at, record.digest, record.tokens)
         else:
             self._failed += 1
         self._ended.append(MoveEnd(message.ticket, at is not None))

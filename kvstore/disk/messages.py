@@ -10,6 +10,8 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
+from ..tier import Record
+
 PACKET_BYTES = 128 << 10
 KEYS_PER_PACKET, RECORDS_PER_PACKET = 4096, 2048
 
@@ -39,9 +41,8 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
 
 
 class Store(msgspec.Struct, frozen=True, array_like=True, tag="store"):
-    """Ask to write the record in ``slot``, with ``tokens`` tokens and the xxh3 ``digest``, to disk; answered
-    by ``Done`` or ``Failed``. ``ticket``: the number of the request, which its answer repeats.
-    ``superseded``: keys of records to remove in the same transaction.
+    """Ask to write the record in ``slot`` to disk; answered by ``Done`` or ``Failed``. ``ticket``: the number
+    of the request, which its answer repeats. ``superseded``: keys of records to remove in the same transaction.
 
     ``touched``: keys of records that count as used now. ``yielding``: records that are on a tier above, to be
     evicted first. ``leased``, ``released``: keys that leases cover from now on, and no longer.
@@ -49,10 +50,7 @@ class Store(msgspec.Struct, frozen=True, array_like=True, tag="store"):
 
     ticket: int
     slot: int
-    key: bytes
-    tokens: int
-    digest: int
-    tenant: int = 0
+    record: Record
     superseded: list[bytes] = []
     touched: list[bytes] = []
     yielding: list[bytes] = []

@@ -23,7 +23,7 @@ from . import messages
 from .admin import clear_others, others, write_about
 from .index import StoreFailed
 from .messages import KEYS_PER_PACKET, RECORDS_PER_PACKET, RecordAt
-from .store import NewRecord, RecordStore, StoreFull
+from .store import RecordStore, StoreFull
 
 BATCH_BYTES = 8 << 20
 SYNC_SECONDS = 1.0
@@ -154,9 +154,9 @@ class DiskServer:
                 case messages.Drop():
                     dropped.update(dict.fromkeys(request.keys))
                 case messages.Store():
-                    if request.key in dropped:
-                        del dropped[request.key]
-                        self._store.drop((request.key,))
+                    if request.record.key in dropped:
+                        del dropped[request.record.key]
+                        self._store.drop((request.record.key,))
                     stores.append(request)
         if stores:
             self._keep(stores)
@@ -189,10 +189,7 @@ class DiskServer:
         self._send(messages.Fetched(request.ticket, failed, gone))
 
     def _keep(self, stores: list[messages.Store]) -> None:
-        records = [
-            NewRecord(store.key, store.tokens, store.digest, self._memory.payload(store.slot), store.tenant)
-            for store in stores
-        ]
+        records = [(store.record, self._memory.payload(store.slot)) for store in stores]
         for store in stores:
             self._store.lease(store.released, on=False)
             self._store.lease(store.leased, on=True)
@@ -212,7 +209,7 @@ class DiskServer:
             log.warning("the disk takes records again")
             self._refusing = False
         for store in stores:
-            entry = self._store.entries.get(store.key)
+            entry = self._store.entries.get(store.record.key)
             self._send(messages.Done(store.ticket, None if entry is None else entry.slot))
         if evicted:  # perhaps some of ``stores``, where a tenant's cap is smaller
             self._send(messages.Gone(evicted))

@@ -18,7 +18,7 @@ import logging
 import shutil
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from ..errors import FolderHeld, KVStoreError, RecordCorrupt, RecordMissing
 from ..folder_lock import FolderLock
 from ..reserve import held_by
 from ..system_limits import OUT_OF_DESCRIPTORS, errno_of
+from ..tier import Record
 from . import index
 from .eviction import RecordEviction
 from .index import RecordEntry, RecordIndex, StoreFailed, named
@@ -44,18 +45,6 @@ log = logging.getLogger(__name__)
 class StoreFull(StoreFailed):
     """The disk has no space for a record: less would stay free than ``floor``, even after records that may be
     evicted are gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class NewRecord:
-    """A record to be stored. ``tokens``: how many its block holds. ``payload``: its bytes, read only during the
-    call. ``digest``: xxh3 of the payload. ``tenant``: the number of its tenant."""
-
-    key: bytes
-    tokens: int
-    digest: int
-    payload: memoryview
-    tenant: int = 0
 
 
 class FreeSlots:
@@ -192,24 +181,28 @@ class RecordStore:
         return self._entries
 
     def put(
-        self, records: Sequence[NewRecord], superseded: Iterable[bytes] = (), touched: Iterable[bytes] = ()
+        self,
+        records: Iterable[tuple[Record, memoryview]],
+        superseded: Iterable[bytes] = (),
+        touched: Iterable[bytes] = (),
     ) -> list[bytes]:
         """Store the records and remove those of ``superseded``. Returns the keys of records that are not here
-        now: those evicted for the new ones, and new ones that were left out.
+        now: those evicted for the new ones, and new ones that were left out. ``records``: each with its bytes,
+        which are read only during the call.
 
         ``touched``: keys of records that count as used now. A tenant with a cap gives up its own records;
         where the new ones alone exceed the cap, the first of them are left out. Where the disk is short of
         space others are evicted before these are stored (``given_up``); where that is not enough, the first
         of these are left out. Raises `StoreFailed`: none of the records is stored.
         """
-        kept = set(superseded)
+        kept, payloads = set(superseded), dict(records)
         for key in touched:
             self._order.move(key, last=True)
             self._used.pop(key, None)
             self._used[key] = None
             if len(self._used) > MOST_USED:
                 self._used.popitem(last=False)
-        fresh = [record for record in records if record.key not in self._entries or record.key in kept]
+        fresh = [record for record in payloads if record.key not in self._entries or record.key in kept]
         fresh, refused = self._within_caps(fresh)
         fresh, crowded = self._within_disk(fresh)
         gone = [key for key in kept if key in self._entries]
@@ -223,13 +216,13 @@ class RecordStore:
         if leaving := (*gone, *evicted):
             self._remove(leaving)
         try:
-            self._store(fresh)
+            self._store(fresh, payloads)
         except KVStoreError:
             self.given_up += evicted
             raise
         return [*evicted, *refused, *crowded]
 
-    def _store(self, fresh: Sequence[NewRecord]) -> None:
+    def _store(self, fresh: Sequence[Record], payloads: Mapping[Record, memoryview]) -> None:
         if not fresh:
             return
         slots = self._free.take(len(fresh))
@@ -240,7 +233,7 @@ class RecordStore:
         try:
             with self._named():
                 for record, slot in zip(fresh, slots, strict=True):
-                    self._file.write(slot, record.payload)
+                    self._file.write(slot, payloads[record])
             self._index.write(entries)
         except KVStoreError:
             self._free.give(slots)
@@ -363,12 +356,12 @@ class RecordStore:
 
     # --- what does not fit ----------------------------------------------------------------------------------
 
-    def _within_caps(self, fresh: list[NewRecord]) -> tuple[list[NewRecord], list[bytes]]:
+    def _within_caps(self, fresh: list[Record]) -> tuple[list[Record], list[bytes]]:
         """Leave out those of the new records for which their tenants' caps have no room, the first ones
         first. Returns the records that stay, in order, and the keys of the others. Tenants without a cap keep
         all."""
         left = dict(self._most)
-        staying: list[NewRecord] = []
+        staying: list[Record] = []
         refused: list[bytes] = []
         for record in reversed(fresh):
             if left.get(record.tenant, 1) < 1:
@@ -379,7 +372,7 @@ class RecordStore:
                 left[record.tenant] -= 1
         return staying[::-1], refused
 
-    def _within_disk(self, fresh: list[NewRecord]) -> tuple[list[NewRecord], list[bytes]]:
+    def _within_disk(self, fresh: list[Record]) -> tuple[list[Record], list[bytes]]:
         """Make room on the disk for the new records. Returns as many of them as there is room for, the last
         ones, and the keys of the others. Raises `StoreFull` if there is room for none."""
         if self.floor is None or not fresh:
@@ -390,7 +383,7 @@ class RecordStore:
             raise StoreFull(f"the disk of {self.folder} has no space for KV beyond what is kept free there")
         return fresh[-most:], [record.key for record in fresh[:-most]]
 
-    def _surplus(self, fresh: list[NewRecord], besides: Collection[bytes]) -> list[bytes]:
+    def _surplus(self, fresh: list[Record], besides: Collection[bytes]) -> list[bytes]:
         """The keys of records that tenants with a cap must give up for the new records ``fresh``.
         ``besides``: keys that are removed anyway."""
         coming = Counter(record.tenant for record in fresh if record.tenant in self._most)

@@ -15,9 +15,10 @@ from holdfast.kvstore.disk import messages
 from holdfast.kvstore.disk.client import DiskTier
 from holdfast.kvstore.disk.messages import PACKET_BYTES, Begin, Done, Known, RecordAt, encode
 from holdfast.kvstore.disk.payload_file import stride_of
-from holdfast.kvstore.disk.store import NewRecord, RecordStore
+from holdfast.kvstore.disk.store import RecordStore
 from holdfast.kvstore.host.slots import SlotMemory, make_memory
 from holdfast.kvstore.host.tier import HostTier
+from holdfast.kvstore.tier import Record
 from holdfast.kvstore.tiers import Tiers
 from holdfast.tests.operations import operations_of
 
@@ -90,10 +91,10 @@ def test_the_engines_end_does_the_same_beside_many(tmp_path: Path) -> None:
         assert many.within(few), f"{few} became {many}"
 
 
-def records() -> Iterator[NewRecord]:
+def records() -> Iterator[tuple[Record, memoryview]]:
     for number in count(1 << 20):
         data = number.to_bytes(8, "little") * (SIZE // 8)
-        yield NewRecord(key(number), 4, xxh3_64_intdigest(data), memoryview(data), number % 3)
+        yield Record(key(number), 4, xxh3_64_intdigest(data), number % 3), memoryview(data)
 
 
 def test_the_store_of_records_does_the_same_beside_many(tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_the_store_of_records_does_the_same_beside_many(tmp_path: Path) -> None:
         store.put([next(fresh) for _ in range(100 * size)])
         store.lease((key(next(numbers)) for _ in range(60 * size)), on=True)
 
-        def one(store: RecordStore = store, fresh: Iterator[NewRecord] = fresh) -> None:
+        def one(store: RecordStore = store, fresh: Iterator[tuple[Record, memoryview]] = fresh) -> None:
             assert len(store.put([next(fresh)], touched=[key((1 << 20) + 1)])) == 1
             store.lease([key(1 << 20)], on=False)
             store.lease([key(1 << 20)], on=True)

@@ -12,11 +12,12 @@ import torch
 
 from holdfast.kvstore.arena import DeviceArena
 from holdfast.kvstore.block_mover import BlockMover
-from holdfast.kvstore.disk.store import NewRecord, RecordStore
+from holdfast.kvstore.disk.store import RecordStore
 from holdfast.kvstore.errors import RecordMissing
 from holdfast.kvstore.groups import HeadLayout, KVGroup, LatentLayout, Layout
 from holdfast.kvstore.host.slots import SlotMemory, make_memory
 from holdfast.kvstore.host.tier import HostTier
+from holdfast.kvstore.tier import Record
 from holdfast.tests.kvstore.host.records import get, put
 
 GROUP = KVGroup(id=0, layers=(0, 1), layout=HeadLayout(2, 8), dtype="bfloat16", block_tokens=4)
@@ -44,7 +45,7 @@ def test_a_block_goes_to_the_disk_and_comes_back_the_same_bytes(layout: Layout, 
     arena.poison([1])
     tokens, payload = get(tier, KEY)
     with closing(RecordStore(tmp_path, bytes(16), GROUP.block_bytes, 1 << 20)) as store:
-        store.put([NewRecord(KEY, tokens, tier.memory.entry(slot).digest, payload, 0)])
+        store.put([(Record(KEY, tokens, tier.memory.entry(slot).digest), payload)])
     with closing(RecordStore(tmp_path, bytes(16), GROUP.block_bytes, 1 << 20)) as store:
         assert store.get(KEY, into := memoryview(bytearray(GROUP.block_bytes))).tokens == 3
     assert put(after, KEY, 3, into)
