@@ -51,11 +51,11 @@ class StoreFailed(KVStoreError):
 
 
 @contextlib.contextmanager
-def named(what: str, *errors: type[Exception]) -> Iterator[None]:
-    """Raise `StoreFailed` for an ``OSError``, or one of ``errors``, in the block; ``what``: see `explained`."""
+def named(what: str, errors: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
+    """Raise `StoreFailed` for one of ``errors`` in the block; ``what``: see `explained`."""
     try:
         yield
-    except (OSError, *errors) as error:
+    except errors as error:
         raise StoreFailed(explained(error, what)) from error
 
 

@@ -440,8 +440,8 @@ class RecordStore:
         self.given_up += keys
         return max(0, before - self.file_bytes)
 
-    def _named(self, *errors: type[Exception]) -> contextlib.AbstractContextManager[None]:
-        return named(f"the KV file {self.folder / FILE}", *errors)
+    def _named(self, *others: type[Exception]) -> contextlib.AbstractContextManager[None]:
+        return named(f"the KV file {self.folder / FILE}", (OSError, *others))
 
     def _entry(self, key: bytes) -> RecordEntry:
         if key not in self._entries:
