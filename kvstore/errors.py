@@ -32,8 +32,6 @@ class PoolExhausted(KVStoreError):
 
     def __init__(self, needed: int, available: int) -> None:
         super().__init__(f"{needed} blocks needed, {available} available")
-        self.needed = needed
-        self.available = available
 
 
 class FolderHeld(KVStoreError):
@@ -72,7 +70,6 @@ class RecordUnavailable(KVStoreError):
 
     def __init__(self, key: bytes, reason: str) -> None:
         super().__init__(f"record {key.hex()}: {reason}")
-        self.key = key
 
 
 class RecordMissing(RecordUnavailable):

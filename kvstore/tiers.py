@@ -95,7 +95,7 @@ class Tiers:
         """The host tier in ``memory``, and below it a disk tier with this control socket, over which a disk
         process was asked for, and this first message to it. ``recheck``: see `HostTier`."""
         host = HostTier(memory, owner=os.getpid(), recheck=recheck)
-        below = () if disk is None else (DiskTier(*disk, reads=reach is not None, asked=True),)
+        below = () if disk is None else (DiskTier(*disk, reads=reach is not None),)
         return cls(host, below, reach)
 
     def wait_ready(self, seconds: float) -> None:

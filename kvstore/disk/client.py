@@ -81,16 +81,14 @@ def ask(control: socket.socket) -> None:
 class DiskTier(Tier):
     """The engine's side of the disk tier: sends requests to a disk process and takes its answers. ``control``:
     the engine's end of a `process.DiskProcess`'s socket, over which a disk process is asked for. ``begin``: the
-    first message to each disk process. ``reads``: this process may `read` records from the page cache.
-    ``asked``: `ask` was called on the socket, so that the first process starts meanwhile.
+    first message to each disk process. ``reads``: this process may `read` records from the page cache. `ask` was
+    called on the socket, so that the first process starts meanwhile.
     """
 
     name = "disk"
     checks = True
 
-    def __init__(
-        self, control: socket.socket, begin: messages.Begin, *, reads: bool = False, asked: bool = False
-    ) -> None:
+    def __init__(self, control: socket.socket, begin: messages.Begin, *, reads: bool = False) -> None:
         self.reads = reads
         self._control = control
         self._begin = begin
@@ -118,8 +116,6 @@ class DiskTier(Tier):
         self._told: set[bytes] = set()  # leased keys that the disk process knows of
         self._stored = self._fetched = self._failed = self._lost = self._pieces = self._read = 0
         control.setblocking(False)
-        if not asked:
-            ask(control)
 
     def __len__(self) -> int:
         return len(self._records) if self._ready else 0

@@ -47,7 +47,6 @@ class PayloadFile:
     no file: a pipe might never answer, and what a link leads to is not ours to cut."""
 
     def __init__(self, path: Path, length: int, *, writable: bool = False) -> None:
-        self.path = path
         self.length = length
         self.stride = stride_of(length)
         mode = os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY

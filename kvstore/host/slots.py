@@ -176,11 +176,12 @@ class SlotMemory:
         self._states[indexes] = wanted
         self._owners[indexes] = owner
 
-    def describe(self, slot: int, key: bytes, tokens: int) -> None:
-        """Write the key and the number of tokens of a slot's record into the directory; its readers and
-        digest become 0."""
+    def describe(self, slot: int, key: bytes, tokens: int, tenant: int = 0) -> None:
+        """Write the key, the number of tokens and the tenant of a slot's record into the directory; its readers
+        and digest become 0."""
         entry = self.directory[slot]
-        entry["key"], entry["tokens"], entry["readers"], entry["digest"] = key, tokens, 0, 0
+        entry["key"], entry["tokens"], entry["tenant"] = key, tokens, tenant
+        entry["readers"] = entry["digest"] = 0
 
     def set_readers(self, slots: Sequence[int], readers: Sequence[int]) -> None:
         """Write the number of readers of each slot into the directory."""
@@ -193,10 +194,6 @@ class SlotMemory:
     def set_digest(self, slot: int, digest: int) -> None:
         """Write the xxh3 of the slot's payload into the directory."""
         self.directory["digest"][slot] = digest
-
-    def set_tenant(self, slot: int, tenant: int) -> None:
-        """Write the tenant of the slot's record into the directory."""
-        self.directory["tenant"][slot] = tenant
 
     def set_stamps(self, slots: Sequence[int], first: int) -> None:
         """Write the stamps of last use into the directory: ``first`` for the first slot, one more for each

@@ -52,7 +52,7 @@ class HostTier:
         self._slot_of: dict[bytes, int] = {}
         self._here: dict[bytes, int] = {}  # those that are filled
         self._key_of: dict[int, bytes] = {}
-        self._tokens: dict[int, int] = {}
+        self._tokens = memory.directory["tokens"]  # by slot
         self._filling: set[int] = set()
         self._readers: dict[int, int] = {}
         self._foreseen: dict[int, bytes] = {}  # slots that `foresee` has named, with their keys then
@@ -127,12 +127,12 @@ class HostTier:
 
     def tokens_of(self, slot: int) -> int:
         """Tokens of the record in ``slot``."""
-        return self._tokens[slot]
+        return int(self._tokens[slot])
 
     def record_in(self, slot: int) -> Record:
         """The record in a slot that is filled."""
-        digest, tenant = self.memory.entry(slot).digest, self._order.tenant(slot)
-        return Record(self._key_of[slot], self._tokens[slot], digest, tenant)
+        entry = self.memory.entry(slot)
+        return Record(entry.key, entry.tokens, entry.digest, entry.tenant)
 
     @property
     def room(self) -> int:
@@ -224,12 +224,10 @@ class HostTier:
         slot = self._free.pop()
         self._untouched = min(self._untouched, len(self._free))
         self.memory.move(slot, SlotState.FILLING, self._owner)
-        self.memory.describe(slot, key, tokens)
-        self.memory.set_tenant(slot, tenant)
+        self.memory.describe(slot, key, tokens, tenant)
         self._order.take(slot, tenant)
         self._slot_of[key] = slot
         self._key_of[slot] = key
-        self._tokens[slot] = tokens
         self._filling.add(slot)
         if key in self._promised:
             self._order.lease(slot, self._return_of(key))
@@ -264,7 +262,6 @@ class HostTier:
             return False
         if record is not None:
             self._tokens[slot] = record.tokens
-            self.memory.describe(slot, self._key_of[slot], record.tokens)
         self.memory.set_digest(slot, seen)
         self._checked.add(slot)
         self._here[self._key_of[slot]] = slot
@@ -410,7 +407,6 @@ class HostTier:
                 continue
             self._slot_of[entry.key] = self._here[entry.key] = slot
             self._key_of[slot] = entry.key
-            self._tokens[slot] = entry.tokens
             self._order.take(slot, entry.tenant)
             self._rank([slot])
         return [slot for slot in range(memory.slots - 1, -1, -1) if slot not in self._key_of]
@@ -455,7 +451,6 @@ class HostTier:
         if key is not None:
             del self._slot_of[key]
             self._here.pop(key, None)
-            del self._tokens[slot]
             self._order.forget(slot)
 
     def _free_slot(self, slot: int) -> None:

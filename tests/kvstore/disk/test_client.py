@@ -85,6 +85,7 @@ class Stage(Stand):
         self.disk_process.start()
         begin = Begin(str(folder / space.hex()), space, SIZE, 1 << 22, floor=floor)
         self.blocks = [memoryview(bytearray(SIZE)) for _ in range(20)]
+        client.ask(control)
         self.disk = DiskTier(control, begin, reads=True)
         self.tiers = Tiers(self.host, (self.disk,), lambda block: self.blocks[block])
         self.file = Path(begin.folder) / FILE
@@ -254,6 +255,7 @@ class Scripted(Stand):
         self._memory = make_memory(2 * 4096 + 41 * (SIZE + 64))
         self.host = HostTier(SlotMemory(self._memory, SPACE, SIZE))
         control, self._control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        client.ask(control)
         self.disk = DiskTier(control, Begin("", SPACE, SIZE, 1 << 22))
         self.tiers = Tiers(self.host, (self.disk,))
         self._sock: socket.socket | None = None

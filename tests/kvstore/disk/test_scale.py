@@ -12,7 +12,7 @@ from pathlib import Path
 from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.disk import messages
-from holdfast.kvstore.disk.client import DiskTier
+from holdfast.kvstore.disk.client import DiskTier, ask
 from holdfast.kvstore.disk.messages import PACKET_BYTES, Begin, Done, Known, RecordAt, encode
 from holdfast.kvstore.disk.payload_file import stride_of
 from holdfast.kvstore.disk.store import RecordStore
@@ -40,6 +40,7 @@ class EngineEnd:
         self.host = HostTier(SlotMemory(fd, SPACE, SIZE))
         os.close(fd)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ask(theirs)
         self.disk = DiskTier(theirs, Begin(str(folder), SPACE, SIZE, 1 << 30))
         self.tiers = Tiers(self.host, (self.disk,))
         mine, self.process = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
