@@ -322,7 +322,7 @@ class Tiers:
         """Begin to copy a record of the host tier to the nearest tier below that takes it, first to one that is
         not full. Returns whether that has begun."""
         assert self.host is not None
-        slot = self.host.slot_of(key)
+        slot = self.host.here.get(key)
         if slot is None or self.stored(key):
             return False
         record, ticket = self.host.record_in(slot), next(self._tickets)

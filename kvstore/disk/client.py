@@ -359,10 +359,10 @@ class DiskTier(Tier):
                 self._forget(answer.keys)
             case messages.Room():
                 self._budget = answer.bytes
-            case messages.Done() | messages.Failed():
+            case messages.Done():
                 message, _, _ = self._requests.pop(answer.ticket)
                 assert isinstance(message, Store)
-                self._end_store(message, answer.at if isinstance(answer, messages.Done) else None)
+                self._end_store(message, answer.at)
             case messages.Fetched():
                 piece, _, tickets = self._requests.pop(answer.ticket)
                 assert isinstance(piece, Fetch)

@@ -100,6 +100,7 @@ class RecordIndex:
 
     def __init__(self, folder: Path, space: bytes, length: int, stride: int, *, anew: bool = False) -> None:
         self._folder = folder
+        self.path = folder / FILE
         self._layout = _LAYOUT.pack(VERSION, space, length, stride)
         self.ignored = 0
         self.entries: dict[bytes, RecordEntry] = {}
@@ -115,11 +116,6 @@ class RecordIndex:
                 if thrown or (not isinstance(error, lost) and ANOTHER_FORMAT not in str(error)):
                     raise StoreFailed(explained(error, f"the KV index {self.path}")) from error
         raise StoreFailed(f"{folder}: cannot be opened, even anew")
-
-    @property
-    def path(self) -> Path:
-        """Its file."""
-        return self._folder / FILE
 
     def write(self, put: Mapping[bytes, RecordEntry], delete: Iterable[bytes] = ()) -> None:
         """Delete some records and put others, in one transaction. If LMDB's map is too small, it is made

@@ -1,7 +1,7 @@
 """Messages between the engine and the disk process: one MessagePack object per packet of a SEQPACKET socket.
 
 The bytes of blocks never cross the socket: both ends map the host tier's slots. A slot named in a request
-belongs to the disk process until its ``Done``, ``Failed`` or ``Fetched``.
+belongs to the disk process until its ``Done`` or ``Fetched``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
 
 
 class Store(msgspec.Struct, frozen=True, array_like=True, tag="store"):
-    """Ask to write the record in ``slot`` to disk; answered by ``Done`` or ``Failed``. ``ticket``: the number
+    """Ask to write the record in ``slot`` to disk; answered by ``Done``. ``ticket``: the number
     of the request, which its answer repeats. ``superseded``: keys of records to remove in the same transaction.
 
     ``touched``: keys of records that count as used now. ``yielding``: records that are on a tier above, to be
@@ -89,7 +89,7 @@ class Known(msgspec.Struct, frozen=True, array_like=True, tag="known"):
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
     """The answer to a ``Store`` with the same ``ticket``: the record is stored. ``at``: its slot in the file;
-    None: it was left out, and a ``Gone`` says so."""
+    None: it was left out, and a ``Gone`` says so, or could not be written."""
 
     ticket: int
     at: int | None = None
@@ -102,13 +102,6 @@ class Fetched(msgspec.Struct, frozen=True, array_like=True, tag="fetched"):
     ticket: int
     failed: list[int]
     gone: list[int]
-
-
-class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
-    """The answer to a ``Store`` with the same ``ticket``: the record was not written, because of ``reason``."""
-
-    ticket: int
-    reason: str
 
 
 class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
@@ -125,7 +118,7 @@ class Room(msgspec.Struct, frozen=True, array_like=True, tag="room"):
 
 
 Down: TypeAlias = Begin | Store | Drop | Fetch
-Up: TypeAlias = Known | Done | Fetched | Failed | Gone | Room
+Up: TypeAlias = Known | Done | Fetched | Gone | Room
 
 
 encode = msgspec.msgpack.Encoder().encode

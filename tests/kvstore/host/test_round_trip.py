@@ -49,7 +49,7 @@ def test_a_block_goes_to_the_disk_and_comes_back_the_same_bytes(layout: Layout, 
     with closing(RecordStore(tmp_path, bytes(16), GROUP.block_bytes, 1 << 20)) as store:
         assert store.get(KEY, into := memoryview(bytearray(GROUP.block_bytes))).tokens == 3
     assert put(after, KEY, 3, into)
-    back = after.slot_of(KEY)
+    back = after.here.get(KEY)
     assert back is not None
     later.poison([0, 1])
     BlockMover(later, after.memory).move([], [(back, 0)])
@@ -70,7 +70,7 @@ def test_a_tier_with_all_slots_being_read_refuses_and_a_missing_key_says_which()
     payload = memoryview(bytes(GROUP.block_bytes))
     for key in keys[:2]:
         assert put(tier, key, 4, payload)
-        slot = tier.slot_of(key)
+        slot = tier.here.get(key)
         assert slot is not None
         tier.hold(slot)
     assert not put(tier, keys[2], 4, payload)

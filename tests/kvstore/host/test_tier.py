@@ -301,7 +301,7 @@ def test_what_this_process_hashed_is_trusted_and_what_it_adopted_is_not() -> Non
     tier = HostTier(memory, recheck=False)
     for key in (KEY_A, KEY_B):
         put(tier, key, 4, memoryview(content(key, 1)))
-    slot = tier.slot_of(KEY_A)
+    slot = tier.here.get(KEY_A)
     assert slot is not None
     memory.payload(slot)[7] ^= 16
     assert find(tier, KEY_A) == slot, "as the device's own memory is"
@@ -371,7 +371,7 @@ def test_what_is_stored_below_keeps_its_place_and_is_passed_over_meanwhile() -> 
     for number in range(SLOTS):
         assert put(tier, bytes([number]) * 16, 4, memoryview(content(bytes([number]) * 16, 1)))
     first, second = [*tier.in_order()][:2]
-    slot = tier.slot_of(first)
+    slot = tier.here.get(first)
     assert slot is not None
     tier.hold(slot, used=False)
     assert tier.reserve(b"n" * 16, 4) is not None

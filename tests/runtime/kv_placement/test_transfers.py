@@ -152,7 +152,7 @@ def test_a_record_that_says_it_is_of_another_length_is_computed_again(which: int
     away(here, 0)
     tier, sequence = here.scheduler.tiers.host, here.sequence(0)
     assert tier is not None and sequence.tail is not None
-    slot = tier.slot_of([*sequence.keys[:2], sequence.tail[0]][which])
+    slot = tier.here.get([*sequence.keys[:2], sequence.tail[0]][which])
     assert slot is not None and tier.tokens_of(slot) == [4, 4, 2][which]
     tokens_of = tier.tokens_of
     vars(tier)["tokens_of"] = lambda asked: claims if asked == slot else tokens_of(asked)
