@@ -58,8 +58,7 @@ class RecordEviction:
         and are the first of their tenants' to be evicted."""
         for key in keys:
             tenant = self._tenants.get(key)
-            if tenant is not None:
-                self.remove(key)
+            self.remove(key)
             (self._leased.add if on else self._leased.discard)(key)
             if tenant is not None:
                 self.add(key, tenant)

@@ -166,8 +166,6 @@ class RecordStore:
     @property
     def room(self) -> int:
         """Bytes that records may take now: the budget, or what the disk allows. Raises `StoreFailed`."""
-        if self.floor is None:
-            return self.budget
         return min(self.budget, max(0, self.file_bytes + self.headroom))
 
     def keys(self) -> list[bytes]:
@@ -318,8 +316,6 @@ class RecordStore:
     def scrub(self) -> bool:
         """Remove the bytes of records that are gone from the file. Returns whether that was done. Raises
         `StoreFailed`, `StoreTorn`."""
-        if not self.stained:
-            return True
         try:
             self._file.clear(self._free.stained)
         except OSError:

@@ -35,7 +35,6 @@ from ..keys import KEY_BYTES
 MAGIC = b"holdfast"
 LAYOUT_VERSION = 1
 PAGE = 4096
-FEW = 8  # entries up to which writing one by one is faster than as columns
 HEADER = struct.Struct("<8sII16sQQ")
 ENTRY_BYTES = 64
 _ENTRY = np.dtype(
@@ -163,12 +162,7 @@ class SlotMemory:
 
     def move_each(self, slots: Sequence[int], wanted: SlotState, owner: int = 0) -> None:
         """Bring many slots into the state ``wanted``, and write the process ``owner`` beside it. Raises
-        `SlotMisused` if a slot's state does not allow it: of more than `FEW` slots none has moved then, of
-        fewer those before it have."""
-        if len(slots) <= FEW:
-            for slot in slots:
-                self.move(slot, wanted, owner)
-            return
+        `SlotMisused` if a slot's state does not allow it: none has moved then."""
         indexes = np.asarray(slots, dtype=np.intp)
         refused = indexes[~_MAY_MOVE[self._states[indexes], wanted]]
         if len(refused):
@@ -185,11 +179,7 @@ class SlotMemory:
 
     def set_readers(self, slots: Sequence[int], readers: Sequence[int]) -> None:
         """Write the number of readers of each slot into the directory."""
-        if len(slots) > FEW:
-            self._readers[np.asarray(slots, dtype=np.intp)] = readers
-            return
-        for slot, count in zip(slots, readers, strict=True):
-            self._readers[slot] = count
+        self._readers[list(slots)] = readers
 
     def set_digest(self, slot: int, digest: int) -> None:
         """Write the xxh3 of the slot's payload into the directory."""
@@ -198,11 +188,7 @@ class SlotMemory:
     def set_stamps(self, slots: Sequence[int], first: int) -> None:
         """Write the stamps of last use into the directory: ``first`` for the first slot, one more for each
         that follows."""
-        if len(slots) > FEW:
-            self._stamps[np.asarray(slots, dtype=np.intp)] = np.arange(first, first + len(slots))
-            return
-        for at, slot in enumerate(slots, first):
-            self._stamps[slot] = at
+        self._stamps[list(slots)] = np.arange(first, first + len(slots))
 
     def _checked(self, slot: int) -> int:
         assert 0 <= slot < self.slots, f"slot {slot} of {self.slots}"
