@@ -13,7 +13,6 @@ turn wait for all of its deadline is left alone for a while. Knows keys, slots a
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections import OrderedDict
@@ -94,7 +93,7 @@ class Tiers:
     ) -> Tiers:
         """The host tier in ``memory``, and below it a disk tier with this control socket, over which a disk
         process was asked for, and this first message to it. ``recheck``: see `HostTier`."""
-        host = HostTier(memory, owner=os.getpid(), recheck=recheck)
+        host = HostTier(memory, recheck=recheck)
         below = () if disk is None else (DiskTier(*disk, reads=reach is not None),)
         return cls(host, below, reach)
 

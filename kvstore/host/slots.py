@@ -3,8 +3,7 @@
 ::
 
     header       magic, layout version, size of an entry, record space, block bytes, slots
-    directory    per slot: key, tokens, state, owner, readers, xxh3 of the payload, stamp of the last use,
-                 tenant
+    directory    per slot: key, tokens, state, xxh3 of the payload, stamp of the last use, tenant
     slots        each the bytes of one block, at ``stride`` bytes from each other
 
               reserve              filled                 read
@@ -33,14 +32,14 @@ from ..errors import GroupInvalid, SlotMisused
 from ..keys import KEY_BYTES
 
 MAGIC = b"holdfast"
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 PAGE = 4096
 HEADER = struct.Struct("<8sII16sQQ")
 ENTRY_BYTES = 64
 _ENTRY = np.dtype(
     {
-        "names": ["key", "tokens", "state", "owner", "readers", "digest", "stamp", "tenant"],
-        "formats": [f"V{KEY_BYTES}", "<u4", "<u4", "<u4", "<u4", "<u8", "<u8", "<u8"],
+        "names": ["key", "tokens", "state", "digest", "stamp", "tenant"],
+        "formats": [f"V{KEY_BYTES}", "<u4", "<u4", "<u8", "<u8", "<u8"],
         "itemsize": ENTRY_BYTES,
     }
 )
@@ -68,14 +67,12 @@ _MAY_MOVE[SlotState.READING, [SlotState.READING, SlotState.READY]] = True
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One slot's entry in the directory: the record's ``key``, number of ``tokens`` and ``tenant``; the
-    slot's ``state``; the process (``owner``) that brought it there; how many ``readers`` it has. ``digest``:
-    xxh3 of the payload. ``stamp``: a number that rises with each use of any record."""
+    slot's ``state``. ``digest``: xxh3 of the payload. ``stamp``: a number that rises with each use of any
+    record."""
 
     key: bytes
     tokens: int
     state: SlotState
-    owner: int
-    readers: int
     digest: int
     stamp: int
     tenant: int
@@ -114,8 +111,7 @@ class SlotMemory:
         self._bytes = memoryview(self.map)
         self.directory: NDArray[np.void] = np.frombuffer(self.map, _ENTRY, self.slots, PAGE)
         """The entries of all slots as one structured array, not copied."""
-        self._states, self._owners = self.directory["state"], self.directory["owner"]
-        self._readers, self._stamps = self.directory["readers"], self.directory["stamp"]
+        self._states, self._stamps = self.directory["state"], self.directory["stamp"]
         header = HEADER.pack(MAGIC, LAYOUT_VERSION, ENTRY_BYTES, space, block_bytes, self.slots)
         self.adopted = self.map[: HEADER.size] == header
         if made and not self.adopted:
@@ -148,8 +144,8 @@ class SlotMemory:
         assert not len(slots) or (slots.min() >= 0 and slots.max() < self.slots), f"slots of {self.slots}"
         return self.first + slots * self.stride
 
-    def move(self, slot: int, wanted: SlotState, owner: int = 0) -> None:
-        """Bring ``slot`` into the state ``wanted``, and write the number of the process ``owner`` beside it.
+    def move(self, slot: int, wanted: SlotState) -> None:
+        """Bring ``slot`` into the state ``wanted``.
 
         READING to READING: one more reader. READING to READY: no reader is left. Raises `SlotMisused`: its
         state does not allow it.
@@ -158,28 +154,22 @@ class SlotMemory:
         if not _MAY_MOVE[state, wanted]:
             raise SlotMisused(slot, SlotState(state).name, wanted.name)
         self._states[slot] = wanted
-        self._owners[slot] = owner
 
-    def move_each(self, slots: Sequence[int], wanted: SlotState, owner: int = 0) -> None:
-        """Bring many slots into the state ``wanted``, and write the process ``owner`` beside it. Raises
-        `SlotMisused` if a slot's state does not allow it: none has moved then."""
+    def move_each(self, slots: Sequence[int], wanted: SlotState) -> None:
+        """Bring many slots into the state ``wanted``. Raises `SlotMisused` if a slot's state does not allow it:
+        none has moved then."""
         indexes = np.asarray(slots, dtype=np.intp)
         refused = indexes[~_MAY_MOVE[self._states[indexes], wanted]]
         if len(refused):
             raise SlotMisused(int(refused[0]), self.entry(refused[0]).state.name, wanted.name)
         self._states[indexes] = wanted
-        self._owners[indexes] = owner
 
     def describe(self, slot: int, key: bytes, tokens: int, tenant: int = 0) -> None:
-        """Write the key, the number of tokens and the tenant of a slot's record into the directory; its readers
-        and digest become 0."""
+        """Write the key, the number of tokens and the tenant of a slot's record into the directory; its digest
+        becomes 0."""
         entry = self.directory[slot]
         entry["key"], entry["tokens"], entry["tenant"] = key, tokens, tenant
-        entry["readers"] = entry["digest"] = 0
-
-    def set_readers(self, slots: Sequence[int], readers: Sequence[int]) -> None:
-        """Write the number of readers of each slot into the directory."""
-        self._readers[list(slots)] = readers
+        entry["digest"] = 0
 
     def set_digest(self, slot: int, digest: int) -> None:
         """Write the xxh3 of the slot's payload into the directory."""

@@ -30,11 +30,8 @@ its host."""
 
 
 class HostTier:
-    """The records in the slots of ``memory``, and the order in which they are evicted. ``owner``: a process's
-    number, written into the slots that it fills or reads.
-
-    ``recheck``: bytes are hashed each time before they are read; for tests and debug. ``adopted``: how many
-    records an earlier process left in the memory.
+    """The records in the slots of ``memory``, and the order in which they are evicted. ``recheck``: bytes are
+    hashed each time before they are read; for tests and debug.
 
     A record has a slot from ``reserve`` until it is dropped, and is found while that is READY or READING. If
     it is dropped while its slot is filled or read, it is found no longer, and the slot is free when that
@@ -43,12 +40,11 @@ class HostTier:
 
     name = "host"
 
-    def __init__(self, memory: SlotMemory, owner: int = 0, *, recheck: bool = True) -> None:
+    def __init__(self, memory: SlotMemory, *, recheck: bool = True) -> None:
         self.memory = memory
         self._recheck = recheck
         self._evicted: list[bytes] = []
         self._checked: set[int] = set()  # hashed by this process since they were filled
-        self._owner = owner
         self._slot_of: dict[bytes, int] = {}
         self._here: dict[bytes, int] = {}  # those that are filled
         self._key_of: dict[int, bytes] = {}
@@ -64,7 +60,6 @@ class HostTier:
         self._free = self._adopt()
         self._untouched = len(self._free)  # so many at the beginning of the free ones
         self._ahead = min(ceil(AHEAD_SHARE * memory.slots), AHEAD_BYTES // memory.stride)
-        self.adopted = len(self._slot_of)
 
     def __len__(self) -> int:
         return len(self._slot_of)
@@ -218,7 +213,7 @@ class HostTier:
             return None
         slot = self._free.pop()
         self._untouched = min(self._untouched, len(self._free))
-        self.memory.move(slot, SlotState.FILLING, self._owner)
+        self.memory.move(slot, SlotState.FILLING)
         self.memory.describe(slot, key, tokens, tenant)
         self._order.take(slot, tenant)
         self._slot_of[key] = slot
@@ -290,15 +285,13 @@ class HostTier:
             self._readers[slot] = self._readers.get(slot, 0) + 1
         if used:
             self._order.remove_each(slots)
-        self.memory.move_each(slots, SlotState.READING, self._owner)
-        self.memory.set_readers(slots, [self._readers[slot] for slot in slots])
+        self.memory.move_each(slots, SlotState.READING)
 
     def release(self, *slots: int, above: bool = False) -> None:
         """End one `hold` of each slot. ``above``: the records are on the device now, so they are evicted
         first (see `evict_first`). A slot with a record that was dropped meanwhile becomes free."""
         for slot in slots:
             self._readers[slot] -= 1
-        self.memory.set_readers(slots, [self._readers[slot] for slot in slots])
         over = [slot for slot in dict.fromkeys(slots) if not self._readers[slot]]
         for slot in over:
             del self._readers[slot]
@@ -395,7 +388,6 @@ class HostTier:
         for slot in used[np.argsort(entries["stamp"][used], kind="stable")].tolist():
             entry = memory.entry(slot)
             if entry.state is SlotState.READING:
-                memory.set_readers([slot], [0])
                 memory.move(slot, SlotState.READY)
             if entry.state is SlotState.FILLING or entry.key in self._slot_of:
                 memory.move(slot, SlotState.FREE)

@@ -103,7 +103,7 @@ def test_what_another_process_left_keeps_its_tenant() -> None:
         fill(first, MINE, number)
     for number in range(14):
         fill(first, THEIRS, number)
-    again = HostTier(memory, owner=2)
+    again = HostTier(memory)
     assert again.held() == {MINE: 6, THEIRS: 14}
     for number in range(50, 90):
         fill(again, THEIRS, number)
