@@ -82,7 +82,7 @@ class References:
         self._marks = np.zeros(blocks, dtype=np.int32)  # scratch of `first_twice`
         self._held = 0
         self.total = 0
-        """All references together."""
+        """All references together: a block that is shared counts for each of its holders."""
 
     def __len__(self) -> int:
         """How many blocks have at least one reference."""
@@ -92,7 +92,7 @@ class References:
         return self.of(block) > 0
 
     def of(self, block: int) -> int:
-        """The number of references to one block."""
+        """The number of references to one block; 0 for free, cached and fenced ones."""
         return int(self._counts[block]) if 0 <= block < len(self._counts) else 0
 
     def each(self, ids: BlockArray) -> NDArray[np.int32]:
@@ -172,7 +172,7 @@ class BlockPool:
     """The references and states of ``blocks`` device blocks, all free at first.
 
     Each method does all it is asked, or raises and changes nothing. ``debug``: owners are remembered, and
-    ``release`` raises for an owner that does not hold the block.
+    ``release`` raises for an owner that does not hold the block. ``references``: others only read them.
     """
 
     def __init__(self, blocks: int, *, debug: bool = False) -> None:
@@ -182,7 +182,7 @@ class BlockPool:
         self.owners = OwnerTags() if debug else None
         # Each block is in exactly one of these four.
         self._free = list(range(blocks - 1, -1, -1))  # last in, first out
-        self._references = References(blocks)
+        self.references = References(blocks)
         self._fenced: OrderedDict[int, int] = OrderedDict()  # block: the step that must finish; steps rise
         self._cached = EvictionOrder(blocks)
         self._unwanted: set[int] = set()  # of the cached and fenced ones: see `evict_first`
@@ -196,16 +196,10 @@ class BlockPool:
         return len(self._free) + len(self._cached)
 
     @property
-    def references_held(self) -> int:
-        """How many references there are, to all blocks together: a block that is shared counts for each of its
-        holders."""
-        return self._references.total
-
-    @property
     def version(self) -> tuple[int, ...]:
         """Numbers of which one is another after blocks were allocated, found, released, named or freed, or a
         step was launched or finished."""
-        counted = self._allocated, self._found, self.references_held, len(self.index), len(self._free)
+        counted = self._allocated, self._found, self.references.total, len(self.index), len(self._free)
         return *counted, len(self._fenced), len(self._in_flight)
 
     @property
@@ -232,7 +226,7 @@ class BlockPool:
         del self._free[split:]
         evicted = self._evict(count - len(taken)) if len(taken) < count else []
         taken += [block for block, _, _ in evicted]
-        self._references.take(as_array(taken))
+        self.references.take(as_array(taken))
         self._allocated += count
         if self.owners is not None:
             each = owners if len(owners) == count else (owners or (None,)) * count
@@ -252,7 +246,7 @@ class BlockPool:
         """
         ids, times = as_array(blocks), max(1, len(owners))
         sealed = self.index.holds_each(ids)
-        neither = ids[(self._references.each(ids) == 0) & ~sealed].tolist()
+        neither = ids[(self.references.each(ids) == 0) & ~sealed].tolist()
         if neither:
             raise BlockMisused(neither[0], self.state(neither[0]), "shared")
         for owner in owners or (None,):
@@ -279,7 +273,7 @@ class BlockPool:
         self._check_held(ids)
         if self.owners is not None:
             self.owners.give(ids.tolist(), owner)
-        retired = self._references.give(ids)
+        retired = self.references.give(ids)
         if not keep:
             self._unseal(retired)
         elif not wanted:
@@ -298,7 +292,7 @@ class BlockPool:
 
         Raises `BlockMisused`: it is not held, or is sealed under another key.
         """
-        if block not in self._references:
+        if block not in self.references:
             raise BlockMisused(block, self.state(block), "sealed")
         present = self.index.key_of(block)
         if present is None:
@@ -328,7 +322,7 @@ class BlockPool:
 
         Raises `BlockMisused`: one is not held.
         """
-        loose = self._references.each(as_array(blocks)) == 0
+        loose = self.references.each(as_array(blocks)) == 0
         if loose.any():
             block = blocks[int(loose.argmax())]
             raise BlockMisused(block, self.state(block), "sealed")
@@ -395,13 +389,9 @@ class BlockPool:
             del self._fenced[block]
         self._make_available(passed)
 
-    def references(self, block: int) -> int:
-        """How many references the block has; 0 for free, cached and fenced ones."""
-        return self._references.of(block)
-
     def state(self, block: int) -> BlockState:
         """The state of the block."""
-        if block in self._references:
+        if block in self.references:
             return BlockState.HELD
         if block in self._fenced:
             return BlockState.FENCED
@@ -420,7 +410,7 @@ class BlockPool:
         return {
             "blocks": self.blocks,
             "free": len(self._free),
-            "held": len(self._references),
+            "held": len(self.references),
             "cached": len(self._cached),
             "fenced": self.fenced,
             "available": self.available,
@@ -456,7 +446,7 @@ class BlockPool:
                 yield
         references: dict[int, int] = {}
         for first in range(0, self.blocks, SLICE):
-            references.update(self._references.counts(first, first + SLICE))
+            references.update(self.references.counts(first, first + SLICE))
             yield
         seen: Counter[int] = Counter()
         wrong: dict[str, list[int]] = defaultdict(list)
@@ -493,16 +483,16 @@ class BlockPool:
         return f"block {block} is held {ours} times{tags}, {theirs} accounted for"
 
     def _check_held(self, ids: BlockArray) -> None:
-        loose = ids[self._references.each(ids) == 0]
+        loose = ids[self.references.each(ids) == 0]
         if len(loose):
             block = int(loose.min())
             raise BlockMisused(block, self.state(block), "released")
-        twice = self._references.first_twice(ids)
+        twice = self.references.first_twice(ids)
         if twice is not None:
             raise BlockMisused(twice, "named twice", "released")
 
     def _hold(self, ids: BlockArray, times: int) -> None:
-        for block in self._references.take(ids, times):
+        for block in self.references.take(ids, times):
             if self._fenced.pop(block, None) is None:
                 self._cached.remove(block)
             self._unwanted.discard(block)

@@ -81,8 +81,8 @@ def ask(control: socket.socket) -> None:
 class DiskTier(Tier):
     """The engine's side of the disk tier: sends requests to a disk process and takes its answers. ``control``:
     the engine's end of a `process.DiskProcess`'s socket, over which a disk process is asked for. ``begin``: the
-    first message to each disk process. ``reads``: this process may `read` records from the page cache. `ask` was
-    called on the socket, so that the first process starts meanwhile.
+    first message to each disk process. ``reads``: this process may `read` records from the page cache. `ask`
+    was called on the socket before.
     """
 
     name = "disk"

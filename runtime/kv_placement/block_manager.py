@@ -380,7 +380,7 @@ class BlockManager:
         if not partial:
             sequence.share_tail(False)
         elif tail < sequence.sealed or any(
-            self.pool.references(block) > 1 for block in sequence.table.view[tail].tolist()
+            self.pool.references.of(block) > 1 for block in sequence.table.view[tail].tolist()
         ):
             sequence.share_tail(True)
         elif moved:
@@ -466,7 +466,7 @@ class BlockManager:
         names = self.residency.names(sequence)
         blocks = {key: self.pool.index.here.get(key) for key in names}
         self.pool.evict_first(block for block in blocks.values() if block is not None)
-        held = {key for key, block in blocks.items() if block is not None and self.pool.references(block)}
+        held = {key for key, block in blocks.items() if block is not None and self.pool.references.of(block)}
         self.tiers.retire([key for key in names if key not in held])
 
     def count_held(self, sequences: Iterable[Sequence]) -> int:
@@ -500,7 +500,7 @@ class BlockManager:
         also those that it does not hold now, and of every partial last block that may have been saved."""
         for key in self.residency.everything(sequence):
             block = self.pool.index.here.get(key)
-            if block is not None and self.pool.references(block):
+            if block is not None and self.pool.references.of(block):
                 continue
             if block is not None:
                 self.pool.discard(block)

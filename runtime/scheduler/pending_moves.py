@@ -139,7 +139,7 @@ class PendingMoves:
         if key not in host and not below:
             return True
         block = pool.index.here.get(key)
-        if block is not None and not pool.references(block) and not pool.discard(block):
+        if block is not None and not pool.references.of(block) and not pool.discard(block):
             return False  # behind the step fence
         if not move.lowest:
             return True

@@ -64,10 +64,10 @@ def test_a_block_lives_as_long_as_its_last_holder() -> None:
     blocks = pool.allocate(1).blocks
     pool.share(blocks)
     pool.release(blocks)
-    assert pool.references(blocks[0]) == 1
+    assert pool.references.of(blocks[0]) == 1
     assert pool.available == 1
     pool.release(blocks)
-    assert pool.references(blocks[0]) == 0
+    assert pool.references.of(blocks[0]) == 0
     assert pool.available == 2
 
 
@@ -139,7 +139,7 @@ def test_joining_trades_a_second_copy_for_the_first() -> None:
     [first], [second] = pool.allocate(1, "a").blocks, pool.allocate(1, "b").blocks
     assert pool.join(first, b"k", "a") == first
     assert pool.join(second, b"k", "b") == first
-    assert (pool.references(first), pool.references(second)) == (2, 0)
+    assert (pool.references.of(first), pool.references.of(second)) == (2, 0)
     pool.release([first], "a")
     pool.release([first], "b")
     assert pool.state(first) is BlockState.CACHED
@@ -153,7 +153,7 @@ def test_many_join_as_one_does() -> None:
     keys = [b"0", b"1", b"2"]
     assert pool.join_each(blocks, keys, "b") == [blocks[0], first, blocks[2]]
     assert [pool.index.here.get(key) for key in keys] == [blocks[0], first, blocks[2]]
-    assert (pool.references(first), pool.state(blocks[1])) == (2, BlockState.FREE)
+    assert (pool.references.of(first), pool.state(blocks[1])) == (2, BlockState.FREE)
     with pytest.raises(BlockMisused, match=f"block {blocks[1]} is free: it cannot be sealed"):
         pool.join_each([blocks[1]], [b"9"], "b")
     pool.audit({first: 2, blocks[0]: 1, blocks[2]: 1})

@@ -232,7 +232,7 @@ class Lives(RuleBasedStateMachine):
         self.pool.audit(self.held())
         for block in range(BLOCKS):
             assert self.pool.state(block) is self.state(block)
-            assert self.pool.references(block) == self.references[block]
+            assert self.pool.references.of(block) == self.references[block]
             assert self.pool.index.key_of(block) == self.key_of.get(block)
 
     @invariant()
