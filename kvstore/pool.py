@@ -244,20 +244,18 @@ class BlockPool:
 
         Raises `BlockMisused`: one is neither held nor sealed.
         """
-        ids, times = as_array(blocks), max(1, len(owners))
+        ids, owners = as_array(blocks), owners or (None,)
         sealed = self.index.holds_each(ids)
         neither = ids[(self.references.each(ids) == 0) & ~sealed].tolist()
         if neither:
             raise BlockMisused(neither[0], self.state(neither[0]), "shared")
-        for owner in owners or (None,):
-            self._tag(ids, owner)
-        self._hold(ids, times)
+        self._hold(ids, owners)
         found = ids if sealed.all() else ids[sealed]
-        self._found += times * len(found)
-        self._cached.hit(found, times)
+        self._found += len(owners) * len(found)
+        self._cached.hit(found, len(owners))
         if len(behind):
             before = as_array(behind)
-            self._cached.hit(before[self.index.holds_each(before)], times)
+            self._cached.hit(before[self.index.holds_each(before)], len(owners))
 
     def release(
         self, blocks: BlockIds, owner: Owner = None, *, keep: bool = True, wanted: bool = True
@@ -334,9 +332,7 @@ class BlockPool:
         block."""
         first = self.index.here[key]
         self.release([block], owner)
-        only = as_array([first])
-        self._tag(only, owner)
-        self._hold(only, 1)
+        self._hold(as_array([first]), (owner,))
         return first
 
     def evict_first(self, blocks: Iterable[int]) -> None:
@@ -491,15 +487,15 @@ class BlockPool:
         if twice is not None:
             raise BlockMisused(twice, "named twice", "released")
 
-    def _hold(self, ids: BlockArray, times: int) -> None:
-        for block in self.references.take(ids, times):
+    def _hold(self, ids: BlockArray, owners: Sequence[Owner]) -> None:
+        """Add a reference of each of ``owners`` to each block."""
+        if self.owners is not None:
+            for owner in owners:
+                self.owners.take(ids.tolist(), owner)
+        for block in self.references.take(ids, len(owners)):
             if self._fenced.pop(block, None) is None:
                 self._cached.remove(block)
             self._unwanted.discard(block)
-
-    def _tag(self, ids: BlockArray, owner: Owner) -> None:
-        if self.owners is not None:
-            self.owners.take(ids.tolist(), owner)
 
     def _evict(self, count: int) -> list[EvictedBlock]:
         blocks = self._cached.pop(count)

@@ -122,16 +122,15 @@ class PayloadFile:
                 raise OSError(number, os.strerror(number))
         return max(0, before - self.held)
 
-    def clear(self, slots: Iterable[int]) -> None:
+    def clear(self, slots: Sequence[int]) -> None:
         """Make the bytes of these slots zeros; holes, where the file system can do that."""
-        listed = list(slots)
         try:
-            self.punch(listed)
+            self.punch(slots)
             return
         except OSError as fault:
             if fault.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
                 raise
-        for start, length in self._runs(listed):
+        for start, length in self._runs(slots):
             for at in range(start, start + length, _ZEROS):
                 os.pwrite(self.fd, bytes(min(_ZEROS, start + length - at)), at)
 
