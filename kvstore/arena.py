@@ -33,18 +33,13 @@ class DeviceArena:
         self.kv: Tensor = torch.zeros((blocks, *group.block_shape), dtype=dtype, device=device)
 
     @property
-    def blocks(self) -> int:
-        """Number of blocks."""
-        return self.kv.shape[0]
-
-    @property
     def device(self) -> torch.device:
         """The torch device that holds the bytes."""
         return self.kv.device
 
     def bytes_of(self, block: int) -> Tensor:
         """A block's bytes, uint8 ``[block_bytes]``: contiguous, a view and no copy."""
-        assert 0 <= block < self.blocks, f"block {block} of {self.blocks}"
+        assert 0 <= block < len(self.kv), f"block {block} of {len(self.kv)}"
         return self.kv[block].view(torch.uint8).view(-1)
 
     def poison(self, blocks: Sequence[int]) -> None:

@@ -18,8 +18,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 
 class KVStoreError(Exception):
     """Anything the kvstore room raises."""
@@ -34,15 +32,10 @@ class PoolExhausted(KVStoreError):
 
     def __init__(self, needed: int, available: int) -> None:
         super().__init__(f"{needed} blocks needed, {available} available")
-        self.needed = needed
-        self.available = available
 
 
 class FolderHeld(KVStoreError):
-    """``folder`` is locked by another process, ``holder``."""
-
-    def __init__(self, folder: Path, holder: str) -> None:
-        super().__init__(f"{folder} is held by {holder}")
+    """Another process has locked the folder, or a file in it."""
 
 
 class BookkeepingError(KVStoreError):
@@ -77,7 +70,6 @@ class RecordUnavailable(KVStoreError):
 
     def __init__(self, key: bytes, reason: str) -> None:
         super().__init__(f"record {key.hex()}: {reason}")
-        self.key = key
 
 
 class RecordMissing(RecordUnavailable):

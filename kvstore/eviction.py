@@ -212,10 +212,10 @@ class EvictionOrder:
         """Add a cached block so that it is evicted before all others, because it is kept elsewhere too. One
         that a lease covers gets its usual position instead."""
         if block in self._returns:
-            return self.add([block])
-        self._elsewhere[block] = None
-        self._elsewhere.move_to_end(block, last=False)
-        return None
+            self.add([block])
+        else:
+            self._elsewhere[block] = None
+            self._elsewhere.move_to_end(block, last=False)
 
     def is_elsewhere(self, block: int) -> bool:
         """Whether the block stands among those that `put_first` has put before all ranks."""

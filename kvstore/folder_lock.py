@@ -123,7 +123,7 @@ class FolderLock:
                 return
             except BlockingIOError:
                 if time.monotonic() >= until:
-                    raise FolderHeld(self.folder, self._signed()) from None
+                    raise FolderHeld(f"{self.folder} is held by {self._signed()}") from None
             time.sleep(POLL_SECONDS)
 
     def _signed(self) -> str:

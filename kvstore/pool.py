@@ -54,15 +54,12 @@ class OwnerTags:
         """Note one more reference of ``owner`` to each of these blocks."""
         self._owners.update((block, owner) for block in blocks)
 
-    def check(self, blocks: Iterable[int], owner: Owner) -> None:
-        """Raises `BlockMisused` if ``owner``, which is about to release these blocks, has no reference to one
-        of them."""
+    def give(self, blocks: Sequence[int], owner: Owner) -> None:
+        """Note one reference of ``owner`` less to each of these blocks. Raises `BlockMisused`: it has none to
+        one of them."""
         for block in blocks:
             if not self._owners[block, owner]:
                 raise BlockMisused(block, f"held by {self.of(block)}", f"released by {owner!r}")
-
-    def give(self, blocks: Iterable[int], owner: Owner) -> None:
-        """Note one reference of ``owner`` less to each of these blocks."""
         for block in blocks:
             self._owners[block, owner] -= 1
             if not self._owners[block, owner]:
@@ -85,7 +82,7 @@ class References:
         self._marks = np.zeros(blocks, dtype=np.int32)  # scratch of `first_twice`
         self._held = 0
         self.total = 0
-        """All references together."""
+        """All references together: a block that is shared counts for each of its holders."""
 
     def __len__(self) -> int:
         """How many blocks have at least one reference."""
@@ -95,7 +92,7 @@ class References:
         return self.of(block) > 0
 
     def of(self, block: int) -> int:
-        """The number of references to one block."""
+        """The number of references to one block; 0 for free, cached and fenced ones."""
         return int(self._counts[block]) if 0 <= block < len(self._counts) else 0
 
     def each(self, ids: BlockArray) -> NDArray[np.int32]:
@@ -175,7 +172,7 @@ class BlockPool:
     """The references and states of ``blocks`` device blocks, all free at first.
 
     Each method does all it is asked, or raises and changes nothing. ``debug``: owners are remembered, and
-    ``release`` raises for an owner that does not hold the block.
+    ``release`` raises for an owner that does not hold the block. ``references``: others only read them.
     """
 
     def __init__(self, blocks: int, *, debug: bool = False) -> None:
@@ -185,7 +182,7 @@ class BlockPool:
         self.owners = OwnerTags() if debug else None
         # Each block is in exactly one of these four.
         self._free = list(range(blocks - 1, -1, -1))  # last in, first out
-        self._references = References(blocks)
+        self.references = References(blocks)
         self._fenced: OrderedDict[int, int] = OrderedDict()  # block: the step that must finish; steps rise
         self._cached = EvictionOrder(blocks)
         self._unwanted: set[int] = set()  # of the cached and fenced ones: see `evict_first`
@@ -199,16 +196,10 @@ class BlockPool:
         return len(self._free) + len(self._cached)
 
     @property
-    def references_held(self) -> int:
-        """How many references there are, to all blocks together: a block that is shared counts for each of its
-        holders."""
-        return self._references.total
-
-    @property
     def version(self) -> tuple[int, ...]:
         """Numbers of which one is another after blocks were allocated, found, released, named or freed, or a
         step was launched or finished."""
-        counted = self._allocated, self._found, self.references_held, len(self.index), len(self._free)
+        counted = self._allocated, self._found, self.references.total, len(self.index), len(self._free)
         return *counted, len(self._fenced), len(self._in_flight)
 
     @property
@@ -235,7 +226,7 @@ class BlockPool:
         del self._free[split:]
         evicted = self._evict(count - len(taken)) if len(taken) < count else []
         taken += [block for block, _, _ in evicted]
-        self._references.take(as_array(taken))
+        self.references.take(as_array(taken))
         self._allocated += count
         if self.owners is not None:
             each = owners if len(owners) == count else (owners or (None,)) * count
@@ -253,20 +244,18 @@ class BlockPool:
 
         Raises `BlockMisused`: one is neither held nor sealed.
         """
-        ids, times = as_array(blocks), max(1, len(owners))
+        ids, owners = as_array(blocks), owners or (None,)
         sealed = self.index.holds_each(ids)
-        loose = self._references.each(ids) == 0
-        if loose.any():
-            self._check_found(ids[loose & ~sealed])
-        for owner in owners or (None,):
-            self._tag(ids, owner)
-        self._hold(ids, times)
+        neither = ids[(self.references.each(ids) == 0) & ~sealed].tolist()
+        if neither:
+            raise BlockMisused(neither[0], self.state(neither[0]), "shared")
+        self._hold(ids, owners)
         found = ids if sealed.all() else ids[sealed]
-        self._found += times * len(found)
-        self._cached.hit(found, times)
+        self._found += len(owners) * len(found)
+        self._cached.hit(found, len(owners))
         if len(behind):
             before = as_array(behind)
-            self._cached.hit(before[self.index.holds_each(before)], times)
+            self._cached.hit(before[self.index.holds_each(before)], len(owners))
 
     def release(
         self, blocks: BlockIds, owner: Owner = None, *, keep: bool = True, wanted: bool = True
@@ -281,10 +270,8 @@ class BlockPool:
         ids = as_array(blocks)
         self._check_held(ids)
         if self.owners is not None:
-            named = ids.tolist()
-            self.owners.check(named, owner)
-            self.owners.give(named, owner)
-        retired = self._references.give(ids)
+            self.owners.give(ids.tolist(), owner)
+        retired = self.references.give(ids)
         if not keep:
             self._unseal(retired)
         elif not wanted:
@@ -303,7 +290,7 @@ class BlockPool:
 
         Raises `BlockMisused`: it is not held, or is sealed under another key.
         """
-        if block not in self._references:
+        if block not in self.references:
             raise BlockMisused(block, self.state(block), "sealed")
         present = self.index.key_of(block)
         if present is None:
@@ -333,7 +320,7 @@ class BlockPool:
 
         Raises `BlockMisused`: one is not held.
         """
-        loose = self._references.each(as_array(blocks)) == 0
+        loose = self.references.each(as_array(blocks)) == 0
         if loose.any():
             block = blocks[int(loose.argmax())]
             raise BlockMisused(block, self.state(block), "sealed")
@@ -343,12 +330,9 @@ class BlockPool:
     def _change_over(self, block: int, key: bytes, owner: Owner) -> int:
         """Release ``block``, and take a reference to the block that ``key`` names already. Returns that
         block."""
-        first = self.index.block_of(key)
-        assert first is not None, "a key that refuses a block names another"
+        first = self.index.here[key]
         self.release([block], owner)
-        only = as_array([first])
-        self._tag(only, owner)
-        self._hold(only, 1)
+        self._hold(as_array([first]), (owner,))
         return first
 
     def evict_first(self, blocks: Iterable[int]) -> None:
@@ -370,11 +354,10 @@ class BlockPool:
     def discard(self, block: int) -> bool:
         """Free a cached block, and forget its key; its content is lost unless it is kept elsewhere. Returns
         False, and does nothing, if the block is not cached."""
-        if not self._cached.remove(block):
-            return False
-        self._unseal([block])
-        self._free.append(block)
-        return True
+        cached = block in self._cached
+        if cached:
+            self.distrust([block])
+        return cached
 
     def launched(self, step: int) -> None:
         """Note that step ``step`` is in flight: the device may read and write any held block until
@@ -402,13 +385,9 @@ class BlockPool:
             del self._fenced[block]
         self._make_available(passed)
 
-    def references(self, block: int) -> int:
-        """How many references the block has; 0 for free, cached and fenced ones."""
-        return self._references.of(block)
-
     def state(self, block: int) -> BlockState:
         """The state of the block."""
-        if block in self._references:
+        if block in self.references:
             return BlockState.HELD
         if block in self._fenced:
             return BlockState.FENCED
@@ -427,7 +406,7 @@ class BlockPool:
         return {
             "blocks": self.blocks,
             "free": len(self._free),
-            "held": len(self._references),
+            "held": len(self.references),
             "cached": len(self._cached),
             "fenced": self.fenced,
             "available": self.available,
@@ -463,7 +442,7 @@ class BlockPool:
                 yield
         references: dict[int, int] = {}
         for first in range(0, self.blocks, SLICE):
-            references.update(self._references.counts(first, first + SLICE))
+            references.update(self.references.counts(first, first + SLICE))
             yield
         seen: Counter[int] = Counter()
         wrong: dict[str, list[int]] = defaultdict(list)
@@ -499,29 +478,24 @@ class BlockPool:
         ours, theirs = references.get(block, 0), expected.get(block, 0)
         return f"block {block} is held {ours} times{tags}, {theirs} accounted for"
 
-    def _check_found(self, neither: BlockArray) -> None:
-        if len(neither):
-            block = int(neither[0])
-            raise BlockMisused(block, self.state(block), "shared")
-
     def _check_held(self, ids: BlockArray) -> None:
-        loose = ids[self._references.each(ids) == 0]
+        loose = ids[self.references.each(ids) == 0]
         if len(loose):
             block = int(loose.min())
             raise BlockMisused(block, self.state(block), "released")
-        twice = self._references.first_twice(ids)
+        twice = self.references.first_twice(ids)
         if twice is not None:
             raise BlockMisused(twice, "named twice", "released")
 
-    def _hold(self, ids: BlockArray, times: int) -> None:
-        for block in self._references.take(ids, times):
+    def _hold(self, ids: BlockArray, owners: Sequence[Owner]) -> None:
+        """Add a reference of each of ``owners`` to each block."""
+        if self.owners is not None:
+            for owner in owners:
+                self.owners.take(ids.tolist(), owner)
+        for block in self.references.take(ids, len(owners)):
             if self._fenced.pop(block, None) is None:
                 self._cached.remove(block)
             self._unwanted.discard(block)
-
-    def _tag(self, ids: BlockArray, owner: Owner) -> None:
-        if self.owners is not None:
-            self.owners.take(ids.tolist(), owner)
 
     def _evict(self, count: int) -> list[EvictedBlock]:
         blocks = self._cached.pop(count)

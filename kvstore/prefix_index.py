@@ -6,8 +6,7 @@ The pool decides how long a block keeps its key.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,14 +24,6 @@ class PrefixIndex:
 
     def __len__(self) -> int:
         return len(self._block_of)
-
-    def match(self, keys: Sequence[bytes]) -> list[int]:
-        """The blocks of the longest beginning of ``keys`` in which each key names a block.
-
-        Call ``pool.share`` with them before the next ``allocate``, which may evict them.
-        """
-        held = takewhile(self._block_of.__contains__, keys)
-        return [self._block_of[key] for key in held]
 
     def add(self, key: bytes, block: int) -> bool:
         """Name ``block``, which has no key yet, by ``key``. Returns False, and changes nothing, if ``key``
@@ -65,13 +56,10 @@ class PrefixIndex:
         self._reserve(int(blocks.max()))
         return self._named.take(blocks)
 
-    def block_of(self, key: bytes) -> int | None:
-        """The block that the key names; None if there is none."""
-        return self._block_of.get(key)
-
     @property
     def here(self) -> Mapping[bytes, int]:
-        """The block of each key, as a mapping that may be read for many keys; not a copy."""
+        """The block of each key; not a copy. Call ``pool.share`` with blocks that are found before the next
+        ``allocate``, which may evict them."""
         return self._block_of
 
     def key_of(self, block: int) -> bytes | None:

@@ -12,19 +12,27 @@ import errno
 import os
 import resource
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-NAMED = (
-    errno.EFBIG,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ENOMEM,
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EAGAIN,
-)
-"""Error numbers that have a limit behind them. A library's error without a number is recognised by its text."""
+LIMITS: dict[int, Callable[[], str]] = {
+    errno.EFBIG: lambda: f"cannot grow: {_limit('RLIMIT_FSIZE', 'ulimit -f')}",
+    errno.EMFILE: lambda: (
+        f"cannot get a file descriptor: {_limit('RLIMIT_NOFILE', 'ulimit -n', ' open files')}"
+    ),
+    errno.ENFILE: lambda: (
+        "cannot get a file descriptor: the machine has no more"
+        f" (fs.file-max is {_read('/proc/sys/fs/file-max')})"
+    ),
+    errno.ENOMEM: lambda: f"gets no memory: {_memory()}",
+    errno.ENOSPC: lambda: "cannot grow: no space is left on its disk",
+    errno.EDQUOT: lambda: "cannot grow: the quota of this user on its disk is used up",
+    errno.EROFS: lambda: "cannot be written: its file system is mounted read-only",
+    errno.EAGAIN: lambda: f"cannot be started: {_limit('RLIMIT_NPROC', 'ulimit -u', ' processes')}",
+}
+"""What an error with a limit behind it says of a thing, by the error's number."""
+NAMED = tuple(LIMITS)
+"""These numbers. A library's error without a number is recognised by its text."""
 OUT_OF_MEMORY = ("can't allocate memory", "can't start new thread", "failed to map segment")
 """What the error texts of torch, Python and the dynamic linker say when memory runs out."""
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
@@ -33,26 +41,9 @@ OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 def explained(error: BaseException, what: str) -> str:
     """One sentence that says of ``what`` (such as "the KV file /kv/data.mdb") which limit ``error`` comes
     from; for an error that comes from none, ``what`` and the error's text."""
-    match errno_of(error):
-        case errno.EFBIG:
-            return f"{what} cannot grow: {_limit('RLIMIT_FSIZE', 'ulimit -f')}"
-        case errno.EMFILE:
-            return (
-                f"{what} cannot get a file descriptor: {_limit('RLIMIT_NOFILE', 'ulimit -n', ' open files')}"
-            )
-        case errno.ENFILE:
-            most = _read("/proc/sys/fs/file-max")
-            return f"{what} cannot get a file descriptor: the machine has no more (fs.file-max is {most})"
-        case errno.ENOMEM:
-            return f"{what} gets no memory: {_memory()}"
-        case errno.ENOSPC:
-            return f"{what} cannot grow: no space is left on its disk"
-        case errno.EDQUOT:
-            return f"{what} cannot grow: the quota of this user on its disk is used up"
-        case errno.EROFS:
-            return f"{what} cannot be written: its file system is mounted read-only"
-        case errno.EAGAIN if isinstance(error, BlockingIOError):
-            return f"{what} cannot be started: {_limit('RLIMIT_NPROC', 'ulimit -u', ' processes')}"
+    number = errno_of(error)
+    if number in LIMITS and (number != errno.EAGAIN or isinstance(error, BlockingIOError)):
+        return f"{what} {LIMITS[number]()}"
     cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return f"{what}: {cause or type(error).__name__}"
 

@@ -13,7 +13,6 @@ turn wait for all of its deadline is left alone for a while. Knows keys, slots a
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections import OrderedDict
@@ -69,6 +68,7 @@ class Tiers:
     ) -> None:
         self.host = host
         self.below = () if host is None else tuple(below)
+        self._all: tuple[HostTier | Tier, ...] = () if host is None else (host, *self.below)
         self._reach = reach
         self._tickets = count(1)
         self._moves: dict[int, _Move] = {}  # by ticket
@@ -93,8 +93,8 @@ class Tiers:
     ) -> Tiers:
         """The host tier in ``memory``, and below it a disk tier with this control socket, over which a disk
         process was asked for, and this first message to it. ``recheck``: see `HostTier`."""
-        host = HostTier(memory, owner=os.getpid(), recheck=recheck)
-        below = () if disk is None else (DiskTier(*disk, reads=reach is not None, asked=True),)
+        host = HostTier(memory, recheck=recheck)
+        below = () if disk is None else (DiskTier(*disk, reads=reach is not None),)
         return cls(host, below, reach)
 
     def wait_ready(self, seconds: float) -> None:
@@ -261,7 +261,7 @@ class Tiers:
         came = True
         while came and len(found) < len(keys):
             came = False
-            for tier in (self.host, *self.below):
+            for tier in self._all:
                 run = list(takewhile(tier.readable, keys[len(found) :]))
                 tokens = tier.read(run, memory[len(found) :]) if run else []
                 found, came = found + tokens, came or bool(tokens)
@@ -321,7 +321,7 @@ class Tiers:
         """Begin to copy a record of the host tier to the nearest tier below that takes it, first to one that is
         not full. Returns whether that has begun."""
         assert self.host is not None
-        slot = self.host.slot_of(key)
+        slot = self.host.here.get(key)
         if slot is None or self.stored(key):
             return False
         record, ticket = self.host.record_in(slot), next(self._tickets)
@@ -389,7 +389,9 @@ class Tiers:
 
     def drop(self, key: bytes, *, erase: bool = False) -> None:
         """Drop a record from all tiers; with ``erase`` its bytes leave the lower ones soon."""
-        for tier in () if self.host is None else (self.host, *self.below):
+        if self.host is not None:
+            self.host.drop(key)
+        for tier in self.below:
             tier.drop(key, erase=erase)
 
     def _touch(self, keys: Sequence[bytes]) -> None:
@@ -427,7 +429,7 @@ class Tiers:
             return  # `read` finds out whether it came
         record = ended.record if ended.done else None
         if record is not None and record.key == move.key and self._is_sound(record, move.slot, tier):
-            self.host.store(record, move.slot, ended.ticket, now)
+            self.host.filled(move.slot, record)
         elif not self._ask_for(move.key, move.slot, now, behind=move.tier):
             self.host.abandon(move.slot)
 
@@ -437,9 +439,8 @@ class Tiers:
 
     def statistics(self) -> dict[str, float]:
         """The statistics of each tier, under its name, and how many records wait to go down."""
-        tiers = () if self.host is None else (self.host, *self.below)
         told: dict[str, float] = {
-            f"{tier.name}_{name}": value for tier in tiers for name, value in tier.statistics().items()
+            f"{tier.name}_{name}": value for tier in self._all for name, value in tier.statistics().items()
         }
         if self.below:
             told[f"{self.below[0].name}_queue"] = self.to_send

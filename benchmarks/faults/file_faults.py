@@ -25,8 +25,9 @@ from xxhash import xxh3_64_intdigest
 from holdfast.kvstore.disk import index
 from holdfast.kvstore.disk.index import StoreFailed
 from holdfast.kvstore.disk.payload_file import FILE
-from holdfast.kvstore.disk.store import NewRecord, RecordStore
+from holdfast.kvstore.disk.store import RecordStore
 from holdfast.kvstore.errors import RecordUnavailable
+from holdfast.kvstore.tier import Record
 from holdfast.sessions.errors import RecordDamaged, StorageUnavailable
 from holdfast.sessions.journal.model_store import open_for
 from holdfast.sessions.journal.records import (
@@ -72,9 +73,9 @@ def payload(number: int) -> bytes:
     return Random(number).randbytes(SIZE)
 
 
-def given(number: int) -> NewRecord:
+def given(number: int) -> tuple[Record, memoryview]:
     data = payload(number)
-    return NewRecord(key(number), 4, xxh3_64_intdigest(data), memoryview(data))
+    return Record(key(number), 4, xxh3_64_intdigest(data)), memoryview(data)
 
 
 def records(folder: Path, count: int = RECORDS) -> RecordStore:

@@ -172,7 +172,7 @@ class Decoding:
         self._bench, self._model = bench, model
         self._new = NEW if mover is None else MORE
         blocks = _blocks(rows, context, self._new) * len(model.kv_groups(BLOCK))
-        blocks = blocks if arena is None else arena.blocks
+        blocks = blocks if arena is None else len(arena.kv)
         most = bench.size(8192, 16), blocks, context + self._new, rows
         scheduler, self._runner = parts_of(model, *most, arena, mover)
         self._timed = Timed(self._runner, bench.device)

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from holdfast.kvstore.disk.client import STORES_IN_FLIGHT
 from holdfast.kvstore.disk.payload_file import PAGE, stride_of
-from holdfast.kvstore.disk.store import NewRecord, RecordStore
+from holdfast.kvstore.disk.store import RecordStore
 from holdfast.kvstore.errors import KVStoreError
-from holdfast.kvstore.host.slots import ENTRY, SlotMemory, make_memory
+from holdfast.kvstore.host.slots import ENTRY_BYTES, SlotMemory, make_memory
 from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
@@ -144,7 +144,7 @@ class InlineDisk(Tier):
         """Do all requests that were begun."""
         payload = self._memory.payload
         given = [
-            NewRecord(record.key, record.tokens, record.digest, payload(slot), record.tenant)
+            (record, payload(slot))
             for record, slot in self._storing.values()
             if record.key not in self._dropped
         ]
@@ -204,7 +204,7 @@ def fake_engine(
 
 
 def _tier(slots: int) -> HostTier:
-    fd = make_memory(2 * PAGE + slots * (SLOT_BYTES + ENTRY.size) + PAGE)
+    fd = make_memory(2 * PAGE + slots * (SLOT_BYTES + ENTRY_BYTES) + PAGE)
     try:
         memory = SlotMemory(fd, bytes(16), SLOT_BYTES)
     finally:

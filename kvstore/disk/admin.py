@@ -17,14 +17,15 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..errors import KVStoreError
-from ..system_limits import explained
-from .index import FILE, StoreFailed, StoreTorn
+import msgspec
+
+from ..errors import FolderHeld, KVStoreError
+from .index import FILE, StoreFailed, StoreTorn, named
 from .process import CRASHES
-from .store import RecordStore, StoreLocked, clear, held, hold, throw_away
+from .store import RecordStore, clear, held, hold, throw_away
 
 ABOUT = "about.json"
 MOST_BLOCK_BYTES = 1 << 32
@@ -80,7 +81,7 @@ def clear_others(folder: Path, wanted: int) -> int:
     for path in sorted(folder.parent.glob(f"*/{FILE}"), key=_last_use):
         if path.parent == folder or freed >= wanted:
             continue
-        with contextlib.suppress(OSError, StoreLocked):
+        with contextlib.suppress(OSError, FolderHeld):
             taken = held(path.parent)
             clear(path.parent)
             freed += taken
@@ -95,21 +96,21 @@ def file_bytes(kv: Path) -> int:
 
 def stat(kv: Path) -> Iterator[Account]:
     """Yield an account of each record space below ``kv``; changes nothing but records that are not of its
-    layout, which are dropped. Raises `StoreLocked`: a process holds a folder; `StoreFailed`: one cannot be
+    layout, which are dropped. Raises `FolderHeld`: a process holds a folder; `StoreFailed`: one cannot be
     read; `StoreTorn`: one is damaged."""
     return _each(kv, "stat")
 
 
 def verify(kv: Path) -> Iterator[Account]:
     """Read and check every byte of each record space below ``kv``, drop damaged records, and yield its account.
-    Raises `StoreLocked`: a process holds a folder; `StoreFailed`: one cannot be read; `StoreTorn`: a file is
+    Raises `FolderHeld`: a process holds a folder; `StoreFailed`: one cannot be read; `StoreTorn`: a file is
     damaged and was thrown away, raised only after all others were read."""
     return _each(kv, "verify")
 
 
 def gc(kv: Path) -> Iterator[Account]:
     """Read and check every byte of each record space below ``kv``, drop damaged records, and remove the folders
-    in which no record is left. Yields the account of each. Raises `StoreLocked`: a process holds a folder;
+    in which no record is left. Yields the account of each. Raises `FolderHeld`: a process holds a folder;
     `StoreFailed`: one cannot be read; `StoreTorn`: a file is damaged and was thrown away, raised only after
     all others were read."""
     for account in verify(kv):
@@ -139,7 +140,7 @@ def remove(kv: Path) -> int:
 
     If ``kv`` is a link to another disk, its content is removed and the link stays.
 
-    Raises `StoreLocked` if a process holds one of them, or `OSError`.
+    Raises `FolderHeld` if a process holds one of them, or `OSError`.
     """
     folders = [path for path in kv.iterdir() if path.is_dir()]  # also those without `ABOUT`
     locks = [hold(folder) for folder in folders]
@@ -188,12 +189,10 @@ def _apart(act: str, folder: Path, floor: int = 0) -> Account:
     unless ``act`` is stat."""
     command = [sys.executable, "-m", __spec__.name, act, str(folder), str(floor)]
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    try:
+    with named(f"the process that reads {folder}"):
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, check=False
         )
-    except OSError as error:
-        raise StoreFailed(explained(error, f"the process that reads {folder}")) from error
     if -done.returncode in CRASHES:
         killer = signal.Signals(-done.returncode).name
         killed = f"{folder / FILE} is damaged: the process that read it ended by {killer}"
@@ -206,12 +205,11 @@ def _apart(act: str, folder: Path, floor: int = 0) -> Account:
         raise StoreFailed(
             f"{folder / FILE} cannot be read: the process that does ended with {done.returncode}: {last}"
         )
-    told = json.loads(done.stdout)
     if done.returncode == REFUSED:
-        kinds = {kind.__name__: kind for kind in (StoreLocked, StoreFailed, StoreTorn)}
+        told = json.loads(done.stdout)
+        kinds = {kind.__name__: kind for kind in (FolderHeld, StoreFailed, StoreTorn)}
         raise kinds[told["error"]](told["text"])
-    tenants = {int(tenant): records for tenant, records in told.pop("tenants").items()}
-    return Account(**told, tenants=tenants)
+    return msgspec.json.decode(done.stdout, type=Account)
 
 
 def _act(act: str, folder: Path, floor: int) -> Account:
@@ -229,10 +227,10 @@ def main(words: Sequence[str]) -> int:
     act, folder, floor = words
     try:
         account = _act(act, Path(folder), int(floor))
-    except (StoreLocked, StoreFailed, StoreTorn) as error:
+    except (FolderHeld, StoreFailed, StoreTorn) as error:
         print(json.dumps({"error": type(error).__name__, "text": str(error)}))
         return REFUSED
-    print(json.dumps(asdict(account)))
+    print(msgspec.json.encode(account).decode())
     return 0
 
 

@@ -81,16 +81,14 @@ def ask(control: socket.socket) -> None:
 class DiskTier(Tier):
     """The engine's side of the disk tier: sends requests to a disk process and takes its answers. ``control``:
     the engine's end of a `process.DiskProcess`'s socket, over which a disk process is asked for. ``begin``: the
-    first message to each disk process. ``reads``: this process may `read` records from the page cache.
-    ``asked``: `ask` was called on the socket, so that the first process starts meanwhile.
+    first message to each disk process. ``reads``: this process may `read` records from the page cache. `ask`
+    was called on the socket before.
     """
 
     name = "disk"
     checks = True
 
-    def __init__(
-        self, control: socket.socket, begin: messages.Begin, *, reads: bool = False, asked: bool = False
-    ) -> None:
+    def __init__(self, control: socket.socket, begin: messages.Begin, *, reads: bool = False) -> None:
         self.reads = reads
         self._control = control
         self._begin = begin
@@ -118,8 +116,6 @@ class DiskTier(Tier):
         self._told: set[bytes] = set()  # leased keys that the disk process knows of
         self._stored = self._fetched = self._failed = self._lost = self._pieces = self._read = 0
         control.setblocking(False)
-        if not asked:
-            ask(control)
 
     def __len__(self) -> int:
         return len(self._records) if self._ready else 0
@@ -162,8 +158,7 @@ class DiskTier(Tier):
         self._erased.pop(key, None)
         told = superseded, touched, yielding, *self._changed_leases()
         self._post_drops()  # the record may be one of them
-        message = Store(ticket, slot, key, record.tokens, record.digest, record.tenant, *told)
-        self._send(message, [ticket], now)
+        self._send(Store(ticket, slot, record, *told), [ticket], now)
         self._forget(superseded)
         return True
 
@@ -281,7 +276,7 @@ class DiskTier(Tier):
     def _post_drops(self) -> None:
         while self._dropped:
             packet, self._dropped = self._dropped[:KEYS_PER_PACKET], self._dropped[KEYS_PER_PACKET:]
-            self._post(messages.Drop(b"".join(packet)))
+            self._post(messages.Drop(packet))
 
     def _move(self, keys: Iterable[bytes], *, used: bool) -> None:
         for key in keys:
@@ -354,32 +349,32 @@ class DiskTier(Tier):
     def _answer(self, answer: messages.Up) -> None:
         match answer:
             case messages.Known():
-                known = messages.records_in(answer.records)
-                erased = known.keys() & self._erased.keys()
+                erased = answer.records.keys() & self._erased.keys()
                 self._dropped += erased
-                self._records.update(one for one in known.items() if one[0] not in erased)
+                self._records.update(one for one in answer.records.items() if one[0] not in erased)
                 self._ready = self._ready or answer.last
                 if answer.ignored:
                     log.warning("%d records on disk are of another model or layout: ignored", answer.ignored)
             case messages.Gone():
-                self._forget(messages.keys_in(answer.keys))
+                self._forget(answer.keys)
             case messages.Room():
                 self._budget = answer.bytes
-            case messages.Done() | messages.Failed():
+            case messages.Done():
                 message, _, _ = self._requests.pop(answer.ticket)
                 assert isinstance(message, Store)
-                self._end_store(message, answer.at if isinstance(answer, messages.Done) else None)
+                self._end_store(message, answer.at)
             case messages.Fetched():
                 piece, _, tickets = self._requests.pop(answer.ticket)
                 assert isinstance(piece, Fetch)
                 self._take_up(piece, tickets, answer)
 
     def _end_store(self, message: Store, at: int | None) -> None:
-        self._storing.discard(message.key)
+        record = message.record
+        self._storing.discard(record.key)
         if at is not None:
             self._stored += 1
-            if message.key not in self._erased:
-                self._records[message.key] = RecordAt(at, message.digest, message.tokens)
+            if record.key not in self._erased:
+                self._records[record.key] = RecordAt(at, record.digest, record.tokens)
         else:
             self._failed += 1
         self._ended.append(MoveEnd(message.ticket, at is not None))

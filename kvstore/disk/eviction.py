@@ -22,12 +22,6 @@ class RecordEviction:
         self._tenants: dict[bytes, int] = {}
         self._leased: set[bytes] = set()  # keys that leases cover, also of records that are not here
 
-    def __len__(self) -> int:
-        return len(self._tenants)
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._tenants
-
     def __iter__(self) -> Iterator[bytes]:
         return chain.from_iterable(map(self._of, self.held()))
 
@@ -64,8 +58,7 @@ class RecordEviction:
         and are the first of their tenants' to be evicted."""
         for key in keys:
             tenant = self._tenants.get(key)
-            if tenant is not None:
-                self.remove(key)
+            self.remove(key)
             (self._leased.add if on else self._leased.discard)(key)
             if tenant is not None:
                 self.add(key, tenant)

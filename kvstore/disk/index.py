@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,15 @@ its own."""
 
 class StoreFailed(KVStoreError):
     """The disk refused to read or write the files, or they cannot be opened."""
+
+
+@contextlib.contextmanager
+def named(what: str, errors: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
+    """Raise `StoreFailed` for one of ``errors`` in the block; ``what``: see `explained`."""
+    try:
+        yield
+    except errors as error:
+        raise StoreFailed(explained(error, what)) from error
 
 
 class StoreTorn(KVStoreError):
@@ -91,6 +100,7 @@ class RecordIndex:
 
     def __init__(self, folder: Path, space: bytes, length: int, stride: int, *, anew: bool = False) -> None:
         self._folder = folder
+        self.path = folder / FILE
         self._layout = _LAYOUT.pack(VERSION, space, length, stride)
         self.ignored = 0
         self.entries: dict[bytes, RecordEntry] = {}
@@ -106,11 +116,6 @@ class RecordIndex:
                 if thrown or (not isinstance(error, lost) and ANOTHER_FORMAT not in str(error)):
                     raise StoreFailed(explained(error, f"the KV index {self.path}")) from error
         raise StoreFailed(f"{folder}: cannot be opened, even anew")
-
-    @property
-    def path(self) -> Path:
-        """Its file."""
-        return self._folder / FILE
 
     def write(self, put: Mapping[bytes, RecordEntry], delete: Iterable[bytes] = ()) -> None:
         """Delete some records and put others, in one transaction. If LMDB's map is too small, it is made
@@ -166,11 +171,8 @@ class RecordIndex:
             if layout is None and not entries:
                 txn.put(LAYOUT, self._layout)
             elif layout != self._layout:
-                known = (
-                    b"headers" if layout is None else b"records"
-                )  # of version 1, payloads were in LMDB, too
                 with contextlib.suppress(lmdb.Error):
-                    self.ignored = txn.stat(env.open_db(known, txn, create=False))["entries"]
+                    self.ignored = txn.stat(env.open_db(b"records", txn, create=False))["entries"]
                 return False
         self._records = env.open_db(b"records")
         with env.begin(db=self._records) as txn:
@@ -194,11 +196,15 @@ class RecordIndex:
 
 
 def throw_away(folder: Path) -> None:
-    """Remove the index in ``folder``. It is emptied first, so that its space is free even if another process
+    """Remove the index in ``folder``."""
+    remove(folder / FILE)
+    (folder / "lock.mdb").unlink(missing_ok=True)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, if it is there. It is emptied first, so that its space is free even if another process
     still has it open."""
-    path = folder / FILE
     with contextlib.suppress(FileNotFoundError):
         with path.open("r+b") as file:
             file.truncate()
         path.unlink()
-    (folder / "lock.mdb").unlink(missing_ok=True)

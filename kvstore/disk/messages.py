@@ -1,22 +1,19 @@
 """Messages between the engine and the disk process: one MessagePack object per packet of a SEQPACKET socket.
 
 The bytes of blocks never cross the socket: both ends map the host tier's slots. A slot named in a request
-belongs to the disk process until its ``Done``, ``Failed`` or ``Fetched``.
+belongs to the disk process until its ``Done`` or ``Fetched``.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from ..keys import KEY_BYTES
+from ..tier import Record
 
 PACKET_BYTES = 128 << 10
 KEYS_PER_PACKET, RECORDS_PER_PACKET = 4096, 2048
-_RECORD = struct.Struct("<16sQQI")
 
 
 class RecordAt(NamedTuple):
@@ -44,9 +41,8 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
 
 
 class Store(msgspec.Struct, frozen=True, array_like=True, tag="store"):
-    """Ask to write the record in ``slot``, with ``tokens`` tokens and the xxh3 ``digest``, to disk; answered
-    by ``Done`` or ``Failed``. ``ticket``: the number of the request, which its answer repeats.
-    ``superseded``: keys of records to remove in the same transaction.
+    """Ask to write the record in ``slot`` to disk; answered by ``Done``. ``ticket``: the number
+    of the request, which its answer repeats. ``superseded``: keys of records to remove in the same transaction.
 
     ``touched``: keys of records that count as used now. ``yielding``: records that are on a tier above, to be
     evicted first. ``leased``, ``released``: keys that leases cover from now on, and no longer.
@@ -54,10 +50,7 @@ class Store(msgspec.Struct, frozen=True, array_like=True, tag="store"):
 
     ticket: int
     slot: int
-    key: bytes
-    tokens: int
-    digest: int
-    tenant: int = 0
+    record: Record
     superseded: list[bytes] = []
     touched: list[bytes] = []
     yielding: list[bytes] = []
@@ -66,10 +59,9 @@ class Store(msgspec.Struct, frozen=True, array_like=True, tag="store"):
 
 
 class Drop(msgspec.Struct, frozen=True, array_like=True, tag="drop"):
-    """Ask to remove records, by their keys, joined without separators; not answered. Their bytes leave the file
-    within minutes."""
+    """Ask to remove records, by their keys; not answered. Their bytes leave the file within minutes."""
 
-    keys: bytes
+    keys: list[bytes]
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
@@ -85,19 +77,19 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
 
 
 class Known(msgspec.Struct, frozen=True, array_like=True, tag="known"):
-    """Records on disk, in answer to ``Begin``, as `records_joined` joins them; ``last``: there are no more.
+    """Records on disk, by their keys, in answer to ``Begin``; ``last``: there are no more.
 
     ``ignored``: how many records are of another model or layout.
     """
 
-    records: bytes
+    records: dict[bytes, RecordAt]
     last: bool
     ignored: int = 0
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
     """The answer to a ``Store`` with the same ``ticket``: the record is stored. ``at``: its slot in the file;
-    None: it was left out, and a ``Gone`` says so."""
+    None: it was left out, and a ``Gone`` says so, or could not be written."""
 
     ticket: int
     at: int | None = None
@@ -112,17 +104,10 @@ class Fetched(msgspec.Struct, frozen=True, array_like=True, tag="fetched"):
     gone: list[int]
 
 
-class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
-    """The answer to a ``Store`` with the same ``ticket``: the record was not written, because of ``reason``."""
-
-    ticket: int
-    reason: str
-
-
 class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
-    """The engine is told of records that are no longer on disk: their keys, joined without separators."""
+    """The engine is told of records that are no longer on disk: their keys."""
 
-    keys: bytes
+    keys: list[bytes]
 
 
 class Room(msgspec.Struct, frozen=True, array_like=True, tag="room"):
@@ -133,22 +118,7 @@ class Room(msgspec.Struct, frozen=True, array_like=True, tag="room"):
 
 
 Down: TypeAlias = Begin | Store | Drop | Fetch
-Up: TypeAlias = Known | Done | Fetched | Failed | Gone | Room
-
-
-def keys_in(joined: bytes) -> list[bytes]:
-    """The keys that a message has joined without separators."""
-    return [joined[at : at + KEY_BYTES] for at in range(0, len(joined), KEY_BYTES)]
-
-
-def records_joined(records: Iterable[tuple[bytes, RecordAt]]) -> bytes:
-    """Keys, and where the records lie, for a message."""
-    return b"".join(_RECORD.pack(key, *at) for key, at in records)
-
-
-def records_in(joined: bytes) -> dict[bytes, RecordAt]:
-    """What `records_joined` has joined."""
-    return {key: RecordAt(*at) for key, *at in _RECORD.iter_unpack(joined)}
+Up: TypeAlias = Known | Done | Fetched | Gone | Room
 
 
 encode = msgspec.msgpack.Encoder().encode

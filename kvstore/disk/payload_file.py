@@ -24,6 +24,10 @@ WASTE = 10
 PAGE = 4096
 _CACHESTAT = 451  # the same number on every architecture; Linux 6.5
 _PUNCH_HOLE, _KEEP_SIZE = 2, 1  # modes of fallocate(2), the same numbers on every Linux
+_Span = ctypes.c_uint64 * 2
+"""The C structure ``cachestat_range``: which part of a file is asked about, its offset and length in bytes."""
+_Pages = ctypes.c_uint64 * 5
+"""The C structure ``cachestat``: the answer, in numbers of pages; the first is of those in the page cache."""
 _ZEROS = 1 << 20  # so many bytes are overwritten at once
 
 _syscall = ctypes.CDLL(None, use_errno=True).syscall
@@ -43,7 +47,6 @@ class PayloadFile:
     no file: a pipe might never answer, and what a link leads to is not ours to cut."""
 
     def __init__(self, path: Path, length: int, *, writable: bool = False) -> None:
-        self.path = path
         self.length = length
         self.stride = stride_of(length)
         mode = os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY
@@ -85,9 +88,9 @@ class PayloadFile:
         """Whether the first page of a slot is in the page cache, or on its way there. Brings nothing from the
         disk: a read would make the kernel read ahead."""
         offset = self.offset_of(slot)
-        span, pages = _Range(offset // PAGE * PAGE, PAGE), _Pages()
-        if _syscall(_CACHESTAT, self.fd, ctypes.byref(span), ctypes.byref(pages), 0) == 0:
-            return bool(pages.cached)
+        span, pages = _Span(offset // PAGE * PAGE, PAGE), _Pages()
+        if _syscall(_CACHESTAT, self.fd, span, pages, 0) == 0:
+            return pages[0] > 0
         return os.preadv(self.fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1  # an older kernel
 
     def cache(self, slot: int) -> bool:
@@ -119,16 +122,15 @@ class PayloadFile:
                 raise OSError(number, os.strerror(number))
         return max(0, before - self.held)
 
-    def clear(self, slots: Iterable[int]) -> None:
+    def clear(self, slots: Sequence[int]) -> None:
         """Make the bytes of these slots zeros; holes, where the file system can do that."""
-        listed = list(slots)
         try:
-            self.punch(listed)
+            self.punch(slots)
             return
         except OSError as fault:
             if fault.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
                 raise
-        for start, length in self._runs(listed):
+        for start, length in self._runs(slots):
             for at in range(start, start + length, _ZEROS):
                 os.pwrite(self.fd, bytes(min(_ZEROS, start + length - at)), at)
 
@@ -147,20 +149,6 @@ class PayloadFile:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-
-
-class _Range(ctypes.Structure):
-    """The C structure ``cachestat_range``: which part of a file is asked about, in bytes."""
-
-    _fields_ = (("offset", ctypes.c_uint64), ("length", ctypes.c_uint64))
-
-
-class _Pages(ctypes.Structure):
-    """The C structure ``cachestat``: the answer, in numbers of pages."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_uint64) for name in ("cached", "dirty", "writeback", "evicted", "recently")
-    )
 
 
 @functools.cache

@@ -18,6 +18,8 @@ import sys
 import threading
 import time
 
+import msgspec
+
 from ..log_lines import LogSettings
 from ..system_limits import explained
 
@@ -114,18 +116,9 @@ class DiskProcess:
         engine, server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with engine, server:
             fds = [server.fileno(), self._memory]
+            words = (msgspec.json.encode(one).decode() for one in (*fds, self._logs, self._crashed))
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "holdfast.kvstore.disk",
-                    "--fd",
-                    str(fds[0]),
-                    "--memory",
-                    str(fds[1]),
-                    *("--log-level", self._logs.level, "--log-format", self._logs.form),
-                    *(["--anew"] if self._crashed else []),
-                ],
+                [sys.executable, "-m", "holdfast.kvstore.disk", *words],
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 stdout=2,

@@ -18,11 +18,12 @@ import msgspec
 
 from ..errors import RecordCorrupt, RecordUnavailable
 from ..host.slots import SlotMemory
+from ..slices import sliced
 from . import messages
 from .admin import clear_others, others, write_about
 from .index import StoreFailed
 from .messages import KEYS_PER_PACKET, RECORDS_PER_PACKET, RecordAt
-from .store import NewRecord, RecordStore, StoreFull
+from .store import RecordStore, StoreFull
 
 BATCH_BYTES = 8 << 20
 SYNC_SECONDS = 1.0
@@ -36,15 +37,9 @@ log = logging.getLogger(__name__)
 
 class DiskServer:
     """Serves the engine at the other end of ``sock``: moves records between the slots of ``memory`` and
-    ``store``. ``scrub_seconds``: how long the bytes of removed records stay in the file."""
+    ``store``."""
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        memory: SlotMemory,
-        store: RecordStore,
-        scrub_seconds: float = SCRUB_SECONDS,
-    ) -> None:
+    def __init__(self, sock: socket.socket, memory: SlotMemory, store: RecordStore) -> None:
         self._sock = sock
         self._memory = memory
         self._store = store
@@ -53,7 +48,6 @@ class DiskServer:
         self._giving = False
         self._told = store.budget  # the room that the engine knows of
         self._look_at = self._sync_at = 0.0
-        self._scrub_seconds = scrub_seconds
         self._stained_at: float | None = None  # since when the file has bytes of removed records
         self._hindered = False  # the last scrub could not be done
 
@@ -78,12 +72,10 @@ class DiskServer:
             self._serve([messages.down_decoder.decode(first), *self._more()])
 
     def _introduce(self) -> None:
-        known, most = self._store.records(), RECORDS_PER_PACKET
-        parts = [known[at : at + most] for at in range(0, len(known), most)] or [[]]
-        for number, part in enumerate(parts, 1):
-            told = [(key, RecordAt(one.slot, one.digest, one.tokens)) for key, one in part]
-            last = number == len(parts)
-            self._send(messages.Known(messages.records_joined(told), last=last, ignored=self._store.ignored))
+        for part in sliced(self._store.entries.items(), RECORDS_PER_PACKET):
+            told = {key: RecordAt(one.slot, one.digest, one.tokens) for key, one in part}
+            self._send(messages.Known(told, last=False))
+        self._send(messages.Known({}, last=True, ignored=self._store.ignored))
 
     def _look(self) -> None:
         """Look at the disk's free space: if it is short, give some back, first of other models' records. Tell
@@ -118,7 +110,7 @@ class DiskServer:
             self._stained_at = None
         elif self._stained_at is None:
             self._stained_at = now
-        elif now - self._stained_at >= self._scrub_seconds:
+        elif now - self._stained_at >= SCRUB_SECONDS:
             self._stained_at = now  # if it cannot be done now, it is tried again as much later
             try:
                 hindered = not self._store.scrub()
@@ -137,7 +129,7 @@ class DiskServer:
             log.warning(
                 "less than %d bytes are free on the disk of %s: KV gives way", least, self._store.folder
             )
-        for part in _packets(keys):
+        for part in sliced(keys, KEYS_PER_PACKET):
             self._send(messages.Gone(part))
 
     def _more(self) -> list[messages.Down]:
@@ -160,11 +152,11 @@ class DiskServer:
                 case messages.Fetch():
                     self._fetch(request)
                 case messages.Drop():
-                    dropped.update(dict.fromkeys(messages.keys_in(request.keys)))
+                    dropped.update(dict.fromkeys(request.keys))
                 case messages.Store():
-                    if request.key in dropped:
-                        del dropped[request.key]
-                        self._store.drop((request.key,))
+                    if request.record.key in dropped:
+                        del dropped[request.record.key]
+                        self._store.drop((request.record.key,))
                     stores.append(request)
         if stores:
             self._keep(stores)
@@ -197,10 +189,7 @@ class DiskServer:
         self._send(messages.Fetched(request.ticket, failed, gone))
 
     def _keep(self, stores: list[messages.Store]) -> None:
-        records = [
-            NewRecord(store.key, store.tokens, store.digest, self._memory.payload(store.slot), store.tenant)
-            for store in stores
-        ]
+        records = [(store.record, self._memory.payload(store.slot)) for store in stores]
         for store in stores:
             self._store.lease(store.released, on=False)
             self._store.lease(store.leased, on=True)
@@ -212,7 +201,7 @@ class DiskServer:
         except StoreFailed as error:
             self._refused(error)
             for store in stores:
-                self._send(messages.Failed(store.ticket, str(error)))
+                self._send(messages.Done(store.ticket))
             self._tell_given_up()
             return
         self._dirty = True
@@ -220,10 +209,10 @@ class DiskServer:
             log.warning("the disk takes records again")
             self._refusing = False
         for store in stores:
-            entry = self._store.entry(store.key)
+            entry = self._store.entries.get(store.record.key)
             self._send(messages.Done(store.ticket, None if entry is None else entry.slot))
         if evicted:  # perhaps some of ``stores``, where a tenant's cap is smaller
-            self._send(messages.Gone(b"".join(evicted)))
+            self._send(messages.Gone(evicted))
         self._tell_given_up()
 
     def _sync(self) -> None:
@@ -244,24 +233,17 @@ class DiskServer:
         self._sock.send(messages.encode(message))
 
 
-def _packets(keys: list[bytes]) -> list[bytes]:
-    """The keys, joined without separators, in parts of as many keys as one packet holds."""
-    return [b"".join(keys[at : at + KEYS_PER_PACKET]) for at in range(0, len(keys), KEYS_PER_PACKET)]
-
-
 def serve(sock: socket.socket, memory_fd: int, *, anew: bool = False) -> None:
     """Read the ``Begin`` packet from ``sock``, open the store that it names, and serve until the engine
     closes the socket. ``memory_fd``: the host tier's memory. ``anew``: throw away the records that are there.
 
-    Raises `StoreLocked`: another process holds the store; `StoreFailed`: it cannot be opened; `StoreTorn`:
+    Raises `FolderHeld`: another process holds the store; `StoreFailed`: it cannot be opened; `StoreTorn`:
     its file was damaged and is removed.
     """
     packet = sock.recv(messages.PACKET_BYTES)
     if not packet:
         return
-    begin = messages.down_decoder.decode(packet)
-    if not isinstance(begin, messages.Begin):
-        raise msgspec.ValidationError("the first packet begins nothing")
+    begin = msgspec.msgpack.decode(packet, type=messages.Begin)
     memory = SlotMemory(memory_fd, begin.space, begin.block_bytes, made=True)
     folder = Path(begin.folder)
     store = RecordStore(

@@ -18,7 +18,7 @@ import logging
 import shutil
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -27,10 +27,11 @@ from xxhash import xxh3_64_intdigest
 from ..errors import FolderHeld, KVStoreError, RecordCorrupt, RecordMissing
 from ..folder_lock import FolderLock
 from ..reserve import held_by
-from ..system_limits import OUT_OF_DESCRIPTORS, errno_of, explained
+from ..system_limits import OUT_OF_DESCRIPTORS, errno_of
+from ..tier import Record
 from . import index
 from .eviction import RecordEviction
-from .index import RecordEntry, RecordIndex, StoreFailed
+from .index import RecordEntry, RecordIndex, StoreFailed, named
 from .payload_file import FILE, PayloadFile, stride_of
 
 TREE_BYTES = 64 << 10  # that the index may take with one batch of records
@@ -46,22 +47,6 @@ class StoreFull(StoreFailed):
     evicted are gone."""
 
 
-class StoreLocked(KVStoreError):
-    """Another process holds this store."""
-
-
-@dataclass(frozen=True, slots=True)
-class NewRecord:
-    """A record to be stored. ``tokens``: how many its block holds. ``payload``: its bytes, read only during the
-    call. ``digest``: xxh3 of the payload. ``tenant``: the number of its tenant."""
-
-    key: bytes
-    tokens: int
-    digest: int
-    payload: memoryview
-    tenant: int = 0
-
-
 class FreeSlots:
     """The slots of a payload file that hold no record, below its end at ``end``, a number of slots. Those that
     still have bytes are taken first: then the file takes no more space."""
@@ -69,19 +54,14 @@ class FreeSlots:
     def __init__(self, used: Collection[int]) -> None:
         self.end = max(used, default=-1) + 1
         taken = set(used)
-        self._stained = [slot for slot in range(self.end) if slot not in taken]
+        self.stained = [slot for slot in range(self.end) if slot not in taken]
         """With the bytes of a record that is gone. A heap, as the next one: those in front are taken first."""
         self._empty: list[int] = []
-
-    @property
-    def stained(self) -> Sequence[int]:
-        """Those that still have bytes."""
-        return self._stained
 
     def take(self, count: int) -> list[int]:
         """Take so many slots, those in front first; the file may grow by some."""
         found: list[int] = []
-        for free in (self._stained, self._empty):
+        for free in (self.stained, self._empty):
             while free and len(found) < count:
                 found.append(heapq.heappop(free))
         more = count - len(found)
@@ -91,17 +71,17 @@ class FreeSlots:
     def give(self, slots: Iterable[int]) -> None:
         """Give back slots that may have bytes."""
         for slot in slots:
-            heapq.heappush(self._stained, slot)
+            heapq.heappush(self.stained, slot)
 
     def all(self) -> list[int]:
         """All free slots."""
-        return [*self._stained, *self._empty]
+        return [*self.stained, *self._empty]
 
     def emptied(self) -> None:
         """Note that no free slot has bytes any more."""
         self._empty = self.all()
         heapq.heapify(self._empty)
-        self._stained = []
+        self.stained = []
 
 
 class RecordStore:
@@ -114,7 +94,7 @@ class RecordStore:
     are dropped. ``given_up``: keys of records that went without a `put` that returned them; the caller takes
     them. ``anew``: throw away what is there, since the process that opened it last died of it.
 
-    Raises `StoreLocked`: another process holds it; `StoreFailed`: the folder or a file cannot be opened, even
+    Raises `FolderHeld`: another process holds it; `StoreFailed`: the folder or a file cannot be opened, even
     anew.
     """
 
@@ -138,23 +118,14 @@ class RecordStore:
         self.floor = floor
         self.given_up: list[bytes] = []
         self._most = {tenant: cap // self._stride for tenant, cap in (caps or {}).items()}
-        self.ignored = 0
-        try:
+        with named(f"the KV folder {folder}"):
             self._lock = hold(folder)
-        except OSError as error:
-            raise StoreFailed(explained(error, f"the KV folder {folder}")) from error
-        try:
+        with self._named(MemoryError), contextlib.ExitStack() as undo:
+            undo.callback(self._lock.release)
             self._file = _held_file(folder / FILE, block_bytes)
-            try:
-                self._begin(anew=anew)
-            except BaseException:
-                self._file.close()
-                raise
-        except BaseException as error:
-            self._lock.release()
-            if not isinstance(error, (OSError, MemoryError)):
-                raise
-            raise StoreFailed(explained(error, f"the KV file {folder / FILE}")) from error
+            undo.callback(self._file.close)
+            self._begin(anew=anew)
+            undo.pop_all()
         self.ignored = self._index.ignored
         if surplus := [
             key for tenant, most in self._most.items() for key in self._order.surplus(tenant, most, 0)
@@ -188,17 +159,13 @@ class RecordStore:
         negative number: how many to give back. The budget if there is no floor. Raises `StoreFailed`."""
         if self.floor is None:
             return self.budget
-        try:
+        with named(f"the folder {self.folder}"):
             held = 0 if self._reserve is None else held_by(self._reserve)
             return shutil.disk_usage(self.folder).free + held - self.floor
-        except OSError as error:
-            raise StoreFailed(explained(error, f"the folder {self.folder}")) from error
 
     @property
     def room(self) -> int:
         """Bytes that records may take now: the budget, or what the disk allows. Raises `StoreFailed`."""
-        if self.floor is None:
-            return self.budget
         return min(self.budget, max(0, self.file_bytes + self.headroom))
 
     def keys(self) -> list[bytes]:
@@ -206,33 +173,34 @@ class RecordStore:
         up."""
         return list(self._order)
 
-    def records(self) -> list[tuple[bytes, RecordEntry]]:
-        """All records, by key, with what the index has of them."""
-        return list(self._entries.items())
-
-    def entry(self, key: bytes) -> RecordEntry | None:
-        """What the index has of a record; None: there is no such record."""
-        return self._entries.get(key)
+    @property
+    def entries(self) -> Mapping[bytes, RecordEntry]:
+        """What the index has of each record, by key; not a copy."""
+        return self._entries
 
     def put(
-        self, records: Sequence[NewRecord], superseded: Iterable[bytes] = (), touched: Iterable[bytes] = ()
+        self,
+        records: Iterable[tuple[Record, memoryview]],
+        superseded: Iterable[bytes] = (),
+        touched: Iterable[bytes] = (),
     ) -> list[bytes]:
         """Store the records and remove those of ``superseded``. Returns the keys of records that are not here
-        now: those evicted for the new ones, and new ones that were left out.
+        now: those evicted for the new ones, and new ones that were left out. ``records``: each with its bytes,
+        which are read only during the call.
 
         ``touched``: keys of records that count as used now. A tenant with a cap gives up its own records;
         where the new ones alone exceed the cap, the first of them are left out. Where the disk is short of
         space others are evicted before these are stored (``given_up``); where that is not enough, the first
         of these are left out. Raises `StoreFailed`: none of the records is stored.
         """
-        kept = set(superseded)
+        kept, payloads = set(superseded), dict(records)
         for key in touched:
             self._order.move(key, last=True)
             self._used.pop(key, None)
             self._used[key] = None
             if len(self._used) > MOST_USED:
                 self._used.popitem(last=False)
-        fresh = [record for record in records if record.key not in self._entries or record.key in kept]
+        fresh = [record for record in payloads if record.key not in self._entries or record.key in kept]
         fresh, refused = self._within_caps(fresh)
         fresh, crowded = self._within_disk(fresh)
         gone = [key for key in kept if key in self._entries]
@@ -246,13 +214,13 @@ class RecordStore:
         if leaving := (*gone, *evicted):
             self._remove(leaving)
         try:
-            self._store(fresh)
+            self._store(fresh, payloads)
         except KVStoreError:
             self.given_up += evicted
             raise
         return [*evicted, *refused, *crowded]
 
-    def _store(self, fresh: Sequence[NewRecord]) -> None:
+    def _store(self, fresh: Sequence[Record], payloads: Mapping[Record, memoryview]) -> None:
         if not fresh:
             return
         slots = self._free.take(len(fresh))
@@ -261,12 +229,10 @@ class RecordStore:
             for at, (record, slot) in enumerate(zip(fresh, slots, strict=True))
         }
         try:
-            for record, slot in zip(fresh, slots, strict=True):
-                self._file.write(slot, record.payload)
+            with self._named():
+                for record, slot in zip(fresh, slots, strict=True):
+                    self._file.write(slot, payloads[record])
             self._index.write(entries)
-        except OSError as error:
-            self._free.give(slots)
-            raise self._refused(error) from error
         except KVStoreError:
             self._free.give(slots)
             raise
@@ -297,13 +263,9 @@ class RecordStore:
         Raises `RecordMissing`: it is not here; `RecordCorrupt`: its bytes are not what was stored, and it is
         dropped; `StoreFailed`: the medium refused.
         """
-        entry = self._entries.get(key)
-        if entry is None:
-            raise RecordMissing(key, "not on disk")
-        try:
+        entry = self._entry(key)
+        with self._named():
             whole = self._file.read(entry.slot, into)
-        except OSError as error:
-            raise self._refused(error) from error
         if not whole or xxh3_64_intdigest(into) != entry.digest:
             self.drop([key])
             raise RecordCorrupt(key, "its bytes on disk are not those that were stored")
@@ -314,13 +276,9 @@ class RecordStore:
         """Bring the record's payload into the page cache, without a check: a reader must check it. From now on
         the record is the first of its tenant's to be evicted. False: the file is too short; `get` drops the
         record. Raises `RecordMissing`, `StoreFailed`."""
-        entry = self._entries.get(key)
-        if entry is None:
-            raise RecordMissing(key, "not on disk")
-        try:
+        entry = self._entry(key)
+        with self._named():
             came = self._file.cache(entry.slot)
-        except OSError as error:
-            raise self._refused(error) from error
         self._order.move(key, last=False)
         return came
 
@@ -358,8 +316,6 @@ class RecordStore:
     def scrub(self) -> bool:
         """Remove the bytes of records that are gone from the file. Returns whether that was done. Raises
         `StoreFailed`, `StoreTorn`."""
-        if not self.stained:
-            return True
         try:
             self._file.clear(self._free.stained)
         except OSError:
@@ -370,10 +326,8 @@ class RecordStore:
 
     def sync(self) -> None:
         """Flush what was stored so far to the medium, the payloads first. Raises `StoreFailed`, `StoreTorn`."""
-        try:
+        with self._named():
             self._file.sync()
-        except OSError as error:
-            raise self._refused(error) from error
         self._index.sync()
 
     def damaged(self) -> Iterator[bytes]:
@@ -398,12 +352,12 @@ class RecordStore:
 
     # --- what does not fit ----------------------------------------------------------------------------------
 
-    def _within_caps(self, fresh: list[NewRecord]) -> tuple[list[NewRecord], list[bytes]]:
+    def _within_caps(self, fresh: list[Record]) -> tuple[list[Record], list[bytes]]:
         """Leave out those of the new records for which their tenants' caps have no room, the first ones
         first. Returns the records that stay, in order, and the keys of the others. Tenants without a cap keep
         all."""
         left = dict(self._most)
-        staying: list[NewRecord] = []
+        staying: list[Record] = []
         refused: list[bytes] = []
         for record in reversed(fresh):
             if left.get(record.tenant, 1) < 1:
@@ -414,7 +368,7 @@ class RecordStore:
                 left[record.tenant] -= 1
         return staying[::-1], refused
 
-    def _within_disk(self, fresh: list[NewRecord]) -> tuple[list[NewRecord], list[bytes]]:
+    def _within_disk(self, fresh: list[Record]) -> tuple[list[Record], list[bytes]]:
         """Make room on the disk for the new records. Returns as many of them as there is room for, the last
         ones, and the keys of the others. Raises `StoreFull` if there is room for none."""
         if self.floor is None or not fresh:
@@ -425,7 +379,7 @@ class RecordStore:
             raise StoreFull(f"the disk of {self.folder} has no space for KV beyond what is kept free there")
         return fresh[-most:], [record.key for record in fresh[:-most]]
 
-    def _surplus(self, fresh: list[NewRecord], besides: Collection[bytes]) -> list[bytes]:
+    def _surplus(self, fresh: list[Record], besides: Collection[bytes]) -> list[bytes]:
         """The keys of records that tenants with a cap must give up for the new records ``fresh``.
         ``besides``: keys that are removed anyway."""
         coming = Counter(record.tenant for record in fresh if record.tenant in self._most)
@@ -482,20 +436,25 @@ class RecordStore:
         self.given_up += keys
         return max(0, before - self.file_bytes)
 
-    def _refused(self, error: OSError) -> StoreFailed:
-        return StoreFailed(explained(error, f"the KV file {self.folder / FILE}"))
+    def _named(self, *others: type[Exception]) -> contextlib.AbstractContextManager[None]:
+        return named(f"the KV file {self.folder / FILE}", (OSError, *others))
+
+    def _entry(self, key: bytes) -> RecordEntry:
+        if key not in self._entries:
+            raise RecordMissing(key, "not on disk")
+        return self._entries[key]
 
 
 def _held_file(path: Path, length: int) -> PayloadFile:
     """Open the payloads' file, and lock it: it may be in another folder, too, by a hard link. Raises
-    `StoreLocked`, `OSError`."""
+    `FolderHeld`, `OSError`."""
     file = PayloadFile(path, length, writable=True)
     try:
         fcntl.flock(file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
         told = f"{path} is held by another process: is it linked into another folder?"
-        raise StoreLocked(told) from None
+        raise FolderHeld(told) from None
     return file
 
 
@@ -505,27 +464,19 @@ def held(folder: Path) -> int:
 
 
 def throw_away(folder: Path) -> None:
-    """Remove the records in ``folder``. Files are emptied first, so that their space is free even if another
-    process still has them open."""
+    """Remove the records in ``folder``: see `index.remove`."""
     index.throw_away(folder)
-    path = folder / FILE
-    with contextlib.suppress(FileNotFoundError):
-        with path.open("r+b") as file:
-            file.truncate()
-        path.unlink()
+    index.remove(folder / FILE)
 
 
 def hold(folder: Path) -> FolderLock:
-    """Take the lock of ``folder``; `FolderLock.release` frees it. Raises `StoreLocked`, naming the process that
+    """Take the lock of ``folder``; `FolderLock.release` frees it. Raises `FolderHeld`, naming the process that
     has it, or `OSError`."""
-    try:
-        return FolderLock(folder, HOLDER).acquire()
-    except FolderHeld as held:
-        raise StoreLocked(str(held)) from None
+    return FolderLock(folder, HOLDER).acquire()
 
 
 def clear(folder: Path) -> None:
-    """Remove a record space's folder with all its records. Raises `StoreLocked` while a process holds it."""
+    """Remove a record space's folder with all its records. Raises `FolderHeld` while a process holds it."""
     if folder.is_dir():
         with hold(folder):
             shutil.rmtree(folder)

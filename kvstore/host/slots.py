@@ -3,8 +3,7 @@
 ::
 
     header       magic, layout version, size of an entry, record space, block bytes, slots
-    directory    per slot: key, tokens, state, owner, readers, xxh3 of the payload, stamp of the last use,
-                 tenant
+    directory    per slot: key, tokens, state, xxh3 of the payload, stamp of the last use, tenant
     slots        each the bytes of one block, at ``stride`` bytes from each other
 
               reserve              filled                 read
@@ -33,22 +32,15 @@ from ..errors import GroupInvalid, SlotMisused
 from ..keys import KEY_BYTES
 
 MAGIC = b"holdfast"
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 PAGE = 4096
-FEW = 8  # entries up to which writing one by one is faster than as columns
 HEADER = struct.Struct("<8sII16sQQ")
-ENTRY = struct.Struct("<16sIIIIQQQ8x")
-_NAME = struct.Struct("<16sI")  # key, tokens
-_STATE = struct.Struct("<II")  # state, owner
-_READERS = struct.Struct("<I")
-_STAMP = struct.Struct("<Q")
-_TENANT = struct.Struct("<Q")
-_ENTRY_FIELDS = np.dtype(
+ENTRY_BYTES = 64
+_ENTRY = np.dtype(
     {
-        "names": ["key", "tokens", "state", "owner", "readers", "digest", "stamp"],
-        "formats": [f"V{KEY_BYTES}", "<u4", "<u4", "<u4", "<u4", "<u8", "<u8"],
-        "offsets": [0, 16, 20, 24, 28, 32, 40],
-        "itemsize": ENTRY.size,
+        "names": ["key", "tokens", "state", "digest", "stamp", "tenant"],
+        "formats": [f"V{KEY_BYTES}", "<u4", "<u4", "<u8", "<u8", "<u8"],
+        "itemsize": ENTRY_BYTES,
     }
 )
 
@@ -64,34 +56,23 @@ class SlotState(IntEnum):
     READING = 3
 
 
-_MOVES = {
-    (SlotState.FREE.value, SlotState.FILLING.value),
-    (SlotState.FILLING.value, SlotState.READY.value),
-    (SlotState.FILLING.value, SlotState.FREE.value),
-    (SlotState.READY.value, SlotState.READING.value),
-    (SlotState.READY.value, SlotState.FREE.value),
-    (SlotState.READING.value, SlotState.READING.value),
-    (SlotState.READING.value, SlotState.READY.value),
-}
-"""The changes of a slot's state that are allowed, (from, to). Plain numbers: the hash of an enum member is
-slow, and each restored block asks four times."""
-
 _MAY_MOVE = np.zeros((len(SlotState), len(SlotState)), dtype=np.bool_)
-_MAY_MOVE[tuple(np.array(sorted(_MOVES)).T)] = True
-"""``[from, to]``: the same as a table of booleans, for many slots at once."""
+"""``[from, to]``: the changes of a slot's state that are allowed."""
+_MAY_MOVE[SlotState.FREE, SlotState.FILLING] = True
+_MAY_MOVE[SlotState.FILLING, [SlotState.READY, SlotState.FREE]] = True
+_MAY_MOVE[SlotState.READY, [SlotState.READING, SlotState.FREE]] = True
+_MAY_MOVE[SlotState.READING, [SlotState.READING, SlotState.READY]] = True
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One slot's entry in the directory: the record's ``key``, number of ``tokens`` and ``tenant``; the
-    slot's ``state``; the process (``owner``) that brought it there; how many ``readers`` it has. ``digest``:
-    xxh3 of the payload. ``stamp``: a number that rises with each use of any record."""
+    slot's ``state``. ``digest``: xxh3 of the payload. ``stamp``: a number that rises with each use of any
+    record."""
 
     key: bytes
     tokens: int
     state: SlotState
-    owner: int
-    readers: int
     digest: int
     stamp: int
     tenant: int
@@ -124,11 +105,14 @@ class SlotMemory:
         # Whole pages where a block is one: so that a range of slots can be registered with the device.
         unit = PAGE if block_bytes >= PAGE else 64
         self.stride = -(-block_bytes // unit) * unit
-        self.slots = max(0, (size - 2 * PAGE) // (self.stride + ENTRY.size))
-        self.first = PAGE + -(-self.slots * ENTRY.size // PAGE) * PAGE  # where slot 0 begins
+        self.slots = max(0, (size - 2 * PAGE) // (self.stride + ENTRY_BYTES))
+        self.first = PAGE + -(-self.slots * ENTRY_BYTES // PAGE) * PAGE  # where slot 0 begins
         self.map = mmap.mmap(fd, max(size, PAGE))
         self._bytes = memoryview(self.map)
-        header = HEADER.pack(MAGIC, LAYOUT_VERSION, ENTRY.size, space, block_bytes, self.slots)
+        self.directory: NDArray[np.void] = np.frombuffer(self.map, _ENTRY, self.slots, PAGE)
+        """The entries of all slots as one structured array, not copied."""
+        self._states, self._stamps = self.directory["state"], self.directory["stamp"]
+        header = HEADER.pack(MAGIC, LAYOUT_VERSION, ENTRY_BYTES, space, block_bytes, self.slots)
         self.adopted = self.map[: HEADER.size] == header
         if made and not self.adopted:
             raise GroupInvalid("the host tier's memory is described otherwise")
@@ -137,16 +121,10 @@ class SlotMemory:
             self.directory["state"] = SlotState.FREE
             self.map[: HEADER.size] = header
 
-    @property
-    def directory(self) -> NDArray[np.void]:
-        """The entries of all slots as one structured array, not copied."""
-        return np.frombuffer(self.map, _ENTRY_FIELDS, self.slots, PAGE)
-
     def entry(self, slot: int) -> Entry:
         """The directory's entry of ``slot``."""
-        fields = ENTRY.unpack_from(self.map, self._at(slot))
-        key, tokens, state, owner, readers, digest, stamp, tenant = fields
-        return Entry(key, tokens, SlotState(state), owner, readers, digest, stamp, tenant)
+        key, tokens, state, *others = self.directory[self._checked(slot)].item()
+        return Entry(key, tokens, SlotState(state), *others)
 
     def payload(self, slot: int) -> memoryview:
         """The bytes of ``slot``, ``[block_bytes]``, writable."""
@@ -159,76 +137,49 @@ class SlotMemory:
 
     def offset_of(self, slot: int) -> int:
         """Where the bytes of ``slot`` begin, counted from the beginning of the memory."""
-        assert 0 <= slot < self.slots, f"slot {slot} of {self.slots}"
-        return self.first + slot * self.stride
+        return self.first + self._checked(slot) * self.stride
 
     def offsets_of(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where the bytes of each of ``slots`` begin, counted from the beginning of the memory."""
         assert not len(slots) or (slots.min() >= 0 and slots.max() < self.slots), f"slots of {self.slots}"
         return self.first + slots * self.stride
 
-    def move(self, slot: int, wanted: SlotState, owner: int = 0) -> None:
-        """Bring ``slot`` into the state ``wanted``, and write the number of the process ``owner`` beside it.
+    def move(self, slot: int, wanted: SlotState) -> None:
+        """Bring ``slot`` into the state ``wanted``.
 
         READING to READING: one more reader. READING to READY: no reader is left. Raises `SlotMisused`: its
         state does not allow it.
         """
-        at = self._at(slot) + 20
-        state = _STATE.unpack_from(self.map, at)[0]
-        if (state, wanted.value) not in _MOVES:
+        state = self._states[self._checked(slot)]
+        if not _MAY_MOVE[state, wanted]:
             raise SlotMisused(slot, SlotState(state).name, wanted.name)
-        _STATE.pack_into(self.map, at, wanted, owner)
+        self._states[slot] = wanted
 
-    def move_each(self, slots: Sequence[int], wanted: SlotState, owner: int = 0) -> None:
-        """Bring many slots into the state ``wanted``, and write the process ``owner`` beside it. Raises
-        `SlotMisused` if a slot's state does not allow it: of more than `FEW` slots none has moved then, of
-        fewer those before it have."""
-        if len(slots) <= FEW:
-            for slot in slots:
-                self.move(slot, wanted, owner)
-            return
-        indexes, entries = np.asarray(slots, dtype=np.intp), self.directory
-        refused = np.nonzero(~_MAY_MOVE[entries["state"][indexes], wanted])[0]
+    def move_each(self, slots: Sequence[int], wanted: SlotState) -> None:
+        """Bring many slots into the state ``wanted``. Raises `SlotMisused` if a slot's state does not allow it:
+        none has moved then."""
+        indexes = np.asarray(slots, dtype=np.intp)
+        refused = indexes[~_MAY_MOVE[self._states[indexes], wanted]]
         if len(refused):
-            slot = int(indexes[refused[0]])
-            raise SlotMisused(slot, self.entry(slot).state.name, wanted.name)
-        entries["state"][indexes] = wanted
-        entries["owner"][indexes] = owner
+            raise SlotMisused(int(refused[0]), self.entry(refused[0]).state.name, wanted.name)
+        self._states[indexes] = wanted
 
-    def describe(self, slot: int, key: bytes, tokens: int) -> None:
-        """Write the key and the number of tokens of a slot's record into the directory; its readers and
-        digest become 0."""
-        at = self._at(slot)
-        _NAME.pack_into(self.map, at, key, tokens)
-        _READERS.pack_into(self.map, at + 28, 0)
-        _STAMP.pack_into(self.map, at + 32, 0)
-
-    def set_readers(self, slots: Sequence[int], readers: Sequence[int]) -> None:
-        """Write the number of readers of each slot into the directory."""
-        if len(slots) > FEW:
-            self.directory["readers"][np.asarray(slots, dtype=np.intp)] = readers
-            return
-        for slot, count in zip(slots, readers, strict=True):
-            _READERS.pack_into(self.map, self._at(slot) + 28, count)
+    def describe(self, slot: int, key: bytes, tokens: int, tenant: int = 0) -> None:
+        """Write the key, the number of tokens and the tenant of a slot's record into the directory; its digest
+        becomes 0."""
+        entry = self.directory[slot]
+        entry["key"], entry["tokens"], entry["tenant"] = key, tokens, tenant
+        entry["digest"] = 0
 
     def set_digest(self, slot: int, digest: int) -> None:
         """Write the xxh3 of the slot's payload into the directory."""
-        _STAMP.pack_into(self.map, self._at(slot) + 32, digest)
-
-    def set_tenant(self, slot: int, tenant: int) -> None:
-        """Write the tenant of the slot's record into the directory."""
-        _TENANT.pack_into(self.map, self._at(slot) + 48, tenant)
+        self.directory["digest"][slot] = digest
 
     def set_stamps(self, slots: Sequence[int], first: int) -> None:
         """Write the stamps of last use into the directory: ``first`` for the first slot, one more for each
         that follows."""
-        if len(slots) > FEW:
-            stamps = np.arange(first, first + len(slots), dtype=np.uint64)
-            self.directory["stamp"][np.asarray(slots, dtype=np.intp)] = stamps
-            return
-        for at, slot in enumerate(slots, first):
-            _STAMP.pack_into(self.map, self._at(slot) + 40, at)
+        self._stamps[list(slots)] = np.arange(first, first + len(slots))
 
-    def _at(self, slot: int) -> int:
+    def _checked(self, slot: int) -> int:
         assert 0 <= slot < self.slots, f"slot {slot} of {self.slots}"
-        return PAGE + slot * ENTRY.size
+        return slot

@@ -8,7 +8,7 @@ clock.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from math import ceil
 from threading import Thread
@@ -20,7 +20,7 @@ from ..errors import LeakFound
 from ..quotas import FairOrder
 from ..slices import SLICE, sliced
 from ..system_limits import roam
-from ..tier import MoveEnd, Presence, Record, Tier
+from ..tier import Record
 from .slots import SlotMemory, SlotState
 
 AHEAD_SHARE, AHEAD_BYTES = 1 / 8, 256 << 20
@@ -29,12 +29,9 @@ many bytes. Taking a page may cost ten times what filling it costs: a virtual ma
 its host."""
 
 
-class HostTier(Tier):
-    """The records in the slots of ``memory``, and the order in which they are evicted. ``owner``: a process's
-    number, written into the slots that it fills or reads.
-
-    ``recheck``: bytes are hashed each time before they are read; for tests and debug. ``adopted``: how many
-    records an earlier process left in the memory.
+class HostTier:
+    """The records in the slots of ``memory``, and the order in which they are evicted. ``recheck``: bytes are
+    hashed each time before they are read; for tests and debug.
 
     A record has a slot from ``reserve`` until it is dropped, and is found while that is READY or READING. If
     it is dropped while its slot is filled or read, it is found no longer, and the slot is free when that
@@ -42,19 +39,16 @@ class HostTier(Tier):
     """
 
     name = "host"
-    checks = True
-    reads = True
 
-    def __init__(self, memory: SlotMemory, owner: int = 0, *, recheck: bool = True) -> None:
+    def __init__(self, memory: SlotMemory, *, recheck: bool = True) -> None:
         self.memory = memory
         self._recheck = recheck
         self._evicted: list[bytes] = []
         self._checked: set[int] = set()  # hashed by this process since they were filled
-        self._owner = owner
         self._slot_of: dict[bytes, int] = {}
         self._here: dict[bytes, int] = {}  # those that are filled
         self._key_of: dict[int, bytes] = {}
-        self._tokens: dict[int, int] = {}
+        self._tokens = memory.directory["tokens"]  # by slot
         self._filling: set[int] = set()
         self._readers: dict[int, int] = {}
         self._foreseen: dict[int, bytes] = {}  # slots that `foresee` has named, with their keys then
@@ -66,7 +60,6 @@ class HostTier(Tier):
         self._free = self._adopt()
         self._untouched = len(self._free)  # so many at the beginning of the free ones
         self._ahead = min(ceil(AHEAD_SHARE * memory.slots), AHEAD_BYTES // memory.stride)
-        self.adopted = len(self._slot_of)
 
     def __len__(self) -> int:
         return len(self._slot_of)
@@ -76,48 +69,16 @@ class HostTier(Tier):
 
     @property
     def here(self) -> Mapping[bytes, int]:
-        """The slot of each record that can be read now, by key, to ask about many at once."""
+        """The slot of each record that can be read now, by key; not a copy. Does not count as a use."""
         return self._here
-
-    def slot_of(self, key: bytes) -> int | None:
-        """The slot in which the record can be read now; None if it cannot be read here. Does not count as a
-        use."""
-        return self._here.get(key)
 
     def has_slot(self, key: bytes) -> bool:
         """Whether the record is in a slot, or one is being filled with it."""
         return key in self._slot_of
 
-    def lookup(self, keys: Collection[bytes]) -> list[Presence]:
-        """Whether each record can be read; PENDING while its slot is being filled."""
-        here, slots = self._here, self._slot_of
-        return [
-            Presence.FOUND if key in here else Presence.PENDING if key in slots else Presence.ABSENT
-            for key in keys
-        ]
-
-    def store(self, record: Record, slot: int, ticket: int, now: float) -> bool:
-        """Note that all bytes of the record are in ``slot``, which was reserved for it: from now on it is
-        found, and counts as used now. Returns whether it is: not if it was dropped meanwhile, or if with
-        ``recheck`` its bytes have another digest. The slot is free then."""
-        return self.filled(slot, record)
-
-    def fetch(self, key: bytes, slot: int | None, ticket: int, now: float) -> bool:
-        """False: nothing has to come, as the record's own slot can be read."""
-        return False
-
-    def poll(self, now: float) -> list[MoveEnd]:
-        """Nothing ends later."""
-        return []
-
-    @property
-    def waiting(self) -> bool:
-        return False
-
     def readable(self, key: bytes) -> bool:
+        """Whether `read` may succeed."""
         return key in self._here
-
-    near = readable
 
     def read(self, keys: Sequence[bytes], blocks: Sequence[memoryview]) -> list[int]:
         """Copy records into memory; they are evicted first then, as the device has them."""
@@ -156,12 +117,12 @@ class HostTier(Tier):
 
     def tokens_of(self, slot: int) -> int:
         """Tokens of the record in ``slot``."""
-        return self._tokens[slot]
+        return int(self._tokens[slot])
 
     def record_in(self, slot: int) -> Record:
         """The record in a slot that is filled."""
-        digest, tenant = self.memory.entry(slot).digest, self._order.tenant(slot)
-        return Record(self._key_of[slot], self._tokens[slot], digest, tenant)
+        entry = self.memory.entry(slot)
+        return Record(entry.key, entry.tokens, entry.digest, entry.tenant)
 
     @property
     def room(self) -> int:
@@ -252,13 +213,11 @@ class HostTier(Tier):
             return None
         slot = self._free.pop()
         self._untouched = min(self._untouched, len(self._free))
-        self.memory.move(slot, SlotState.FILLING, self._owner)
-        self.memory.describe(slot, key, tokens)
-        self.memory.set_tenant(slot, tenant)
+        self.memory.move(slot, SlotState.FILLING)
+        self.memory.describe(slot, key, tokens, tenant)
         self._order.take(slot, tenant)
         self._slot_of[key] = slot
         self._key_of[slot] = key
-        self._tokens[slot] = tokens
         self._filling.add(slot)
         if key in self._promised:
             self._order.lease(slot, self._return_of(key))
@@ -293,7 +252,6 @@ class HostTier(Tier):
             return False
         if record is not None:
             self._tokens[slot] = record.tokens
-            self.memory.describe(slot, self._key_of[slot], record.tokens)
         self.memory.set_digest(slot, seen)
         self._checked.add(slot)
         self._here[self._key_of[slot]] = slot
@@ -327,15 +285,13 @@ class HostTier(Tier):
             self._readers[slot] = self._readers.get(slot, 0) + 1
         if used:
             self._order.remove_each(slots)
-        self.memory.move_each(slots, SlotState.READING, self._owner)
-        self.memory.set_readers(slots, [self._readers[slot] for slot in slots])
+        self.memory.move_each(slots, SlotState.READING)
 
     def release(self, *slots: int, above: bool = False) -> None:
         """End one `hold` of each slot. ``above``: the records are on the device now, so they are evicted
         first (see `evict_first`). A slot with a record that was dropped meanwhile becomes free."""
         for slot in slots:
             self._readers[slot] -= 1
-        self.memory.set_readers(slots, [self._readers[slot] for slot in slots])
         over = [slot for slot in dict.fromkeys(slots) if not self._readers[slot]]
         for slot in over:
             del self._readers[slot]
@@ -345,7 +301,7 @@ class HostTier(Tier):
                 self._free_slot(slot)
         self._rank([slot for slot in over if slot in self._key_of and slot not in self._order], first=above)
 
-    def drop(self, key: bytes, *, erase: bool = False) -> None:
+    def drop(self, key: bytes) -> None:
         """Forget the record with this key, if there is one. Its slot becomes free at once, or, if it is being
         filled or read, when that ends."""
         slot = self._slot_of.get(key)
@@ -432,14 +388,12 @@ class HostTier(Tier):
         for slot in used[np.argsort(entries["stamp"][used], kind="stable")].tolist():
             entry = memory.entry(slot)
             if entry.state is SlotState.READING:
-                memory.set_readers([slot], [0])
                 memory.move(slot, SlotState.READY)
             if entry.state is SlotState.FILLING or entry.key in self._slot_of:
                 memory.move(slot, SlotState.FREE)
                 continue
             self._slot_of[entry.key] = self._here[entry.key] = slot
             self._key_of[slot] = entry.key
-            self._tokens[slot] = entry.tokens
             self._order.take(slot, entry.tenant)
             self._rank([slot])
         return [slot for slot in range(memory.slots - 1, -1, -1) if slot not in self._key_of]
@@ -484,7 +438,6 @@ class HostTier(Tier):
         if key is not None:
             del self._slot_of[key]
             self._here.pop(key, None)
-            del self._tokens[slot]
             self._order.forget(slot)
 
     def _free_slot(self, slot: int) -> None:

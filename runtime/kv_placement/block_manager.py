@@ -371,7 +371,7 @@ class BlockManager:
         if not partial:
             sequence.share_tail(False)
         elif tail < sequence.sealed or any(
-            self.pool.references(block) > 1 for block in sequence.table.view[tail].tolist()
+            self.pool.references.of(block) > 1 for block in sequence.table.view[tail].tolist()
         ):
             sequence.share_tail(True)
         elif moved:
@@ -388,7 +388,7 @@ class BlockManager:
         lacks = [group for group in narrow if sequence.table.view[tail, group] == NO_BLOCK]
         if lacks:
             named = [in_group(keys[tail], group) for group in lacks] if len(keys) > tail else []
-            blocks = [self.pool.index.block_of(key) for key in named]
+            blocks = [self.pool.index.here.get(key) for key in named]
             found = [block for block in blocks if block is not None]
             if not found or len(found) < len(blocks):
                 sequence.fall_back(tail * self.block_tokens)
@@ -452,9 +452,9 @@ class BlockManager:
         """Let the KV that no other sequence holds be evicted first, on all tiers: the sequence is unlikely to
         come back."""
         names = self.residency.names(sequence)
-        blocks = {key: self.pool.index.block_of(key) for key in names}
+        blocks = {key: self.pool.index.here.get(key) for key in names}
         self.pool.evict_first(block for block in blocks.values() if block is not None)
-        held = {key for key, block in blocks.items() if block is not None and self.pool.references(block)}
+        held = {key for key, block in blocks.items() if block is not None and self.pool.references.of(block)}
         self.tiers.retire([key for key in names if key not in held])
 
     def count_held(self, sequences: Iterable[Sequence]) -> int:
@@ -487,8 +487,8 @@ class BlockManager:
         """Drop the KV of the sequence's tokens that no other sequence holds, on all tiers: of all its blocks,
         also those that it does not hold now, and of every partial last block that may have been saved."""
         for key in self.residency.everything(sequence):
-            block = self.pool.index.block_of(key)
-            if block is not None and self.pool.references(block):
+            block = self.pool.index.here.get(key)
+            if block is not None and self.pool.references.of(block):
                 continue
             if block is not None:
                 self.pool.discard(block)

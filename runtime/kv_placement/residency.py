@@ -264,8 +264,8 @@ class Residency:
                 if not has:
                     level = there[at]
                     levels[first + at] = min(levels[first + at], level & DEVICE or level, key=_NEARNESS.index)
-                    block = pool.index.block_of(named[at]) if first + at < full else None
-                shared[first + at] |= block is not None and pool.references(block) > has
+                    block = pool.index.here.get(named[at]) if first + at < full else None
+                shared[first + at] |= block is not None and pool.references.of(block) > has
         tiers = [_TIERS.get(level, KVTier.NONE) for level in levels]
         pairs = zip(tiers, shared, strict=True)
         runs = [TierRun(tier, others, sum(1 for _ in run)) for (tier, others), run in groupby(pairs)]

@@ -134,8 +134,8 @@ class PendingMoves:
         below = tiers.found_below(key)
         if key not in host and not below:
             return True
-        block = pool.index.block_of(key)
-        if block is not None and not pool.references(block) and not pool.discard(block):
+        block = pool.index.here.get(key)
+        if block is not None and not pool.references.of(block) and not pool.discard(block):
             return False  # behind the step fence
         if not move.lowest:
             return True

@@ -136,7 +136,8 @@ class Preemption:
         if running:
             needed += self._settings.watermark_blocks + sum(map(self._missing, running))
         own = head.table.blocks + sum(turn.table.blocks for turn in running)
-        return self._block_manager.pool.available + self._block_manager.pool.references_held - own >= needed
+        pool = self._block_manager.pool
+        return pool.available + pool.references.total - own >= needed
 
     def _missing(self, sequence: Sequence) -> int:
         """How many more blocks the sequence's table needs for all its tokens, besides those that a chunk of its

@@ -122,7 +122,7 @@ class Scheduler:
         self._queues = queues = Queues(policy, self.counters)
         self._matchers = Matchers() if matchers is None else matchers
         beside = costs is not None and costs.beside
-        self._transfers = Transfers(self.tiers, pool.index.block_of, settings.block_tokens, beside)
+        self._transfers = Transfers(self.tiers, pool.index.here.get, settings.block_tokens, beside)
         windows = Windows(settings.windows, settings.block_tokens)
         self._block_manager = blocks = BlockManager(
             pool, hasher, namespace, self._transfers, self.counters, windows

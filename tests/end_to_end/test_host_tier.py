@@ -17,7 +17,7 @@ import pytest
 from holdfast.gateway.embedded import embedded
 from holdfast.gateway.server import serving
 from holdfast.gateway.settings import GatewaySettings
-from holdfast.kvstore.host.slots import ENTRY, HEADER, PAGE
+from holdfast.kvstore.host.slots import ENTRY_BYTES, HEADER, PAGE
 from holdfast.runtime.errors import EngineGone
 from holdfast.runtime.link.process import ChildEngine
 from holdfast.runtime.settings import EngineSettings
@@ -97,9 +97,9 @@ def flip_every_slot(memory: int) -> None:
     """One bit in each slot's bytes, as a memory that rots would."""
     with mmap.mmap(memory, 0) as mapped:
         *_, block_bytes, slots = HEADER.unpack_from(mapped)
-        first = PAGE + -(-slots * ENTRY.size // PAGE) * PAGE
+        first = PAGE + -(-slots * ENTRY_BYTES // PAGE) * PAGE
         stride = -(-block_bytes // PAGE) * PAGE
-        states = np.frombuffer(mapped[PAGE : PAGE + slots * ENTRY.size], np.uint8).reshape(slots, -1)[:, 20]
+        states = np.frombuffer(mapped[PAGE : PAGE + slots * ENTRY_BYTES], np.uint8).reshape(slots, -1)[:, 20]
         assert states.any()
         for slot in np.nonzero(states)[0].tolist():
             mapped[first + slot * stride + 7] ^= 16

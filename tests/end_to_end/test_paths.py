@@ -93,11 +93,11 @@ class Stage:
 
     def begin(self) -> None:
         """Begin an engine; what the one before had on the device and in its own memory is lost."""
-        self.arena.poison(range(self.arena.blocks))
+        self.arena.poison(range(len(self.arena.kv)))
         self.engines += 1
         self.tier = HostTier(self.memory, self.engines)
         settings = SchedulerSettings(
-            blocks=self.arena.blocks,
+            blocks=len(self.arena.kv),
             windows=self.windows,
             vocab_size=self.model.config.vocab_size,
             block_tokens=BLOCK,
@@ -105,7 +105,7 @@ class Stage:
         )
         scheduler = Scheduler(
             settings,
-            BlockPool(self.arena.blocks, debug=True),
+            BlockPool(len(self.arena.kv), debug=True),
             BlockHasher(bytes(32), BLOCK),
             self.model.namespace(),
             Tiers(self.tier, (InlineDisk(self.memory, self.store),)),
@@ -165,7 +165,7 @@ class Stage:
     def hashes(self, names: Iterable[bytes]) -> dict[bytes, int]:
         """The device's bytes by key, of the full blocks that it holds of these."""
         index = self.engine.scheduler.pool.index
-        blocks = {key: index.block_of(key) for key in names}
+        blocks = {key: index.here.get(key) for key in names}
         return {
             key: xxh3_64_intdigest(self.arena.bytes_of(block).numpy())
             for key, block in blocks.items()
@@ -190,7 +190,7 @@ class Stage:
             placement.tick(0.0)
         names = self.names(seq)
         self.engine.scheduler.pool.distrust([*self.engine.scheduler.pool.index.here.values()])
-        self.arena.poison(range(self.arena.blocks))
+        self.arena.poison(range(len(self.arena.kv)))
         lost = {"host": [], "disk": names, "recomputed": names, "split": names[len(names) // 2 :]}[path]
         for key in lost:
             tier.drop(key)

@@ -19,7 +19,7 @@ def test_the_layout() -> None:
     arena = DeviceArena(GROUP, 5)
     assert arena.kv.shape == (5, 3, 2, 2, 4, 8)
     assert arena.kv.stride() == (384, 128, 64, 32, 8, 1)
-    assert (arena.blocks, arena.kv.dtype, arena.device.type) == (5, torch.float32, "cpu")
+    assert (len(arena.kv), arena.kv.dtype, arena.device.type) == (5, torch.float32, "cpu")
     assert arena.kv.nbytes == 5 * GROUP.block_bytes
     assert not arena.kv.any()
     assert DeviceArena(LATENT, 5).kv.shape == (5, 3, 4, 16)
@@ -87,7 +87,7 @@ def test_poison_touches_only_its_blocks(group: KVGroup) -> None:
 def test_impossible_arenas_are_refused() -> None:
     with pytest.raises(GroupInvalid, match="blocks = 0"):
         DeviceArena(GROUP, 0)
-    assert DeviceArena(GROUP, 1, "cpu").blocks == 1
+    assert len(DeviceArena(GROUP, 1, "cpu").kv) == 1
     with pytest.raises(AssertionError, match="block 1 of 1"):
         DeviceArena(GROUP, 1).bytes_of(1)
 

@@ -36,7 +36,7 @@ def test_a_sound_pool_passes() -> None:
         (lambda pool: pool._free.append(0), "in two states: 0"),
         (lambda pool: pool._free.clear(), "in no state: 0"),
         (lambda pool: pool._free.append(5), "not of this pool: 5"),
-        (lambda pool: pool._references._counts.__setitem__(1, -1), "held without a reference: 1"),
+        (lambda pool: pool.references._counts.__setitem__(1, -1), "held without a reference: 1"),
         (lambda pool: pool.index.drop([4]), "cached without a key: 4"),
         (lambda pool: pool.index.add(b"free", 0), "free with a key: 0"),
         (lambda pool: pool._in_flight.clear(), "fenced with no step in flight: 3"),

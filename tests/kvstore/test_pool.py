@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 import pytest
 
 from holdfast.kvstore.errors import BlockMisused, LeakFound, PoolExhausted, StepOutOfOrder
@@ -18,7 +20,15 @@ def sealed_chain(pool: BlockPool, name: str, length: int) -> list[int]:
 
 def found(pool: BlockPool, name: str, length: int) -> int:
     """How many blocks of the chain are still found."""
-    return len(pool.index.match([f"{name}:{at}".encode() for at in range(length)]))
+    return len(matched(pool, name, length))
+
+
+def matched(pool: BlockPool, name: str, length: int) -> list[int]:
+    """The blocks of the longest beginning of the chain that is still found."""
+    here = pool.index.here
+    return [
+        here[key] for key in takewhile(here.__contains__, (f"{name}:{at}".encode() for at in range(length)))
+    ]
 
 
 def test_a_new_pool_is_free() -> None:
@@ -54,10 +64,10 @@ def test_a_block_lives_as_long_as_its_last_holder() -> None:
     blocks = pool.allocate(1).blocks
     pool.share(blocks)
     pool.release(blocks)
-    assert pool.references(blocks[0]) == 1
+    assert pool.references.of(blocks[0]) == 1
     assert pool.available == 1
     pool.release(blocks)
-    assert pool.references(blocks[0]) == 0
+    assert pool.references.of(blocks[0]) == 0
     assert pool.available == 2
 
 
@@ -114,7 +124,7 @@ def test_the_first_sealing_of_a_key_wins() -> None:
     assert pool.seal(first, b"k")
     assert pool.seal(first, b"k"), "sealing again under the same key changes nothing"
     assert not pool.seal(second, b"k")
-    assert pool.index.block_of(b"k") == first
+    assert pool.index.here.get(b"k") == first
     pool.release([second])
     assert pool.state(second) is BlockState.FREE
     with pytest.raises(BlockMisused, match=f"block {first} is sealed as 6b: it cannot be sealed as 6f"):
@@ -129,7 +139,7 @@ def test_joining_trades_a_second_copy_for_the_first() -> None:
     [first], [second] = pool.allocate(1, "a").blocks, pool.allocate(1, "b").blocks
     assert pool.join(first, b"k", "a") == first
     assert pool.join(second, b"k", "b") == first
-    assert (pool.references(first), pool.references(second)) == (2, 0)
+    assert (pool.references.of(first), pool.references.of(second)) == (2, 0)
     pool.release([first], "a")
     pool.release([first], "b")
     assert pool.state(first) is BlockState.CACHED
@@ -142,8 +152,8 @@ def test_many_join_as_one_does() -> None:
     blocks = pool.allocate(3, "b").blocks
     keys = [b"0", b"1", b"2"]
     assert pool.join_each(blocks, keys, "b") == [blocks[0], first, blocks[2]]
-    assert [pool.index.block_of(key) for key in keys] == [blocks[0], first, blocks[2]]
-    assert (pool.references(first), pool.state(blocks[1])) == (2, BlockState.FREE)
+    assert [pool.index.here.get(key) for key in keys] == [blocks[0], first, blocks[2]]
+    assert (pool.references.of(first), pool.state(blocks[1])) == (2, BlockState.FREE)
     with pytest.raises(BlockMisused, match=f"block {blocks[1]} is free: it cannot be sealed"):
         pool.join_each([blocks[1]], [b"9"], "b")
     pool.audit({first: 2, blocks[0]: 1, blocks[2]: 1})
@@ -219,12 +229,12 @@ def test_a_hot_prompt_outlives_a_flood_of_one_off_prefixes() -> None:
     for visit in range(20):
         for stranger in range(4):
             pool.release(sealed_chain(pool, f"{visit}/{stranger}", 8))
-        match = pool.index.match([f"prompt:{at}".encode() for at in range(4)])
+        match = matched(pool, "prompt", 4)
         if visit == 0:
             assert match == [], "never found again, it was a one-off too"
             pool.release(sealed_chain(pool, "prompt", 4))
-            pool.share(pool.index.match([f"prompt:{at}".encode() for at in range(4)]))
-            pool.release(pool.index.match([f"prompt:{at}".encode() for at in range(4)]))
+            pool.share(matched(pool, "prompt", 4))
+            pool.release(matched(pool, "prompt", 4))
         else:
             assert len(match) == 4
             pool.share(match)

@@ -1,4 +1,4 @@
-"""The prefix index: longest beginnings, first wins, both ways."""
+"""The prefix index: first wins, both ways."""
 
 from __future__ import annotations
 
@@ -18,15 +18,10 @@ def filled(*held: int) -> PrefixIndex:
     return index
 
 
-def test_a_match_is_the_longest_beginning() -> None:
-    assert filled().match(KEYS) == []
-    assert filled(0, 1, 3, 4).match(KEYS) == [100, 101]
-
-
 def test_the_first_block_of_a_key_stays() -> None:
     index = filled(0)
     assert not index.add(KEYS[0], 7)
-    assert index.block_of(KEYS[0]) == 100
+    assert index.here.get(KEYS[0]) == 100
     assert not index.holds(7)
     with pytest.raises(AssertionError, match="block 100 has a key already"):
         index.add(KEYS[1], 100)
@@ -35,11 +30,10 @@ def test_the_first_block_of_a_key_stays() -> None:
 def test_a_dropped_key_can_name_another_block() -> None:
     index = filled(0, 1)
     index.drop([100, 999])
-    assert index.block_of(KEYS[0]) is None
+    assert index.here.get(KEYS[0]) is None
     assert index.key_of(100) is None
     assert index.add(KEYS[0], 7)
-    assert index.match(KEYS) == [7, 101]
-    assert {*index.here.values()} == {7, 101}
+    assert index.here == {KEYS[0]: 7, KEYS[1]: 101}
     assert len(index) == 2
 
 
@@ -53,6 +47,6 @@ def test_both_ways_agree_with_a_dict(moves: list[tuple[bool, int, int]]) -> None
         elif not adding:
             index.drop([block])
             shadow = {name: held for name, held in shadow.items() if held != block}
-        assert {name: index.block_of(name) for name in KEYS} == {name: shadow.get(name) for name in KEYS}
+        assert {name: index.here.get(name) for name in KEYS} == {name: shadow.get(name) for name in KEYS}
         assert {name: index.key_of(held) for name, held in shadow.items()} == {name: name for name in shadow}
         assert {*index.here.values()} == set(shadow.values())

@@ -14,10 +14,11 @@ from xxhash import xxh3_64_intdigest
 from holdfast.kvstore.disk.admin import stat, write_about
 from holdfast.kvstore.disk.eviction import RecordEviction
 from holdfast.kvstore.disk.payload_file import stride_of
-from holdfast.kvstore.disk.store import NewRecord, RecordStore
+from holdfast.kvstore.disk.store import RecordStore
 from holdfast.kvstore.host.slots import SlotMemory, make_memory
 from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.quotas import FairOrder, by_largest, tenant_of
+from holdfast.kvstore.tier import Record
 
 SIZE = 64
 ROOM = stride_of(SIZE)
@@ -102,7 +103,7 @@ def test_what_another_process_left_keeps_its_tenant() -> None:
         fill(first, MINE, number)
     for number in range(14):
         fill(first, THEIRS, number)
-    again = HostTier(memory, owner=2)
+    again = HostTier(memory)
     assert again.held() == {MINE: 6, THEIRS: 14}
     for number in range(50, 90):
         fill(again, THEIRS, number)
@@ -142,9 +143,9 @@ def test_the_order_of_slots_forgets_tenants_that_are_gone() -> None:
     assert not order.held() and 1 not in order and list(order.slots()) == []
 
 
-def given_of(tenant: int, number: int) -> NewRecord:
+def given_of(tenant: int, number: int) -> tuple[Record, memoryview]:
     data = number.to_bytes(8, "little") * (SIZE // 8)
-    return NewRecord(key(tenant, number), 4, xxh3_64_intdigest(data), memoryview(data), tenant)
+    return Record(key(tenant, number), 4, xxh3_64_intdigest(data), tenant), memoryview(data)
 
 
 def test_on_disk_a_flood_passes_through_its_own_share_and_after_a_restart_too(tmp_path: Path) -> None:

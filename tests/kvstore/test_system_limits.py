@@ -18,11 +18,12 @@ import resource, sys
 from pathlib import Path
 from xxhash import xxh3_64_intdigest
 from holdfast.kvstore.errors import KVStoreError
-from holdfast.kvstore.disk.store import NewRecord, RecordStore, StoreFailed
+from holdfast.kvstore.disk.store import RecordStore, StoreFailed
+from holdfast.kvstore.tier import Record
 name, most, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
 data = bytes(60_000)
 def given(number):
-    return NewRecord(number.to_bytes(16, "little"), 1, xxh3_64_intdigest(data), memoryview(data))
+    return Record(number.to_bytes(16, "little"), 1, xxh3_64_intdigest(data)), memoryview(data)
 store = RecordStore(folder, bytes(16), 60_000, 1 << 33)
 store.put([given(0)])
 before = resource.getrlimit(getattr(resource, name))

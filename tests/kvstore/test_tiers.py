@@ -16,7 +16,7 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from holdfast.benchmarks.harness.replay import InlineDisk
-from holdfast.kvstore.disk.client import DiskTier
+from holdfast.kvstore.disk.client import DiskTier, ask
 from holdfast.kvstore.disk.messages import Begin
 from holdfast.kvstore.disk.process import DiskProcess
 from holdfast.kvstore.disk.store import RecordStore
@@ -104,6 +104,7 @@ def disk(folder: Path) -> Stand:
     process = DiskProcess(fd)
     control = process.theirs.dup()
     process.start()
+    ask(control)
     tier = DiskTier(control, Begin(str(folder / SPACE.hex()), SPACE, SIZE, 1 << 22), reads=True)
     Tiers(HostTier(memory), (tier,)).wait_ready(120)
 

@@ -29,7 +29,6 @@ from holdfast.kvstore.disk.messages import (
     Up,
     down_decoder,
     encode,
-    records_joined,
 )
 from holdfast.kvstore.disk.payload_file import FILE
 from holdfast.kvstore.disk.process import DiskProcess
@@ -86,6 +85,7 @@ class Stage(Stand):
         self.disk_process.start()
         begin = Begin(str(folder / space.hex()), space, SIZE, 1 << 22, floor=floor)
         self.blocks = [memoryview(bytearray(SIZE)) for _ in range(20)]
+        client.ask(control)
         self.disk = DiskTier(control, begin, reads=True)
         self.tiers = Tiers(self.host, (self.disk,), lambda block: self.blocks[block])
         self.file = Path(begin.folder) / FILE
@@ -245,8 +245,7 @@ def test_a_socket_that_found_no_descriptor_is_asked_for_again(
 
 def known(*numbers: int, last: bool = True) -> Known:
     """These records, each in the slot of its number."""
-    told = ((key(number), RecordAt(number, 1, 4)) for number in numbers)
-    return Known(records_joined(told), last)
+    return Known({key(number): RecordAt(number, 1, 4) for number in numbers}, last)
 
 
 class Scripted(Stand):
@@ -256,6 +255,7 @@ class Scripted(Stand):
         self._memory = make_memory(2 * 4096 + 41 * (SIZE + 64))
         self.host = HostTier(SlotMemory(self._memory, SPACE, SIZE))
         control, self._control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        client.ask(control)
         self.disk = DiskTier(control, Begin("", SPACE, SIZE, 1 << 22))
         self.tiers = Tiers(self.host, (self.disk,))
         self._sock: socket.socket | None = None

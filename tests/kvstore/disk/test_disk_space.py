@@ -14,8 +14,9 @@ from xxhash import xxh3_64_intdigest
 from holdfast.kvstore.disk.admin import give_back, write_about
 from holdfast.kvstore.disk.index import StoreFailed
 from holdfast.kvstore.disk.payload_file import FILE, PayloadFile, stride_of
-from holdfast.kvstore.disk.store import NewRecord, RecordStore
+from holdfast.kvstore.disk.store import RecordStore
 from holdfast.kvstore.errors import RecordMissing
+from holdfast.kvstore.tier import Record
 
 from .test_store import ROOM, SIZE, SPACE, given, key, payload
 
@@ -71,7 +72,7 @@ def test_whatever_comes_and_goes_records_are_what_was_stored(tmp_path: Path, see
             fresh.append(key(number))
         old = sorted(kept.keys() - set(fresh))
         gone = random.sample(old, min(len(old) // 2, random.choice((0, 3, 8, 20))))
-        records = [NewRecord(one, 1, xxh3_64_intdigest(kept[one]), memoryview(kept[one])) for one in fresh]
+        records = [(Record(one, 1, xxh3_64_intdigest(kept[one])), memoryview(kept[one])) for one in fresh]
         assert store.put(records, gone[::2]) == []
         store.drop(gone[1::2])
         for one in gone:

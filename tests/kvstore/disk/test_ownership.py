@@ -18,7 +18,8 @@ from holdfast.kvstore.disk import server as server_module
 from holdfast.kvstore.disk.messages import Drop, encode
 from holdfast.kvstore.disk.payload_file import FILE, PayloadFile
 from holdfast.kvstore.disk.server import DiskServer
-from holdfast.kvstore.disk.store import RecordStore, StoreLocked
+from holdfast.kvstore.disk.store import RecordStore
+from holdfast.kvstore.errors import FolderHeld
 from holdfast.kvstore.host.slots import SlotMemory, make_memory
 
 from . import test_store
@@ -29,9 +30,9 @@ def test_a_removed_lock_file_lets_no_second_process_in(tmp_path: Path) -> None:
     with closing(opened(tmp_path)) as store:
         store.put([given(1)])
         (tmp_path / "holder").unlink()
-        with pytest.raises(StoreLocked):
+        with pytest.raises(FolderHeld):
             opened(tmp_path)
-        with pytest.raises(StoreLocked):
+        with pytest.raises(FolderHeld):
             admin.remove(tmp_path.parent)
         assert read(store, 1)
 
@@ -43,13 +44,13 @@ def test_a_file_that_is_linked_into_another_folder_has_one_process(tmp_path: Pat
         there.mkdir()
         for name in (FILE, index.FILE):
             os.link(here / name, there / name)
-        with pytest.raises(StoreLocked, match="linked"):
+        with pytest.raises(FolderHeld, match="linked"):
             opened(there)
         store.put([given(2)])
         assert read(store, 1) and read(store, 2)
     with closing(opened(there)) as other:
         assert read(other, 1) and read(other, 2)
-        with pytest.raises(StoreLocked):
+        with pytest.raises(FolderHeld):
             opened(here)
 
 
@@ -64,7 +65,7 @@ def test_a_folder_that_was_renamed_and_replaced_gives_no_wrong_byte(tmp_path: Pa
             for number in range(3, 30):
                 store.put([given(number)])
                 assert read(store, number) and read(other, 2)
-            with pytest.raises(StoreLocked):
+            with pytest.raises(FolderHeld):
                 opened(tmp_path / "aside")
 
 
@@ -150,14 +151,17 @@ def test_what_was_dropped_just_before_a_restart_leaves_the_file(tmp_path: Path) 
         assert read(store, 2)
 
 
-def test_the_disk_process_erases_what_the_engine_drops(tmp_path: Path) -> None:
+def test_the_disk_process_erases_what_the_engine_drops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "SCRUB_SECONDS", 0.0)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     memory = SlotMemory(make_memory(2 * 4096 + 4 * (test_store.SIZE + 64)), test_store.SPACE, test_store.SIZE)
     with closing(opened(tmp_path)) as store, ours, theirs:
         store.put([given(1), given(2)])
-        server = threading.Thread(target=DiskServer(theirs, memory, store, scrub_seconds=0.0).run)
+        server = threading.Thread(target=DiskServer(theirs, memory, store).run)
         server.start()
-        ours.send(encode(Drop(key(1))))
+        ours.send(encode(Drop([key(1)])))
         while holds(tmp_path, 1):
             pass
         assert holds(tmp_path, 2)
@@ -180,12 +184,13 @@ def test_what_cannot_be_erased_now_is_said_once_and_tried_again_later(
             ours.shutdown(socket.SHUT_WR)
         return False
 
+    monkeypatch.setattr(server_module, "SCRUB_SECONDS", 100.0)
     monkeypatch.setattr(RecordStore, "scrub", scrub)
     monkeypatch.setattr(server_module, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     with closing(opened(tmp_path)) as store, ours, theirs:
         store.put([given(1)])
         store.drop([key(1)])
-        DiskServer(theirs, memory, store, scrub_seconds=100).run()
+        DiskServer(theirs, memory, store).run()
     assert all(later - first >= 100 for first, later in itertools.pairwise(tried))
     (line,) = caplog.messages
     assert str(tmp_path) in line and "deleted KV" in line

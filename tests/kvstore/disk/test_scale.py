@@ -12,12 +12,13 @@ from pathlib import Path
 from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.disk import messages
-from holdfast.kvstore.disk.client import DiskTier
-from holdfast.kvstore.disk.messages import PACKET_BYTES, Begin, Done, Known, RecordAt, encode, records_joined
+from holdfast.kvstore.disk.client import DiskTier, ask
+from holdfast.kvstore.disk.messages import PACKET_BYTES, Begin, Done, Known, RecordAt, encode
 from holdfast.kvstore.disk.payload_file import stride_of
-from holdfast.kvstore.disk.store import NewRecord, RecordStore
+from holdfast.kvstore.disk.store import RecordStore
 from holdfast.kvstore.host.slots import SlotMemory, make_memory
 from holdfast.kvstore.host.tier import HostTier
+from holdfast.kvstore.tier import Record
 from holdfast.kvstore.tiers import Tiers
 from holdfast.tests.operations import operations_of
 
@@ -39,6 +40,7 @@ class EngineEnd:
         self.host = HostTier(SlotMemory(fd, SPACE, SIZE))
         os.close(fd)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ask(theirs)
         self.disk = DiskTier(theirs, Begin(str(folder), SPACE, SIZE, 1 << 30))
         self.tiers = Tiers(self.host, (self.disk,))
         mine, self.process = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -47,8 +49,8 @@ class EngineEnd:
             socket.send_fds(ours, [b"disk"], [mine.fileno()])
         self.tiers.poll(0.0)
         self.process.recv(PACKET_BYTES)
-        there = ((key(number), RecordAt(number, 1, 4)) for number in range(160 * size))
-        self.process.send(encode(Known(records_joined(there), last=True)))
+        there = {key(number): RecordAt(number, 1, 4) for number in range(160 * size)}
+        self.process.send(encode(Known(there, last=True)))
         self.tiers.poll(0.0)
         self.numbers = count(1 << 20)
         for number in range(160 * size):
@@ -90,10 +92,10 @@ def test_the_engines_end_does_the_same_beside_many(tmp_path: Path) -> None:
         assert many.within(few), f"{few} became {many}"
 
 
-def records() -> Iterator[NewRecord]:
+def records() -> Iterator[tuple[Record, memoryview]]:
     for number in count(1 << 20):
         data = number.to_bytes(8, "little") * (SIZE // 8)
-        yield NewRecord(key(number), 4, xxh3_64_intdigest(data), memoryview(data), number % 3)
+        yield Record(key(number), 4, xxh3_64_intdigest(data), number % 3), memoryview(data)
 
 
 def test_the_store_of_records_does_the_same_beside_many(tmp_path: Path) -> None:
@@ -105,7 +107,7 @@ def test_the_store_of_records_does_the_same_beside_many(tmp_path: Path) -> None:
         store.put([next(fresh) for _ in range(100 * size)])
         store.lease((key(next(numbers)) for _ in range(60 * size)), on=True)
 
-        def one(store: RecordStore = store, fresh: Iterator[NewRecord] = fresh) -> None:
+        def one(store: RecordStore = store, fresh: Iterator[tuple[Record, memoryview]] = fresh) -> None:
             assert len(store.put([next(fresh)], touched=[key((1 << 20) + 1)])) == 1
             store.lease([key(1 << 20)], on=False)
             store.lease([key(1 << 20)], on=True)

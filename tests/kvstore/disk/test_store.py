@@ -23,8 +23,9 @@ from holdfast.kvstore.disk import index
 from holdfast.kvstore.disk.index import RecordEntry, StoreFailed
 from holdfast.kvstore.disk.payload_file import FILE
 from holdfast.kvstore.disk.process import CRASHES
-from holdfast.kvstore.disk.store import NewRecord, RecordStore, StoreLocked, clear
-from holdfast.kvstore.errors import RecordCorrupt, RecordMissing
+from holdfast.kvstore.disk.store import RecordStore, clear
+from holdfast.kvstore.errors import FolderHeld, RecordCorrupt, RecordMissing
+from holdfast.kvstore.tier import Record
 
 SPACE = bytes(range(16))
 SIZE = 60_000
@@ -39,9 +40,9 @@ def payload(number: int) -> bytes:
     return Random(number).randbytes(SIZE)
 
 
-def given(number: int, tenant: int = 0) -> NewRecord:
+def given(number: int, tenant: int = 0) -> tuple[Record, memoryview]:
     data = payload(number)
-    return NewRecord(key(number), 4 + number % 12, xxh3_64_intdigest(data), memoryview(data), tenant)
+    return Record(key(number), 4 + number % 12, xxh3_64_intdigest(data), tenant), memoryview(data)
 
 
 def opened(
@@ -160,7 +161,7 @@ def test_caps_hold_whatever_comes_and_cost_no_other_tenant(data: st.DataObject) 
             batch = data.draw(st.lists(st.integers(0, 3), max_size=7))
             coming = [(tenant, key(100 * turn + at)) for at, tenant in enumerate(batch)]
             gone = set(
-                store.put([NewRecord(one, 1, 0, memoryview(bytes(64)), tenant) for tenant, one in coming])
+                store.put([(Record(one, 1, 0, tenant), memoryview(bytes(64))) for tenant, one in coming])
             )
             kept += coming
             for tenant, most in caps.items():
@@ -183,9 +184,9 @@ def test_more_than_the_budget_is_refused_and_changes_nothing(tmp_path: Path) -> 
 
 
 def test_a_store_is_one_process_s(store: RecordStore, tmp_path: Path) -> None:
-    with pytest.raises(StoreLocked, match=f"held by process {os.getpid()}"):
+    with pytest.raises(FolderHeld, match=f"held by process {os.getpid()}"):
         opened(tmp_path / "kv")
-    with pytest.raises(StoreLocked):
+    with pytest.raises(FolderHeld):
         clear(tmp_path / "kv")
 
 
@@ -276,14 +277,12 @@ def test_a_record_that_could_not_be_removed_gives_way_to_the_next_in_its_slot(
     store.close()
 
 
-def test_what_the_code_before_wrote_is_thrown_away(tmp_path: Path) -> None:
-    """It kept payloads in LMDB, too."""
-    with lmdb.open(str(tmp_path), max_dbs=2) as env:
-        for name in (b"headers", b"payloads"):
-            database = env.open_db(name)
-            with env.begin(db=database, write=True) as txn:
-                for number in range(5):
-                    txn.put(key(number), bytes(80))
+def test_an_index_without_a_layout_is_thrown_away(tmp_path: Path) -> None:
+    with lmdb.open(str(tmp_path), max_dbs=1) as env:
+        database = env.open_db(b"records")
+        with env.begin(db=database, write=True) as txn:
+            for number in range(5):
+                txn.put(key(number), bytes(80))
     store = opened(tmp_path)
     assert (store.ignored, len(store)) == (5, 0)
     store.put([given(1)])
@@ -312,7 +311,7 @@ def test_a_damaged_entry_of_the_index_is_found(tmp_path: Path, at: int) -> None:
     store = opened(tmp_path)
     assert key(one) not in store
     store.put([given(one)])
-    assert read(store, one).tokens == given(one).tokens
+    assert read(store, one).tokens == given(one)[0].tokens
     store.close()
 
 

@@ -140,7 +140,7 @@ class HostMachine(RuleBasedStateMachine):
         self.filling.clear()
         self.unwanted.clear()
         self.reading.clear()
-        assert self.tier.adopted == len(self.tier) and self.held.keys() <= self.tier.here.keys()
+        assert self.held.keys() <= self.tier.here.keys()
         for key in list(self.tier.here):
             if key not in self.held:  # dropped while it was read: its death forgot the drop
                 self.tier.drop(key)
@@ -240,7 +240,7 @@ def test_what_a_dead_process_was_filling_is_free_and_what_it_was_reading_is_ther
     half = dead.reserve(b"h" * 16, 4)
     assert half is not None
     tier = HostTier(memory)
-    assert (len(tier), tier.adopted, tier.has_slot(b"h" * 16)) == (1, 1, False)
+    assert (len(tier), tier.has_slot(b"h" * 16)) == (1, False)
     assert memory.entry(half).state is SlotState.FREE and memory.entry(read).state is SlotState.READY
     tier.audit()
     assert find(tier, b"k" * 16) == read
@@ -253,7 +253,7 @@ def test_bytes_that_come_from_elsewhere_are_checked() -> None:
         slot = tier.reserve(b"k" * 16, 0)
         assert slot is not None
         tier.memory.payload(slot)[:] = content(b"k" * 16, version)
-        tier.store(Record(b"k" * 16, 3, digest), slot, 1, 0.0)
+        tier.filled(slot, Record(b"k" * 16, 3, digest))
         assert (b"k" * 16 in tier) is found
     assert get(tier, b"k" * 16)[0] == 3 and tier.statistics()["damaged"] == 1
     assert get(HostTier(tier.memory), b"k" * 16)[0] == 3
@@ -301,7 +301,7 @@ def test_what_this_process_hashed_is_trusted_and_what_it_adopted_is_not() -> Non
     tier = HostTier(memory, recheck=False)
     for key in (KEY_A, KEY_B):
         put(tier, key, 4, memoryview(content(key, 1)))
-    slot = tier.slot_of(KEY_A)
+    slot = tier.here.get(KEY_A)
     assert slot is not None
     memory.payload(slot)[7] ^= 16
     assert find(tier, KEY_A) == slot, "as the device's own memory is"
@@ -329,7 +329,7 @@ def test_what_was_checked_in_its_slot_is_hashed_again_only_where_all_is() -> Non
         tier = HostTier(memory, recheck=recheck)
         slot = tier.reserve(KEY_A, 0)
         assert slot is not None
-        tier.store(Record(KEY_A, 4, 99), slot, 1, 0.0)
+        tier.filled(slot, Record(KEY_A, 4, 99))
         assert (KEY_A in tier) is not recheck and tier.statistics()["damaged"] == recheck
     after = HostTier(memory, recheck=False)
     assert find(after, KEY_A) is None, "another process's word is not believed"
@@ -371,7 +371,7 @@ def test_what_is_stored_below_keeps_its_place_and_is_passed_over_meanwhile() -> 
     for number in range(SLOTS):
         assert put(tier, bytes([number]) * 16, 4, memoryview(content(bytes([number]) * 16, 1)))
     first, second = [*tier.in_order()][:2]
-    slot = tier.slot_of(first)
+    slot = tier.here.get(first)
     assert slot is not None
     tier.hold(slot, used=False)
     assert tier.reserve(b"n" * 16, 4) is not None

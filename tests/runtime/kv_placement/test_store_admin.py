@@ -14,7 +14,8 @@ from xxhash import xxh3_64_intdigest
 from holdfast.kvstore.disk import payload_file
 from holdfast.kvstore.disk.admin import write_about
 from holdfast.kvstore.disk.index import FILE
-from holdfast.kvstore.disk.store import NewRecord, RecordStore, hold
+from holdfast.kvstore.disk.store import RecordStore, hold
+from holdfast.kvstore.tier import Record
 from holdfast.runtime.errors import SettingsInvalid
 from holdfast.runtime.kv_placement.store_admin import tend
 
@@ -27,7 +28,7 @@ def records(store: Path) -> Path:
     folder = store / "kv" / SPACE.hex()
     kept = RecordStore(folder, SPACE, SIZE, 1 << 20)
     payload = bytes(SIZE)
-    kept.put([NewRecord(bytes(16), 4, xxh3_64_intdigest(payload), memoryview(payload))])
+    kept.put([(Record(bytes(16), 4, xxh3_64_intdigest(payload)), memoryview(payload))])
     kept.close()
     write_about(folder, SIZE)
     return folder
@@ -158,7 +159,7 @@ def test_a_file_that_kills_its_reader_is_named_and_thrown_away(tmp_path: Path) -
     kept = RecordStore(folder, SPACE, SIZE, 1 << 30)
     payload = bytes(SIZE)
     for number in range(300):
-        given = NewRecord(number.to_bytes(16, "little"), 4, xxh3_64_intdigest(payload), memoryview(payload))
+        given = Record(number.to_bytes(16, "little"), 4, xxh3_64_intdigest(payload)), memoryview(payload)
         kept.put([given])
     kept.close()
     write_about(folder, SIZE)

@@ -152,7 +152,7 @@ def test_a_record_that_says_it_is_of_another_length_is_computed_again(which: int
     away(here, 0)
     tier, sequence = here.scheduler.tiers.host, here.sequence(0)
     assert tier is not None and sequence.tail is not None
-    slot = tier.slot_of([*sequence.keys[:2], sequence.tail[0]][which])
+    slot = tier.here.get([*sequence.keys[:2], sequence.tail[0]][which])
     assert slot is not None and tier.tokens_of(slot) == [4, 4, 2][which]
     tokens_of = tier.tokens_of
     vars(tier)["tokens_of"] = lambda asked: claims if asked == slot else tokens_of(asked)
@@ -273,7 +273,7 @@ def test_what_the_host_tier_gave_up_goes_down_again_when_the_device_gives_it_up(
     here.open(2, [*range(150, 170)])
     here.reply(2, 8)  # blocks of the first are handed out in the very plan that saves them
     here.run()
-    assert all(here.scheduler.pool.index.block_of(key) is None for key in here.sequence(0).keys)
+    assert all(here.scheduler.pool.index.here.get(key) is None for key in here.sequence(0).keys)
     here.extend(0, [8])
     here.reply(0, 2)
     assert work_of(here, 0).host > 0
