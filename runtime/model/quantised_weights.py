@@ -359,17 +359,14 @@ def _whole_beside(linear: StoredLinear, read: Read) -> BesideCodes:
 
 
 def _mxfp4_parts(rule: LinearRule, rows: int, width: int) -> dict[str, LinearPart]:
-    return {
-        "weight_packed": LinearPart(((rows, width // 2),), ("U8",)),
-        "weight_scale": LinearPart(((rows, width // 32),), EXPONENTS),
-    }
+    scales = LinearPart(((rows, width // 32),), EXPONENTS)
+    if rule.layout == "mxfp4":
+        return {"weight_packed": LinearPart(((rows, width // 2),), ("U8",)), "weight_scale": scales}
+    return {"weight_blocks": LinearPart(((rows, width // 32, 16),), ("U8",)), "weight_scales": scales}
 
 
-def _block_parts(rule: LinearRule, rows: int, width: int) -> dict[str, LinearPart]:
-    return {
-        "weight_blocks": LinearPart(((rows, width // 32, 16),), ("U8",)),
-        "weight_scales": LinearPart(((rows, width // 32),), EXPONENTS),
-    }
+def _mxfp4_codes(linear: StoredLinear, codes: Tensor) -> Tensor:
+    return _nibbles(codes).flatten(1)
 
 
 # gptq, awq
@@ -418,10 +415,8 @@ SCALES = ("weight_scale", "weight_scale_inv", "scales", "weight_scales")
 LAYOUTS = {
     "packed": LinearLayout("weight_packed", _packed_parts, _packed_beside, _packed_codes),
     "whole": LinearLayout("weight", _whole_parts, _whole_beside, lambda linear, codes: codes),
-    "mxfp4": LinearLayout("weight_packed", _mxfp4_parts, _exponents, lambda linear, codes: _nibbles(codes)),
-    "mxfp4 blocks": LinearLayout(
-        "weight_blocks", _block_parts, _exponents, lambda linear, codes: _nibbles(codes).flatten(1)
-    ),
+    "mxfp4": LinearLayout("weight_packed", _mxfp4_parts, _exponents, _mxfp4_codes),
+    "mxfp4 blocks": LinearLayout("weight_blocks", _mxfp4_parts, _exponents, _mxfp4_codes),
     "gptq": LinearLayout("qweight", _gptq_parts, _gptq_beside, _gptq_codes),
     "awq": LinearLayout("qweight", _gptq_parts, _awq_beside, _awq_codes),
 }
