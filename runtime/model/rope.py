@@ -202,14 +202,6 @@ class _Source:
         return dim
 
 
-def _read_default(source: _Source, dim: int) -> Mapping[str, Any]:
-    return {}
-
-
-def _read_linear(source: _Source, dim: int) -> Mapping[str, Any]:
-    return {"factor": source.inner.number("factor")}
-
-
 def _read_dynamic(source: _Source, dim: int) -> Mapping[str, Any]:
     if dim < 4:
         raise source.fields.wrong("head_dim", "dynamic rotary settings need at least 4")
@@ -265,8 +257,8 @@ def _read_longrope(source: _Source, dim: int) -> Mapping[str, Any]:
 
 
 ROPE_KINDS: Mapping[str, Callable[[_Source, int], Mapping[str, Any]]] = {
-    "default": _read_default,
-    "linear": _read_linear,
+    "default": lambda source, dim: {},
+    "linear": lambda source, dim: {"factor": source.inner.number("factor")},
     "dynamic": _read_dynamic,
     "llama3": _read_llama3,
     "yarn": _read_yarn,
@@ -362,10 +354,6 @@ def _llama3(config: RopeConfig, periods: Tensor) -> Tensor:
     return torch.where(seldom, frequencies / config.factor, torch.where(often, frequencies, between))
 
 
-def _none(config: RopeConfig, periods: Tensor) -> Tensor:
-    return torch.zeros_like(periods)
-
-
 _FREQUENCIES: Mapping[str, Callable[[RopeConfig, Tensor], Tensor]] = {
     "default": _linear,
     "linear": _linear,
@@ -373,7 +361,7 @@ _FREQUENCIES: Mapping[str, Callable[[RopeConfig, Tensor], Tensor]] = {
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
-    "none": _none,
+    "none": lambda config, periods: torch.zeros_like(periods),
 }
 
 
