@@ -88,8 +88,9 @@ class BatchOnDevice:
     """What the device holds by slot: ``tables`` int32 ``[slots + 1, groups, blocks]``; ``ids``, drawn last;
     sampling parameters, fp64 and int64: each ``[slots + 1]``. The last line is padding's."""
 
-    def __init__(self, slots: int, groups: int, blocks: int, device: torch.device) -> None:
-        self.slots, self.groups, self.width = slots, groups, blocks
+    def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
+        """``shape``: slots, groups and blocks."""
+        slots, groups, blocks = self.slots, self.groups, self.width = shape
         self.tables = torch.zeros((slots + 1, groups, blocks), dtype=torch.int32, device=device)
         self.ids = torch.zeros(slots + 1, dtype=torch.int64, device=device)
         self._reals = torch.zeros((3, slots + 1), dtype=torch.float64, device=device)
@@ -142,7 +143,7 @@ class DeviceStep:
         self._block_tokens = arena.shape[4]
         self._graphs: dict[tuple[str, StepSize], Graph] = {}
         self._to_capture: list[StepSize] = []  # the smallest first
-        self._state = BatchOnDevice(*_shape(batch), decoder.device)
+        self._state = BatchOnDevice(batch.tables.shape, decoder.device)
         self._inputs = Inputs(StepSize(0, 0), self._state.groups, decoder.device)
         self.reserve(StepSize(capacity.tokens, capacity.rows))
 
@@ -166,10 +167,10 @@ class DeviceStep:
     def _fit(self) -> None:
         """Make room for all slots and columns of the batch, as `reserve` does."""
         before, batch = self._state, self._batch
-        slots, groups, blocks = _shape(batch)
+        slots, _, blocks = batch.tables.shape
         if slots > before.slots or blocks > before.width:
             self._graphs.clear()
-            state = BatchOnDevice(slots, groups, blocks, self._decoder.device)
+            state = BatchOnDevice(batch.tables.shape, self._decoder.device)
             state.ids[: before.slots] = before.ids[:-1]
             state.take(np.arange(slots), batch, self._device)
             self._state = state
@@ -379,8 +380,3 @@ class DeviceStep:
     def captured(self) -> int:
         """How many graphs there are."""
         return len(self._graphs)
-
-
-def _shape(batch: Batch) -> tuple[int, int, int]:
-    slots, groups, blocks = batch.tables.shape
-    return slots, groups, blocks
