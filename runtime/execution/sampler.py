@@ -63,7 +63,6 @@ class DrawnRows:
     of: Ints
     version: int
     slots: Tensor
-    any_warm: bool
     warm: Tensor | None
     temperature: Tensor
     top_k: Tensor
@@ -103,7 +102,6 @@ def _uploaded(slots: Ints, batch: Batch, device: Device) -> DrawnRows:
         slots,
         batch.version,
         of,
-        bool(hot.size),
         None if warm.all() else at,
         temperature,
         k,
@@ -286,10 +284,9 @@ def _edit(edits: list[_Edit], logits: Tensor, last: Tensor, device: Device) -> b
     rows' last tokens."""
     if not edits:
         return False
-    sizes = [len(arrays) for arrays, _ in edits]
     tensors = iter(device.upload([array for arrays, _ in edits for array in arrays]))
-    for size, (_, act) in zip(sizes, edits, strict=True):
-        act([next(tensors) for _ in range(size)], logits, last)
+    for arrays, act in edits:
+        act([next(tensors) for _ in arrays], logits, last)
     return True
 
 
@@ -381,25 +378,20 @@ def _choose(chosen: DrawnRows, positions: Tensor, logits: Tensor, kernels: Kerne
 
     ``positions``: of each row, in the order of ``logits`` ``[rows, vocab]``.
     """
-    if not chosen.any_warm:
+    if not len(chosen.temperature):
         return logits.argmax(-1)
-    if chosen.warm is None:
-        return _sample(chosen, positions, logits, kernels)
-    some = _sample(chosen, positions[chosen.warm], logits[chosen.warm], kernels)
-    return logits.argmax(-1).index_copy_(0, chosen.warm, some)
-
-
-def _sample(chosen: DrawnRows, positions: Tensor, logits: Tensor, kernels: Kernels) -> Tensor:
-    return kernels.sample(
-        logits,
+    warm = slice(None) if chosen.warm is None else chosen.warm
+    drawn = kernels.sample(
+        logits[warm],
         chosen.temperature,
         chosen.top_k,
         chosen.top_p,
         chosen.seeds,
-        positions,
+        positions[warm],
         min_p=chosen.min_p,
         typical=chosen.typical,
     )
+    return drawn if chosen.warm is None else logits.argmax(-1).index_copy_(0, chosen.warm, drawn)
 
 
 def _ints(values: object) -> Ints:
