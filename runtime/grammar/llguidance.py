@@ -29,7 +29,7 @@ from ..errors import GrammarInvalid
 from ..model.files import files_of
 from ..verbs import Grammar, GrammarKind
 from .json_schema import loosened
-from .json_strings import JsonString, close
+from .json_strings import JsonString
 from .limits import check
 
 if TYPE_CHECKING:
@@ -148,9 +148,8 @@ class Compiler:
         tokens = said.tolist()
         if tokens and not matcher.consume_tokens(tokens):
             raise GrammarInvalid(f"what was said does not follow it: {_shortened(matcher.get_error())}")
-        own = frozenset(self._eos_ids).union(
-            tokenizer.eos_tokens
-        )  # if the files name no end token, the library chooses one
+        # If the files name no end token, the library chooses one.
+        own = frozenset(self._eos_ids).union(tokenizer.eos_tokens)
         ends = frozenset(token for token in stop_ids if token in own or tokenizer.is_special_token(token))
         strings = None
         if grammar.string_bytes:
@@ -235,7 +234,9 @@ class BoundedStrings:
         it. If it allows none of these, as within a character of several bytes, it stays as it is. ``mask``:
         int64 ``[words]``, one bit per token."""
         if self._string.full:
-            close(mask, self._quotes)
+            closing = mask & self._quotes
+            if closing.any():
+                mask[:] = closing
 
 
 class Matcher:
