@@ -88,16 +88,10 @@ def text_name(name: str, config: ModelConfig) -> str:
 
 
 def allocate(pieces: Iterable[Piece], device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Uninitialised tensors that the pieces will fill, by their names in the decoder (``Piece.into``)."""
-    rows: dict[str, int] = {}
-    trailing: dict[str, tuple[int, ...]] = {}
-    for piece in pieces:
-        rows[piece.into] = max(rows.get(piece.into, 0), piece.row + piece.shape[0])
-        trailing[piece.into] = piece.shape[1:]
-    return {
-        name: torch.empty((count, *trailing[name]), device=device, dtype=dtype)
-        for name, count in rows.items()
-    }
+    """Uninitialised tensors that the pieces will fill, by their names in the decoder (``Piece.into``). The
+    pieces of one come in the order of its rows."""
+    shapes = {piece.into: (piece.row + piece.shape[0], *piece.shape[1:]) for piece in pieces}
+    return {name: torch.empty(shape, device=device, dtype=dtype) for name, shape in shapes.items()}
 
 
 def assemble(
