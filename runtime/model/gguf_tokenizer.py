@@ -210,13 +210,9 @@ def _around(vocabulary: Vocabulary) -> dict[str, Any] | None:
     named = {name: vocabulary.tokens[token] for name, token in ids.items() if token is not None}
     if not named:
         return None
-    around = [
-        {"SpecialToken": {"id": named[part], "type_id": 0}}
-        if part
-        else {"Sequence": {"id": "A", "type_id": 0}}
-        for part in ("bos", "", "eos")
-        if not part or part in named
-    ]
+    parts = {name: {"SpecialToken": {"id": token, "type_id": 0}} for name, token in named.items()}
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    around = [part for part in (parts.get("bos"), text, parts.get("eos")) if part is not None]
     special = {token: {"id": token, "ids": [ids[name]], "tokens": [token]} for name, token in named.items()}
     return {"type": "TemplateProcessing", "single": around, "pair": around, "special_tokens": special}
 
