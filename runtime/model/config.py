@@ -311,9 +311,8 @@ def _scales(fields: Fields, family: Family, hidden_size: int, head_dim: int) -> 
 
 def _eos_ids(files: ModelFiles, stated: Sequence[Fields], vocab_size: int) -> tuple[int, ...]:
     path, values = read_object(files, "generation_config.json", {})
-    sources = [*stated, Fields(path, values, {})]
     found: dict[int, None] = {}
-    for source in sources:
+    for source in (*stated, Fields(path, values, {})):
         value = source.get("eos_token_id")
         for token in value if isinstance(value, list) else [] if value is None else [value]:
             if type(token) is not int or not 0 <= token < vocab_size:
