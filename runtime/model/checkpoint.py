@@ -151,9 +151,10 @@ class Checkpoint(StoredWeights):
         shards, placed = _shards(folder)
         with ExitStack() as opened:
             self._files = {shard: opened.enter_context(opened_file(shard)) for shard in shards}
-            stored = _catalogue(self._files)
+            found = (stored for shard in shards for stored in tensors_in(shard, self._files[shard]))
+            stored = _by_name(found, lambda name: name, "also in {0.shard.name}")
             _check_index(folder / INDEX, placed, stored)
-            super().__init__(shards, _by_new_name(stored, renamed))
+            super().__init__(shards, _by_name(stored.values(), renamed, "the same tensor as {0.name}"))
             self._open = opened.pop_all()
 
     def __exit__(self, *_: object) -> None:
@@ -221,25 +222,17 @@ def tensor_of(file: Any, stored: StoredTensor) -> Tensor:
     return tensor
 
 
-def _catalogue(files: Mapping[Path, Any]) -> dict[str, StoredTensor]:
-    tensors: dict[str, StoredTensor] = {}
-    for shard, file in files.items():
-        for stored in tensors_in(shard, file):
-            other = tensors.setdefault(stored.name, stored)
-            if other is not stored:
-                raise stored.wrong(f"also in {other.shard.name}")
-    return tensors
-
-
-def _by_new_name(
-    tensors: Mapping[str, StoredTensor], renamed: Callable[[str], str]
+def _by_name(
+    tensors: Iterable[StoredTensor], named: Callable[[str], str], cause: str
 ) -> dict[str, StoredTensor]:
-    named: dict[str, StoredTensor] = {}
-    for name, stored in tensors.items():
-        other = named.setdefault(renamed(name), stored)
+    """The tensors by ``named`` of their names. ``cause``: what is wrong with a second one of a name, with a
+    place for the first."""
+    found: dict[str, StoredTensor] = {}
+    for stored in tensors:
+        other = found.setdefault(named(stored.name), stored)
         if other is not stored:
-            raise stored.wrong(f"the same tensor as {other.name}")
-    return named
+            raise stored.wrong(cause.format(other))
+    return found
 
 
 def _check_index(index: Path, placed: Mapping[str, str], tensors: Mapping[str, StoredTensor]) -> None:
