@@ -30,10 +30,6 @@ class AdapterStore:
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="adapters")
         self._reading: list[tuple[LoadAdapter, Future[ReadAdapter]]] = []
 
-    def __len__(self) -> int:
-        """How many adapters it holds."""
-        return len(self._adapters)
-
     def read(self, path: str) -> ReadAdapter:
         """Read the adapter in the folder ``path``. Raises ``AdapterInvalid``."""
         weights = read_adapter(Path(path).expanduser(), self._maps, self._most_rank)
