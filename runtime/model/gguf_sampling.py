@@ -42,7 +42,7 @@ PUBLISHED: Mapping[str, tuple[Mapping[str, float], str]] = {
     ),
 }
 """What the authors of models publish: by a pattern of the model's name, in small letters with hyphens between
-words, fields of a ``generation_config.json``, and where on the hub they stand. The first that matches counts."""
+words, fields of a ``generation_config.json`` and the page on the hub. The first that matches counts."""
 
 _KEYS = {
     "temp": "temperature",
