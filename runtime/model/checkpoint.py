@@ -87,9 +87,8 @@ class StoredWeights(ABC):
         for name, piece in wanted.items():
             stored, by = self.tensors.get(name), f" ({piece.fields})" if piece.fields else ""
             if stored is None:
-                raise TensorInvalid(
-                    f"{self._place}: {self._stored_name(name)}: missing, {self.asks} for it{by}"
-                )
+                place = self.shards[0] if len(self.shards) == 1 else self.shards[0].parent / INDEX
+                raise TensorInvalid(f"{place}: {self._stored_name(name)}: missing, {self.asks} for it{by}")
             if stored.shape != piece.shape:
                 raise stored.wrong(f"shape {list(stored.shape)}, {self.asks} for {list(piece.shape)}{by}")
             stored.check_type(self.types)
@@ -126,11 +125,6 @@ class StoredWeights(ABC):
             except OSError as error:
                 raise ModelUnreadable(f"{shard}: {one_line(error)}") from error
         return total.digest()
-
-    @property
-    def _place(self) -> Path:
-        """The file to name in an error about a tensor that is in none."""
-        return self.shards[0] if len(self.shards) == 1 else self.shards[0].parent / INDEX
 
     def _stored_name(self, name: str) -> str:
         return name
