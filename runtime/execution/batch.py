@@ -157,19 +157,16 @@ class Batch:
         slots = slots[order]
         at = self._heard[slots] + np.arange(len(slots)) - np.searchsorted(slots, slots)
         end = int(at.max(initial=-1)) + 1
-        if end > self._past.shape[1]:
-            wider = np.zeros((len(self), max(end, 2 * self._past.shape[1], 64)), dtype=np.int32)
-            wider[: len(self._past), : self._past.shape[1]] = self._past
-            self._past = wider
+        width = self._past.shape[1]
+        if end > width:
+            self._past = np.pad(self._past, ((0, 0), (0, max(end, 2 * width, 64) - width)))
         self._past[slots, at] = tokens[order]
         self._heard[slots] = at + 1  # of a slot's several the last one stays
 
     def _widen(self, columns: int) -> None:
-        _, groups, width = self.tables.shape
+        width = self.tables.shape[2]
         if columns > width:
-            wider = np.zeros((len(self), groups, max(columns, 2 * width)), dtype=np.int32)
-            wider[..., :width] = self.tables
-            self.tables = wider
+            self.tables = np.pad(self.tables, ((0, 0), (0, 0), (0, max(columns, 2 * width) - width)))
 
     def _lengthen(self, slots: int) -> None:
         if slots <= len(self):
@@ -177,7 +174,5 @@ class Batch:
         more = max(slots, 2 * len(self)) - len(self)
         for name, array in vars(self).items():
             if isinstance(array, np.ndarray):
-                grown = np.zeros((len(array) + more, *array.shape[1:]), dtype=array.dtype)
-                grown[: len(array)] = array
-                setattr(self, name, grown)
+                setattr(self, name, np.pad(array, ((0, more), *((0, 0) for _ in array.shape[1:]))))
         self.samplings += [None] * more
