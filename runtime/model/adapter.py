@@ -153,8 +153,7 @@ class AdapterWeights:
     @property
     def bytes(self) -> int:
         """What it takes."""
-        tensors = (one for parts in self.pairs.values() for pair in parts if pair for one in (pair.a, pair.b))
-        return sum(one.numel() * one.itemsize for one in tensors)
+        return sum(pair.a.nbytes + pair.b.nbytes for parts in self.pairs.values() for pair in parts if pair)
 
 
 @dataclass(frozen=True, slots=True)
