@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 
@@ -117,18 +116,6 @@ class BatchOnDevice:
         return reals[0], whole[0], reals[1], whole[1], reals[2]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Computed:
-    """What the rows of a step gave, before they draw: ``hidden`` ``[draws, hidden]`` behind the token of each
-    draw, ``last``, this token's id, and ``drawn_at``, the position of the one that is drawn. ``whole``: hidden
-    states of all tokens, ``[tokens, hidden]``; None if the step was replayed."""
-
-    hidden: Tensor
-    last: Tensor
-    drawn_at: Tensor
-    whole: Tensor | None
-
-
 class DeviceStep:
     """Computes steps on ``device`` by ``decoder``, over ``arena``. ``batch``: the runner's, of which the
     device holds a copy. ``capacity``: for steps."""
@@ -177,10 +164,10 @@ class DeviceStep:
 
     # --- a step -----------------------------------------------------------------------------------------------
 
-    def launch(self, plan: Plan, each: Ints, back: Ints) -> Computed:
+    def launch(self, plan: Plan, each: Ints, back: Ints) -> Tensor | None:
         """Compute the rows of ``plan``; the batch has its changes. ``each``: of each token that is drawn, the
         number of its row; ``back``: how many of the row's tokens stand behind the one after which it is
-        drawn."""
+        drawn. Returns the hidden states of all tokens, ``[tokens, hidden]``; None if the step was replayed."""
         rows = max(len(plan), len(each))
         # With guesses there may be as many draws as tokens, and yet rows of several tokens.
         real = StepSize(plan.size if plan.size == len(plan) else max(plan.size, rows + 1), rows)
@@ -192,10 +179,13 @@ class DeviceStep:
         self._inputs.send(self._device, single=sizes.single)
         adapted = plan.adapters is not None
         compute = partial(self._compute, sizes, adapted=adapted)
-        whole = compute() if scored else self._run(ADAPTED_ROWS if adapted else ROWS, sizes, compute)
+        return compute() if scored else self._run(ADAPTED_ROWS if adapted else ROWS, sizes, compute)
+
+    def computed(self, draws: int) -> tuple[Tensor, Tensor, Tensor]:
+        """What the step that was launched last gave, before it draws: the hidden state behind the token of each
+        draw, ``[draws, hidden]``, this token's id, and the position of the one that is drawn."""
         assert self._hidden is not None
-        draws = len(each)
-        return Computed(self._hidden[:draws], self._last[:draws], self._inputs.of("drawn_at", draws), whole)
+        return self._hidden[:draws], self._last[:draws], self._inputs.of("drawn_at", draws)
 
     def draw(self, rows: int) -> Tensor:
         """Draw for the first ``rows`` draws of the step that was launched last, by the sampling parameters of

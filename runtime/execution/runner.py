@@ -27,7 +27,7 @@ from ..settings import StepSize
 from .adapter_store import AdapterStore
 from .batch import SOME_CAPACITY, Batch, Capacity
 from .device import device_watched
-from .device_step import Computed, DeviceStep
+from .device_step import DeviceStep
 from .sampler import DrawnRows, LastRows, draw, outcomes, score, with_prompt_scores
 
 Drawing: TypeAlias = Callable[[], Tensor]
@@ -123,17 +123,18 @@ class TorchRunner:
         """Compute the rows of a plan. Returns what draws for them, and what `sampler.score` makes."""
         each, back = _draws(plan)
         assert self._step is not None
-        computed = self._step.launch(plan, each, back)
-        scored = None if computed.whole is None else self._scored(plan, computed.whole)
-        return partial(self._draw_on_device, self._step, plan, each, computed), scored
+        hidden = self._step.launch(plan, each, back)
+        scored = None if hidden is None else self._scored(plan, hidden)
+        return partial(self._draw_on_device, self._step, plan, each), scored
 
-    def _draw_on_device(self, step: DeviceStep, plan: Plan, each: Ints, computed: Computed) -> Tensor:
+    def _draw_on_device(self, step: DeviceStep, plan: Plan, each: Ints) -> Tensor:
         if not each.size:
             return self._no_lines
         if not plan.asks and not self._batch.special[plan.slots].any():
             return step.draw(len(each))
         chosen = self._rows.of(plan.slots[each], self._batch, self._device)
-        lines = self._drawn(plan, each, chosen, computed.drawn_at, computed.hidden, computed.last)
+        hidden, last, positions = step.computed(len(each))
+        lines = self._drawn(plan, each, chosen, positions, hidden, last)
         step.keep(lines[:, 0])
         return lines
 
