@@ -303,9 +303,6 @@ class Matcher:
 
         ``mask``: contiguous int64 ``[words]``, little-endian: token t is bit ``t % 8`` of byte ``t // 8``.
         """
-        if self._matcher.is_error():
-            mask[:] = 0
-            return
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         octets = mask.view(np.uint8)
         octets[: len(bits)], octets[len(bits) :] = bits[: len(octets)], 0
