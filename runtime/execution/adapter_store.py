@@ -48,7 +48,7 @@ class AdapterStore:
     def done(self) -> list[tuple[LoadAdapter, ReadAdapter | RuntimeFault]]:
         """The adapters that have been read since the last call, or why they cannot be."""
         done = [(verb, job) for verb, job in self._reading if job.done()]
-        self._reading = [one for one in self._reading if not one[1].done()]
+        self._reading = [one for one in self._reading if one not in done]
         return [(verb, _result(verb, job)) for verb, job in done]
 
     def keep(self, number: int, adapter: ReadAdapter) -> None:
