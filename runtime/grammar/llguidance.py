@@ -76,6 +76,9 @@ class Compiler:
     """Compiles grammars for one model on other threads, while steps run. ``model``: its folder or GGUF file.
     ``eos_ids``: its end tokens."""
 
+    threads = WORKERS
+    """How many grammars are compiled at the same time; more calls of `compile` wait."""
+
     def __init__(self, model: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
         self._files = files_of(model)
         self._vocab_size = vocab_size
@@ -94,11 +97,6 @@ class Compiler:
     def warm(self) -> bool:
         """Whether the tokenizer is loaded. The first grammar loads it, so its compile time is no measure."""
         return self._tokenizer is not None
-
-    @property
-    def threads(self) -> int:
-        """How many grammars are compiled at the same time; more calls of `compile` wait."""
-        return WORKERS
 
     def knows(self, grammar: Grammar) -> bool:
         """Whether the compiled grammar is cached."""
