@@ -182,10 +182,7 @@ class TorchRunner:
         )
 
     def _scored(self, plan: Plan, hidden: Tensor) -> Tensor | None:
-        if not plan.asks:
-            return None
-        starts = np.cumsum(plan.counts) - plan.counts
-        return score(plan, starts, hidden, self._decoder.logits, self._device, self._decoder.kernels)
+        return score(plan, hidden, self._decoder.logits, self._device, self._decoder.kernels)
 
     def _move(self, plan: Plan) -> Moving | None:
         if self._mover is None:

@@ -205,7 +205,6 @@ def outcomes(plan: Plan, each: Ints, wanted: Ints, lines: Ints, grammars: Matche
 
 def score(
     plan: Plan,
-    starts: Ints,
     hidden: Tensor,
     head: Callable[[Tensor], Tensor],
     device: Device,
@@ -214,9 +213,12 @@ def score(
     """The log probabilities of all rows' ``scored`` tokens, in order, to be read by `prompt_scores`: int64
     ``[tokens, 1 + 2 most]``; None if no row has any.
 
-    ``hidden``: of the step, ``[step's tokens, hidden]``; ``starts``: of each row in it. ``head``: makes logits
-    of hidden states. It gets `SCORED_AT_ONCE` at a time, since a whole prompt's logits may not fit the device.
+    ``hidden``: of the step, ``[step's tokens, hidden]``. ``head``: makes logits of hidden states. It gets
+    `SCORED_AT_ONCE` at a time, since a whole prompt's logits may not fit the device.
     """
+    if not plan.asks:
+        return None
+    starts = np.cumsum(plan.counts) - plan.counts
     asked = [
         (starts[at] + ask.scored_from - plan.firsts[at], ask.scored)
         for at, ask in sorted(plan.asks.items())
