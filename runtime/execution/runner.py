@@ -205,9 +205,7 @@ class TorchRunner:
             return self._ids[self._rows.of(plan.slots, self._batch, self._device).slots]
         indexes = (np.cumsum(plan.counts) - plan.counts)[plan.fed]
         own = np.zeros(plan.size, dtype=np.int64)
-        given = np.ones(plan.size, dtype=bool)
-        given[indexes] = False
-        own[given] = plan.tokens
+        own[~np.repeat(plan.fed, plan.counts)] = plan.tokens
         ids, to, by = self._device.upload([own, indexes, plan.slots[plan.fed]])
         return ids.index_copy_(0, to, self._ids[by])
 
