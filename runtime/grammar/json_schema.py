@@ -60,7 +60,7 @@ UNFOLLOWED = frozenset(
     ]
 )
 """Keywords that the library cannot follow."""
-KINDS = frozenset(["null", "boolean", "integer", "number", "string", "array", "object"])
+KINDS = ("null", "boolean", "integer", "number", "string", "array", "object")
 FORMATS = frozenset(
     ["unknown", "date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
 )
@@ -135,14 +135,6 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _are_kinds(value: Any) -> bool:
-    return value != [] and all(isinstance(kind, str) and kind in KINDS for kind in _listed(value))
-
-
-def _are_names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
-
-
 def _is_schema(value: Any) -> bool:
     return isinstance(value, dict | bool)
 
@@ -164,9 +156,9 @@ def _is_regular(value: Any) -> bool:
 
 
 _TAKES: dict[str, Callable[[Any], bool]] = {
-    "type": _are_kinds,
+    "type": lambda value: value != [] and all(kind in KINDS for kind in _listed(value)),
     "enum": lambda value: isinstance(value, list) and value != [],
-    "required": _are_names,
+    "required": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
     "format": lambda value: isinstance(value, str),
     "pattern": _is_regular,
     "patternProperties": lambda value: isinstance(value, dict) and all(map(_is_regular, value)),
