@@ -260,8 +260,10 @@ def _texts(parts: Iterable[tuple[Any, Any]]) -> set[str] | None:
         match str(kind):
             case "LITERAL":
                 texts: set[str] | None = {chr(value)}
+            case "RANGE" if value[1] - value[0] < MOST_NAMES:
+                texts = set(map(chr, range(value[0], value[1] + 1)))
             case "IN":
-                texts = _letters(value)
+                texts = _union(_texts([one]) for one in value)
             case "BRANCH":
                 texts = _union(map(_texts, value[1]))
             case "SUBPATTERN":
@@ -273,19 +275,6 @@ def _texts(parts: Iterable[tuple[Any, Any]]) -> set[str] | None:
         if texts is None or len(texts) * len(found) > MOST_NAMES:
             return None
         found = {before + text for before in found for text in texts}
-    return found
-
-
-def _letters(ranges: Iterable[tuple[Any, Any]]) -> set[str] | None:
-    found = set[str]()
-    for kind, value in ranges:
-        match str(kind):
-            case "LITERAL":
-                found.add(chr(value))
-            case "RANGE" if value[1] - value[0] < MOST_NAMES:
-                found |= set(map(chr, range(value[0], value[1] + 1)))
-            case _:
-                return None
     return found
 
 
