@@ -19,7 +19,7 @@ with n codes in an int32, the first in the lowest bits. AWQ has the codes of 8 n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -73,7 +73,7 @@ class StoredLinear:
     scheme: Scheme
     rows: int
     width: int
-    parts: Mapping[str, StoredTensor] = field(default_factory=dict)
+    parts: Mapping[str, StoredTensor]
 
     @property
     def scales(self) -> str:
@@ -110,12 +110,7 @@ class QuantisedCheckpoint(Checkpoint):
     ``quantisation``: what the configuration says of them; the rest is as for `Checkpoint`.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        quantisation: Quantisation,
-        renamed: Callable[[str], str] = lambda name: name,
-    ) -> None:
+    def __init__(self, folder: Path, quantisation: Quantisation, renamed: Callable[[str], str]) -> None:
         super().__init__(folder, renamed)
         self.linears: dict[str, StoredLinear] = {}
         self._quantisation = quantisation
