@@ -98,13 +98,13 @@ class Batch:
     def read(self, plan: Plan, block_tokens: int) -> NDArray[np.int32]:
         """The ids of the blocks that the plan's copies and rows read, int32 ``[blocks]``. Its changes were
         applied."""
-        context = self._span(plan.slots, np.zeros_like(plan.firsts), self._ends(plan, block_tokens))
+        context = self._span(plan, np.zeros_like(plan.firsts), block_tokens)
         return np.append(context, np.array([copy.source for copy in plan.copies], dtype=np.int32))
 
     def written(self, plan: Plan, block_tokens: int) -> NDArray[np.int32]:
         """The ids of the blocks that the plan's copies and rows write, int32 ``[blocks]``. Its changes were
         applied."""
-        own = self._span(plan.slots, plan.firsts // block_tokens, self._ends(plan, block_tokens))
+        own = self._span(plan, plan.firsts // block_tokens, block_tokens)
         return np.append(own, np.array([copy.target for copy in plan.copies], dtype=np.int32))
 
     def contexts(self, slots: Ints, widths: Ints) -> NDArray[np.int64]:
@@ -116,15 +116,11 @@ class Batch:
             tables[:, np.arange(most) >= widths[:, None]] = 0
         return tables
 
-    @staticmethod
-    def _ends(plan: Plan, block_tokens: int) -> Ints:
-        return -(-(plan.firsts + plan.counts) // block_tokens)
-
-    def _span(self, slots: Ints, firsts: Ints, ends: Ints) -> NDArray[np.int32]:
-        """The block ids in the columns ``[firsts, ends)`` of these slots' tables, one after the other."""
-        counts = ends - firsts
+    def _span(self, plan: Plan, firsts: Ints, block_tokens: int) -> NDArray[np.int32]:
+        """The block ids in the columns of the rows' tables from ``firsts`` to the last, one after the other."""
+        counts = -(-(plan.firsts + plan.counts) // block_tokens) - firsts
         skipped = np.repeat(np.cumsum(counts) - counts - firsts, counts)
-        return self.tables[np.repeat(slots, counts), :, np.arange(len(skipped)) - skipped].reshape(-1)
+        return self.tables[np.repeat(plan.slots, counts), :, np.arange(len(skipped)) - skipped].reshape(-1)
 
     def _take(self, slot: Slot) -> None:
         at, one = slot.number, slot.sampling
