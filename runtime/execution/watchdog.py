@@ -50,7 +50,7 @@ class WatchedRunner:
     def launch(self, plan: Plan) -> Handle:
         """Launch on the wrapped runner, after saying how long the step may take."""
         began = self._worked()
-        self._expect(plan.size)
+        self.expect(plan.size)
         sequences = frozenset(seq for seq in plan.seqs.tolist() if seq != NO_SEQUENCE)
         self._flying.append(sequences)
         try:
@@ -63,7 +63,7 @@ class WatchedRunner:
 
     def _wait(self, handle: Handle, tokens: int, sequences: frozenset[int], began: float) -> Outcomes:
         """Wait for a step of ``tokens`` tokens, launched at ``began``, and learn from it what steps take."""
-        self._expect(tokens)
+        self.expect(tokens)
         try:
             outcomes = handle.tokens()
         finally:
@@ -71,7 +71,7 @@ class WatchedRunner:
         self._step_times.observe(tokens, self._worked() - began)
         return outcomes
 
-    def _expect(self, tokens: int) -> None:
+    def expect(self, tokens: int) -> None:
         """Tell the liveness that the device thread is about to wait for a step of ``tokens`` tokens, and how
         long that may take."""
         self._expected = self._step_times.expect(tokens)
