@@ -19,13 +19,16 @@ from ..plan import NO_SEQUENCE, Handle, Outcomes, Plan, Runner
 
 @dataclass(frozen=True, slots=True)
 class _WatchedHandle:
-    """``tokens``: waits for those of ``handle``, watched."""
+    """``wait_watched``: waits for the tokens of ``handle``."""
 
     handle: Handle
-    tokens: Callable[[], Outcomes]
+    wait_watched: Callable[[], Outcomes]
 
     def draw(self) -> None:
         self.handle.draw()
+
+    def tokens(self) -> Outcomes:
+        return self.wait_watched()
 
     def moved(self, *, wait: bool = False) -> bool:
         return self.handle.moved(wait=wait)
