@@ -30,10 +30,6 @@ class AdapterStore:
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="adapters")
         self._reading: list[tuple[LoadAdapter, Future[ReadAdapter]]] = []
 
-    def __len__(self) -> int:
-        """How many adapters it holds."""
-        return len(self._adapters)
-
     def read(self, path: str) -> ReadAdapter:
         """Read the adapter in the folder ``path``. Raises ``AdapterInvalid``."""
         weights = read_adapter(Path(path).expanduser(), self._maps, self._most_rank)
@@ -52,7 +48,7 @@ class AdapterStore:
     def done(self) -> list[tuple[LoadAdapter, ReadAdapter | RuntimeFault]]:
         """The adapters that have been read since the last call, or why they cannot be."""
         done = [(verb, job) for verb, job in self._reading if job.done()]
-        self._reading = [one for one in self._reading if not one[1].done()]
+        self._reading = [one for one in self._reading if one not in done]
         return [(verb, _result(verb, job)) for verb, job in done]
 
     def keep(self, number: int, adapter: ReadAdapter) -> None:

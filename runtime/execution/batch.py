@@ -98,13 +98,13 @@ class Batch:
     def read(self, plan: Plan, block_tokens: int) -> NDArray[np.int32]:
         """The ids of the blocks that the plan's copies and rows read, int32 ``[blocks]``. Its changes were
         applied."""
-        context = self._span(plan.slots, np.zeros_like(plan.firsts), self._ends(plan, block_tokens))
+        context = self._span(plan, np.zeros_like(plan.firsts), block_tokens)
         return np.append(context, np.array([copy.source for copy in plan.copies], dtype=np.int32))
 
     def written(self, plan: Plan, block_tokens: int) -> NDArray[np.int32]:
         """The ids of the blocks that the plan's copies and rows write, int32 ``[blocks]``. Its changes were
         applied."""
-        own = self._span(plan.slots, plan.firsts // block_tokens, self._ends(plan, block_tokens))
+        own = self._span(plan, plan.firsts // block_tokens, block_tokens)
         return np.append(own, np.array([copy.target for copy in plan.copies], dtype=np.int32))
 
     def contexts(self, slots: Ints, widths: Ints) -> NDArray[np.int64]:
@@ -116,15 +116,11 @@ class Batch:
             tables[:, np.arange(most) >= widths[:, None]] = 0
         return tables
 
-    @staticmethod
-    def _ends(plan: Plan, block_tokens: int) -> Ints:
-        return -(-(plan.firsts + plan.counts) // block_tokens)
-
-    def _span(self, slots: Ints, firsts: Ints, ends: Ints) -> NDArray[np.int32]:
-        """The block ids in the columns ``[firsts, ends)`` of these slots' tables, one after the other."""
-        counts = ends - firsts
+    def _span(self, plan: Plan, firsts: Ints, block_tokens: int) -> NDArray[np.int32]:
+        """The block ids in the columns of the rows' tables from ``firsts`` to the last, one after the other."""
+        counts = -(-(plan.firsts + plan.counts) // block_tokens) - firsts
         skipped = np.repeat(np.cumsum(counts) - counts - firsts, counts)
-        return self.tables[np.repeat(slots, counts), :, np.arange(len(skipped)) - skipped].reshape(-1)
+        return self.tables[np.repeat(plan.slots, counts), :, np.arange(len(skipped)) - skipped].reshape(-1)
 
     def _take(self, slot: Slot) -> None:
         at, one = slot.number, slot.sampling
@@ -157,19 +153,16 @@ class Batch:
         slots = slots[order]
         at = self._heard[slots] + np.arange(len(slots)) - np.searchsorted(slots, slots)
         end = int(at.max(initial=-1)) + 1
-        if end > self._past.shape[1]:
-            wider = np.zeros((len(self), max(end, 2 * self._past.shape[1], 64)), dtype=np.int32)
-            wider[: len(self._past), : self._past.shape[1]] = self._past
-            self._past = wider
+        width = self._past.shape[1]
+        if end > width:
+            self._past = np.pad(self._past, ((0, 0), (0, max(end, 2 * width, 64) - width)))
         self._past[slots, at] = tokens[order]
         self._heard[slots] = at + 1  # of a slot's several the last one stays
 
     def _widen(self, columns: int) -> None:
-        _, groups, width = self.tables.shape
+        width = self.tables.shape[2]
         if columns > width:
-            wider = np.zeros((len(self), groups, max(columns, 2 * width)), dtype=np.int32)
-            wider[..., :width] = self.tables
-            self.tables = wider
+            self.tables = np.pad(self.tables, ((0, 0), (0, 0), (0, max(columns, 2 * width) - width)))
 
     def _lengthen(self, slots: int) -> None:
         if slots <= len(self):
@@ -177,7 +170,5 @@ class Batch:
         more = max(slots, 2 * len(self)) - len(self)
         for name, array in vars(self).items():
             if isinstance(array, np.ndarray):
-                grown = np.zeros((len(array) + more, *array.shape[1:]), dtype=array.dtype)
-                grown[: len(array)] = array
-                setattr(self, name, grown)
+                setattr(self, name, np.pad(array, ((0, more), *((0, 0) for _ in array.shape[1:]))))
         self.samplings += [None] * more

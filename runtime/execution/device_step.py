@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 
@@ -88,8 +87,9 @@ class BatchOnDevice:
     """What the device holds by slot: ``tables`` int32 ``[slots + 1, groups, blocks]``; ``ids``, drawn last;
     sampling parameters, fp64 and int64: each ``[slots + 1]``. The last line is padding's."""
 
-    def __init__(self, slots: int, groups: int, blocks: int, device: torch.device) -> None:
-        self.slots, self.groups, self.width = slots, groups, blocks
+    def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
+        """``shape``: slots, groups and blocks."""
+        slots, groups, blocks = self.slots, self.groups, self.width = shape
         self.tables = torch.zeros((slots + 1, groups, blocks), dtype=torch.int32, device=device)
         self.ids = torch.zeros(slots + 1, dtype=torch.int64, device=device)
         self._reals = torch.zeros((3, slots + 1), dtype=torch.float64, device=device)
@@ -116,18 +116,6 @@ class BatchOnDevice:
         return reals[0], whole[0], reals[1], whole[1], reals[2]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Computed:
-    """What the rows of a step gave, before they draw: ``hidden`` ``[draws, hidden]`` behind the token of each
-    draw, ``last``, this token's id, and ``drawn_at``, the position of the one that is drawn. ``whole``: hidden
-    states of all tokens, ``[tokens, hidden]``; None if the step was replayed."""
-
-    hidden: Tensor
-    last: Tensor
-    drawn_at: Tensor
-    whole: Tensor | None
-
-
 class DeviceStep:
     """Computes steps on ``device`` by ``decoder``, over ``arena``. ``batch``: the runner's, of which the
     device holds a copy. ``capacity``: for steps."""
@@ -142,7 +130,7 @@ class DeviceStep:
         self._block_tokens = arena.shape[4]
         self._graphs: dict[tuple[str, StepSize], Graph] = {}
         self._to_capture: list[StepSize] = []  # the smallest first
-        self._state = BatchOnDevice(*_shape(batch), decoder.device)
+        self._state = BatchOnDevice(batch.tables.shape, decoder.device)
         self._inputs = Inputs(StepSize(0, 0), self._state.groups, decoder.device)
         self.reserve(StepSize(capacity.tokens, capacity.rows))
 
@@ -166,20 +154,20 @@ class DeviceStep:
     def _fit(self) -> None:
         """Make room for all slots and columns of the batch, as `reserve` does."""
         before, batch = self._state, self._batch
-        slots, groups, blocks = _shape(batch)
+        slots, _, blocks = batch.tables.shape
         if slots > before.slots or blocks > before.width:
             self._graphs.clear()
-            state = BatchOnDevice(slots, groups, blocks, self._decoder.device)
+            state = BatchOnDevice(batch.tables.shape, self._decoder.device)
             state.ids[: before.slots] = before.ids[:-1]
             state.take(np.arange(slots), batch, self._device)
             self._state = state
 
     # --- a step -----------------------------------------------------------------------------------------------
 
-    def launch(self, plan: Plan, each: Ints, back: Ints) -> Computed:
+    def launch(self, plan: Plan, each: Ints, back: Ints) -> Tensor | None:
         """Compute the rows of ``plan``; the batch has its changes. ``each``: of each token that is drawn, the
         number of its row; ``back``: how many of the row's tokens stand behind the one after which it is
-        drawn."""
+        drawn. Returns the hidden states of all tokens, ``[tokens, hidden]``; None if the step was replayed."""
         rows = max(len(plan), len(each))
         # With guesses there may be as many draws as tokens, and yet rows of several tokens.
         real = StepSize(plan.size if plan.size == len(plan) else max(plan.size, rows + 1), rows)
@@ -191,10 +179,13 @@ class DeviceStep:
         self._inputs.send(self._device, single=sizes.single)
         adapted = plan.adapters is not None
         compute = partial(self._compute, sizes, adapted=adapted)
-        whole = compute() if scored else self._run(ADAPTED_ROWS if adapted else ROWS, sizes, compute)
+        return compute() if scored else self._run(ADAPTED_ROWS if adapted else ROWS, sizes, compute)
+
+    def computed(self, draws: int) -> tuple[Tensor, Tensor, Tensor]:
+        """What the step that was launched last gave, before it draws: the hidden state behind the token of each
+        draw, ``[draws, hidden]``, this token's id, and the position of the one that is drawn."""
         assert self._hidden is not None
-        draws = len(each)
-        return Computed(self._hidden[:draws], self._last[:draws], self._inputs.of("drawn_at", draws), whole)
+        return self._hidden[:draws], self._last[:draws], self._inputs.of("drawn_at", draws)
 
     def draw(self, rows: int) -> Tensor:
         """Draw for the first ``rows`` draws of the step that was launched last, by the sampling parameters of
@@ -379,8 +370,3 @@ class DeviceStep:
     def captured(self) -> int:
         """How many graphs there are."""
         return len(self._graphs)
-
-
-def _shape(batch: Batch) -> tuple[int, int, int]:
-    slots, groups, blocks = batch.tables.shape
-    return slots, groups, blocks

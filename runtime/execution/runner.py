@@ -27,14 +27,12 @@ from ..settings import StepSize
 from .adapter_store import AdapterStore
 from .batch import SOME_CAPACITY, Batch, Capacity
 from .device import device_watched
-from .device_step import Computed, DeviceStep
+from .device_step import DeviceStep
 from .sampler import DrawnRows, LastRows, draw, outcomes, score, with_prompt_scores
 
-Drawn: TypeAlias = tuple[Tensor, Tensor | None]
-"""The lines that `sampler.draw` makes, int64 ``[draws, 2 or more]``, and what `sampler.score` makes."""
-
-Drawing: TypeAlias = Callable[[], Drawn]
-"""Draws for the rows of a step, once these are computed."""
+Drawing: TypeAlias = Callable[[], Tensor]
+"""Draws for the rows of a step, once these are computed: the lines that `sampler.draw` makes, int64 ``[draws, 2
+or more]``."""
 
 
 class TorchRunner:
@@ -72,6 +70,7 @@ class TorchRunner:
             self._step = DeviceStep(decoder, arena.kv, self._device, self._batch, capacity)
         self._ids = torch.zeros(len(self._batch), dtype=torch.int64, device=decoder.device)
         """On the device, the id that each slot drew last."""
+        self._no_lines = self._ids.new_zeros((0, 2))
 
     def launch(self, plan: Plan) -> TorchHandle:
         """Start a step, and return its handle.
@@ -95,10 +94,10 @@ class TorchRunner:
             if self._mover is not None:
                 self._mover.copied(targets)
         if not len(plan):
-            return TorchHandle(self._device, self._grammars, plan, NO_INTS, None, moving)
-        drawing = (self._on_host if self._step is None else self._on_device)(plan)
+            return TorchHandle(self._device, self._grammars, plan, NO_INTS, None, None, moving)
+        drawing, scored = (self._on_host if self._step is None else self._on_device)(plan)
         wanted = self._batch.scores[plan.slots]
-        return TorchHandle(self._device, self._grammars, plan, wanted, drawing, moving)
+        return TorchHandle(self._device, self._grammars, plan, wanted, drawing, scored, moving)
 
     def capture(
         self,
@@ -120,28 +119,26 @@ class TorchRunner:
 
     # What draws is no closure: the frame of one that raised would keep the step's memory.
 
-    def _on_device(self, plan: Plan) -> Drawing:
-        """Compute the rows of a plan. Returns what draws for them."""
+    def _on_device(self, plan: Plan) -> tuple[Drawing, Tensor | None]:
+        """Compute the rows of a plan. Returns what draws for them, and what `sampler.score` makes."""
         each, back = _draws(plan)
         assert self._step is not None
-        computed = self._step.launch(plan, each, back)
-        scored = None if computed.whole is None else self._scored(plan, computed.whole)
-        return partial(self._draw_on_device, self._step, plan, each, computed, scored)
+        hidden = self._step.launch(plan, each, back)
+        scored = None if hidden is None else self._scored(plan, hidden)
+        return partial(self._draw_on_device, self._step, plan, each), scored
 
-    def _draw_on_device(
-        self, step: DeviceStep, plan: Plan, each: Ints, computed: Computed, scored: Tensor | None
-    ) -> Drawn:
+    def _draw_on_device(self, step: DeviceStep, plan: Plan, each: Ints) -> Tensor:
         if not each.size:
-            lines = torch.zeros((0, 2), dtype=torch.int64, device=self._decoder.device)
-        elif not plan.asks and not self._batch.special[plan.slots].any():
-            lines = step.draw(len(each))
-        else:
-            chosen = self._rows.of(plan.slots[each], self._batch, self._device)
-            lines = self._drawn(plan, each, chosen, computed.drawn_at, computed.hidden, computed.last)
-            step.keep(lines[:, 0])
-        return lines, scored
+            return self._no_lines
+        if not plan.asks and not self._batch.special[plan.slots].any():
+            return step.draw(len(each))
+        chosen = self._rows.of(plan.slots[each], self._batch, self._device)
+        hidden, last, positions = step.computed(len(each))
+        lines = self._drawn(plan, each, chosen, positions, hidden, last)
+        step.keep(lines[:, 0])
+        return lines
 
-    def _on_host(self, plan: Plan) -> Drawing:
+    def _on_host(self, plan: Plan) -> tuple[Drawing, Tensor | None]:
         """The same for a backend that is given its layout by the host."""
         widths = -(-(plan.firsts + plan.counts) // self._block_tokens)
         tables = self._batch.contexts(plan.slots, widths)
@@ -153,14 +150,12 @@ class TorchRunner:
         tokens = self._input_ids(plan)
         hidden = self._decoder.hidden(tokens, batches, self._arena)
         scored = self._scored(plan, hidden)
-        return partial(self._draw_on_host, plan, tokens, hidden, batches[0].context_lengths, scored)
+        return partial(self._draw_on_host, plan, tokens, hidden, batches[0].context_lengths), scored
 
-    def _draw_on_host(
-        self, plan: Plan, tokens: Tensor, hidden: Tensor, ends: Tensor, scored: Tensor | None
-    ) -> Drawn:
+    def _draw_on_host(self, plan: Plan, tokens: Tensor, hidden: Tensor, ends: Tensor) -> Tensor:
         each, back = _draws(plan)
         if not each.size:
-            return torch.zeros((0, 2), dtype=torch.int64, device=hidden.device), scored
+            return self._no_lines
         alone = plan.draws_one_each
         chosen = self._rows.of(plan.slots if alone else plan.slots[each], self._batch, self._device)
         last, positions = tokens, ends
@@ -174,7 +169,7 @@ class TorchRunner:
             self._ids = torch.cat((self._ids, more))
         if not plan.drafts:  # what follows a guess is not known here: the row behind it is not fed
             self._ids.index_copy_(0, chosen.slots, lines[:, 0])
-        return lines, scored
+        return lines
 
     def _drawn(
         self, plan: Plan, each: Ints, chosen: DrawnRows, positions: Tensor, hidden: Tensor, last: Tensor
@@ -187,10 +182,7 @@ class TorchRunner:
         )
 
     def _scored(self, plan: Plan, hidden: Tensor) -> Tensor | None:
-        if not plan.asks:
-            return None
-        starts = np.cumsum(plan.counts) - plan.counts
-        return score(plan, starts, hidden, self._decoder.logits, self._device, self._decoder.kernels)
+        return score(plan, hidden, self._decoder.logits, self._device, self._decoder.kernels)
 
     def _move(self, plan: Plan) -> Moving | None:
         if self._mover is None:
@@ -213,9 +205,7 @@ class TorchRunner:
             return self._ids[self._rows.of(plan.slots, self._batch, self._device).slots]
         indexes = (np.cumsum(plan.counts) - plan.counts)[plan.fed]
         own = np.zeros(plan.size, dtype=np.int64)
-        given = np.ones(plan.size, dtype=bool)
-        given[indexes] = False
-        own[given] = plan.tokens
+        own[~np.repeat(plan.fed, plan.counts)] = plan.tokens
         ids, to, by = self._device.upload([own, indexes, plan.slots[plan.fed]])
         return ids.index_copy_(0, to, self._ids[by])
 
@@ -234,7 +224,8 @@ def _draws(plan: Plan) -> tuple[Ints, Ints]:
 @dataclass(eq=False)
 class TorchHandle:
     """A step in flight. ``drawing``: enqueues what it draws; None for a step without rows. ``wanted``: of
-    each row, as for `sampler.outcomes`. ``moving``: its saves and loads, if they run beside it.
+    each row, as for `sampler.outcomes`. ``scored``: what `sampler.score` makes. ``moving``: its saves and
+    loads, if they run beside it.
     Made while its device is active, once all before the draw is enqueued; the draw is, too, unless it waits
     for `draw`.
 
@@ -247,9 +238,9 @@ class TorchHandle:
     _plan: Plan
     _wanted: Ints
     _drawing: Drawing | None
+    _scored: Tensor | None
     _moving: Moving | None
     _outcomes: Tensor | None = None
-    _scored: Tensor | None = None
     _error: Exception | None = None
 
     def __post_init__(self) -> None:
@@ -260,9 +251,10 @@ class TorchHandle:
     def _draw(self) -> None:
         drawing, self._drawing = self._drawing, None
         if drawing is not None:
-            lines, scored = drawing()
+            lines = drawing()
             self._outcomes = self._device.fetch(lines)
-            self._scored = None if scored is None else self._device.fetch(scored)
+        if self._scored is not None:
+            self._scored = self._device.fetch(self._scored)
         self._done = self._device.current().record()
 
     def draw(self) -> None:

@@ -12,11 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ...kernels.device import Device, Ints
@@ -27,7 +25,7 @@ from ...kernels.reference.seeded_sampling import Typical
 from ..errors import GrammarInvalid, GrammarStuck
 from ..grammar.llguidance import Matchers
 from ..plan import NO_TOKEN as NONE_DRAWN
-from ..plan import NOTHING_MORE, Outcomes, Plan, RowAsks, RowFault, Scored
+from ..plan import Outcomes, Plan, RowFault, Scored
 from ..verbs import Sampling, TokenLogprob
 from .batch import Batch
 
@@ -36,21 +34,6 @@ _FAULTS = {_INFINITE: "logits are not finite", _FORBIDDEN: "every token is forbi
 
 SCORED_AT_ONCE = 128
 """Rows of logits that are made at once for log probabilities of prompts."""
-
-
-class _Row(NamedTuple):
-    """A row that asks for edits of its logits beside penalties and a grammar: its number ``at`` among the
-    rows that draw; ``past``, ids of all tokens before its last one, int32; empty where it has no bad
-    words."""
-
-    at: int
-    sampling: Sampling
-    asks: RowAsks
-    past: NDArray[np.int32]
-
-
-_Asked = list[_Row]
-_NO_PAST = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +46,6 @@ class DrawnRows:
     of: Ints
     version: int
     slots: Tensor
-    any_warm: bool
     warm: Tensor | None
     temperature: Tensor
     top_k: Tensor
@@ -103,7 +85,6 @@ def _uploaded(slots: Ints, batch: Batch, device: Device) -> DrawnRows:
         slots,
         batch.version,
         of,
-        bool(hot.size),
         None if warm.all() else at,
         temperature,
         k,
@@ -142,11 +123,12 @@ def draw(
     verdict = sound(logits)
     scored = chosen.scored
     model = logits[scored] if scored is not None else None
-    asked = _asked(plan, batch, rows, slots)
+    samplings = ((at, batch.samplings[slots[at]]) for at in np.flatnonzero(batch.edits[slots]).tolist())
+    edited = [(at, sampling) for at, sampling in samplings if sampling is not None]
     made = (
-        _bias(asked),
+        _bias(plan, rows, edited),
         _penalties(plan, batch, rows, slots, kernels),
-        _bad_words(asked),
+        _bad_words(plan, batch, rows, slots, edited),
         _grammars(plan, rows, logits.shape[-1], grammars, kernels),
     )
     if _edit([edit for edit in made if edit is not None], logits, last, device):
@@ -166,20 +148,6 @@ def sound(logits: Tensor) -> Tensor:
     """For each row of logits 1 if all are finite, else 0: int64 ``[rows]``."""
     # The sum of finite fp32 logits is finite, and of any others it is not: one pass, no mask.
     return logits.sum(-1).isfinite().long()
-
-
-def _asked(plan: Plan, batch: Batch, rows: Ints, slots: Ints) -> _Asked:
-    edited = batch.edits[slots]
-    if forbidding := [row for row, ask in plan.asks.items() if ask.forbidden]:
-        edited = edited | np.isin(rows, forbidding)
-    found = list[_Row]()
-    for at in np.flatnonzero(edited).tolist():
-        row, slot = int(rows[at]), int(slots[at])
-        sampling, end = batch.samplings[slot], int(plan.firsts[row] + plan.counts[row])
-        if sampling is not None:
-            past = batch.past(slot, end - 1) if sampling.bad_words and sampling.reads_past else _NO_PAST
-            found.append(_Row(at, sampling, plan.asks.get(row, NOTHING_MORE), past))
-    return found
 
 
 def outcomes(plan: Plan, each: Ints, wanted: Ints, lines: Ints, grammars: Matchers) -> Outcomes:
@@ -207,7 +175,6 @@ def outcomes(plan: Plan, each: Ints, wanted: Ints, lines: Ints, grammars: Matche
 
 def score(
     plan: Plan,
-    starts: Ints,
     hidden: Tensor,
     head: Callable[[Tensor], Tensor],
     device: Device,
@@ -216,9 +183,12 @@ def score(
     """The log probabilities of all rows' ``scored`` tokens, in order, to be read by `prompt_scores`: int64
     ``[tokens, 1 + 2 most]``; None if no row has any.
 
-    ``hidden``: of the step, ``[step's tokens, hidden]``; ``starts``: of each row in it. ``head``: makes logits
-    of hidden states. It gets `SCORED_AT_ONCE` at a time, since a whole prompt's logits may not fit the device.
+    ``hidden``: of the step, ``[step's tokens, hidden]``. ``head``: makes logits of hidden states. It gets
+    `SCORED_AT_ONCE` at a time, since a whole prompt's logits may not fit the device.
     """
+    if not plan.asks:
+        return None
+    starts = np.cumsum(plan.counts) - plan.counts
     asked = [
         (starts[at] + ask.scored_from - plan.firsts[at], ask.scored)
         for at, ask in sorted(plan.asks.items())
@@ -286,30 +256,32 @@ def _edit(edits: list[_Edit], logits: Tensor, last: Tensor, device: Device) -> b
     rows' last tokens."""
     if not edits:
         return False
-    sizes = [len(arrays) for arrays, _ in edits]
     tensors = iter(device.upload([array for arrays, _ in edits for array in arrays]))
-    for size, (_, act) in zip(sizes, edits, strict=True):
-        act([next(tensors) for _ in range(size)], logits, last)
+    for arrays, act in edits:
+        act([next(tensors) for _ in arrays], logits, last)
     return True
 
 
 _Act = Callable[[list[Tensor], Tensor, Tensor], None]
+_Edited = list[tuple[int, Sampling]]
+"""Rows with a bias or bad words: their numbers among those that draw, and their sampling."""
 _Edit = tuple[list[Ints], _Act]
 """One kind of edit of the logits: arrays to upload, and what is done with them on the device: a function of
 (uploaded arrays, logits, the rows' last tokens)."""
 
 
-def _bias(asked: _Asked) -> _Edit | None:
-    cells = [(row.at, token, bias) for row in asked for token, bias in row.sampling.logit_bias]
-    cells += [(row.at, token, -inf) for row in asked for token in row.asks.forbidden]
+def _bias(plan: Plan, rows: Ints, edited: _Edited) -> _Edit | None:
+    cells = [(at, token, bias) for at, sampling in edited for token, bias in sampling.logit_bias]
+    for row, forbidden in [(row, ask.forbidden) for row, ask in plan.asks.items() if ask.forbidden]:
+        cells += [(at, token, -inf) for at in np.flatnonzero(rows == row).tolist() for token in forbidden]
     if not cells:
         return None
-    rows, tokens, values = zip(*cells, strict=True)
+    numbers, tokens, values = zip(*cells, strict=True)
 
     def act(up: list[Tensor], logits: Tensor, last: Tensor) -> None:
         penalties.add(logits, up[0], up[1], up[2].view(torch.float64))
 
-    return [_ints(rows), _ints(tokens), _bits(values)], act
+    return [_ints(numbers), _ints(tokens), _bits(values)], act
 
 
 def _penalties(plan: Plan, batch: Batch, rows: Ints, slots: Ints, kernels: Kernels) -> _Edit | None:
@@ -331,19 +303,21 @@ def _penalties(plan: Plan, batch: Batch, rows: Ints, slots: Ints, kernels: Kerne
     return [at, *(_bits(one[some]) for one in strengths), *counted], act
 
 
-def _bad_words(asked: _Asked) -> _Edit | None:
-    words = [(row, word) for row in asked for word in row.sampling.bad_words]
+def _bad_words(plan: Plan, batch: Batch, rows: Ints, slots: Ints, edited: _Edited) -> _Edit | None:
+    words = [(at, sampling, word) for at, sampling in edited for word in sampling.bad_words]
     if not words:
         return None
-    width = max(len(word) for _, word in words)
+    width = max(len(word) for *_, word in words)
     beginnings = np.full((len(words), width), NO_TOKEN, dtype=np.int64)
-    for number, (_, word) in enumerate(words):
+    for number, (*_, word) in enumerate(words):
         beginnings[number, width - len(word) + 1 :] = word[:-1]
     # [words, width]: the last tokens of each word's row; the last column is filled in on the device.
     ends = np.full((len(words), width), NOTHING, dtype=np.int64)
-    for number, (row, _) in enumerate(words):
-        past = row.past[-(width - 1) :] if width > 1 else _NO_PAST
-        ends[number, width - 1 - len(past) : width - 1] = past
+    before = (plan.firsts + plan.counts)[rows] - 1
+    for number, (at, sampling, _) in enumerate(words):
+        if sampling.reads_past and width > 1:
+            past = batch.past(int(slots[at]), int(before[at]))[-(width - 1) :]
+            ends[number, width - 1 - len(past) : width - 1] = past
 
     def act(up: list[Tensor], logits: Tensor, last: Tensor) -> None:
         rows, finals, begun, said = up
@@ -351,8 +325,8 @@ def _bad_words(asked: _Asked) -> _Edit | None:
         penalties.forbid(logits, rows, finals, penalties.completes(begun, said))
 
     return [
-        _ints([row.at for row, _ in words]),
-        _ints([word[-1] for _, word in words]),
+        _ints([at for at, *_ in words]),
+        _ints([word[-1] for *_, word in words]),
         beginnings,
         ends,
     ], act
@@ -381,25 +355,20 @@ def _choose(chosen: DrawnRows, positions: Tensor, logits: Tensor, kernels: Kerne
 
     ``positions``: of each row, in the order of ``logits`` ``[rows, vocab]``.
     """
-    if not chosen.any_warm:
+    if not len(chosen.temperature):
         return logits.argmax(-1)
-    if chosen.warm is None:
-        return _sample(chosen, positions, logits, kernels)
-    some = _sample(chosen, positions[chosen.warm], logits[chosen.warm], kernels)
-    return logits.argmax(-1).index_copy_(0, chosen.warm, some)
-
-
-def _sample(chosen: DrawnRows, positions: Tensor, logits: Tensor, kernels: Kernels) -> Tensor:
-    return kernels.sample(
-        logits,
+    warm = slice(None) if chosen.warm is None else chosen.warm
+    drawn = kernels.sample(
+        logits[warm],
         chosen.temperature,
         chosen.top_k,
         chosen.top_p,
         chosen.seeds,
-        positions,
+        positions[warm],
         min_p=chosen.min_p,
         typical=chosen.typical,
     )
+    return drawn if chosen.warm is None else logits.argmax(-1).index_copy_(0, chosen.warm, drawn)
 
 
 def _ints(values: object) -> Ints:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from ..link.heartbeat import FIRST_STEP, Liveness, StepTimes
 from ..link.messages import COMPILING, Phase
@@ -18,23 +19,16 @@ from ..plan import NO_SEQUENCE, Handle, Outcomes, Plan, Runner
 
 @dataclass(frozen=True, slots=True)
 class _WatchedHandle:
+    """``wait_watched``: waits for the tokens of ``handle``."""
+
     handle: Handle
-    runner: WatchedRunner
-    tokens_planned: int
-    began: float
-    sequences: frozenset[int]
+    wait_watched: Callable[[], Outcomes]
 
     def draw(self) -> None:
         self.handle.draw()
 
     def tokens(self) -> Outcomes:
-        self.runner.expect(self.tokens_planned)
-        try:
-            outcomes = self.handle.tokens()
-        finally:
-            self.runner.landed(self.sequences)
-        self.runner.observe(self.tokens_planned, self.began)
-        return outcomes
+        return self.wait_watched()
 
     def moved(self, *, wait: bool = False) -> bool:
         return self.handle.moved(wait=wait)
@@ -66,24 +60,25 @@ class WatchedRunner:
             self._liveness.engage(sequences if len(self._flying) == 1 else frozenset().union(*self._flying))
             handle = self._runner.launch(plan)
         except BaseException:
-            self.landed(sequences)
+            self._flying.remove(sequences)
             raise
-        return _WatchedHandle(handle, self, plan.size, began, sequences)
+        return _WatchedHandle(handle, partial(self._wait, handle, plan.size, sequences, began))
 
-    def landed(self, sequences: frozenset[int]) -> None:
-        """Called when a step is over: its ``sequences`` are not in flight any more."""
-        self._flying.remove(sequences)
+    def _wait(self, handle: Handle, tokens: int, sequences: frozenset[int], began: float) -> Outcomes:
+        """Wait for a step of ``tokens`` tokens, launched at ``began``, and learn from it what steps take."""
+        self.expect(tokens)
+        try:
+            outcomes = handle.tokens()
+        finally:
+            self._flying.remove(sequences)
+        self._step_times.observe(tokens, self._worked() - began)
+        return outcomes
 
     def expect(self, tokens: int) -> None:
         """Tell the liveness that the device thread is about to wait for a step of ``tokens`` tokens, and how
         long that may take."""
         self._expected = self._step_times.expect(tokens)
         self._liveness.enter(*self._expected)
-
-    def observe(self, tokens: int, began: float) -> None:
-        """Learn from a step of ``tokens`` tokens, launched at ``began``, that has just ended, how long steps
-        take."""
-        self._step_times.observe(tokens, self._worked() - began)
 
     def compiling(self, kernel: str) -> None:
         """Called with a kernel's name before the kernel is compiled, in the middle of a step: tells the

@@ -60,7 +60,7 @@ UNFOLLOWED = frozenset(
     ]
 )
 """Keywords that the library cannot follow."""
-KINDS = frozenset(["null", "boolean", "integer", "number", "string", "array", "object"])
+KINDS = ("null", "boolean", "integer", "number", "string", "array", "object")
 FORMATS = frozenset(
     ["unknown", "date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
 )
@@ -135,14 +135,6 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _are_kinds(value: Any) -> bool:
-    return value != [] and all(isinstance(kind, str) and kind in KINDS for kind in _listed(value))
-
-
-def _are_names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
-
-
 def _is_schema(value: Any) -> bool:
     return isinstance(value, dict | bool)
 
@@ -164,9 +156,9 @@ def _is_regular(value: Any) -> bool:
 
 
 _TAKES: dict[str, Callable[[Any], bool]] = {
-    "type": _are_kinds,
+    "type": lambda value: value != [] and all(kind in KINDS for kind in _listed(value)),
     "enum": lambda value: isinstance(value, list) and value != [],
-    "required": _are_names,
+    "required": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
     "format": lambda value: isinstance(value, str),
     "pattern": _is_regular,
     "patternProperties": lambda value: isinstance(value, dict) and all(map(_is_regular, value)),
@@ -268,8 +260,10 @@ def _texts(parts: Iterable[tuple[Any, Any]]) -> set[str] | None:
         match str(kind):
             case "LITERAL":
                 texts: set[str] | None = {chr(value)}
+            case "RANGE" if value[1] - value[0] < MOST_NAMES:
+                texts = set(map(chr, range(value[0], value[1] + 1)))
             case "IN":
-                texts = _letters(value)
+                texts = _union(_texts([one]) for one in value)
             case "BRANCH":
                 texts = _union(map(_texts, value[1]))
             case "SUBPATTERN":
@@ -281,19 +275,6 @@ def _texts(parts: Iterable[tuple[Any, Any]]) -> set[str] | None:
         if texts is None or len(texts) * len(found) > MOST_NAMES:
             return None
         found = {before + text for before in found for text in texts}
-    return found
-
-
-def _letters(ranges: Iterable[tuple[Any, Any]]) -> set[str] | None:
-    found = set[str]()
-    for kind, value in ranges:
-        match str(kind):
-            case "LITERAL":
-                found.add(chr(value))
-            case "RANGE" if value[1] - value[0] < MOST_NAMES:
-                found |= set(map(chr, range(value[0], value[1] + 1)))
-            case _:
-                return None
     return found
 
 

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
-from numpy.typing import NDArray
-
 _STOP = re.compile(rb'["\\]')
 _QUOTE = 0x22
 
@@ -50,17 +47,3 @@ class JsonString:
                 if stop is not None:
                     self._escaped = text[stop.start()] != _QUOTE
                     self._open = self._escaped
-
-
-def close(mask: NDArray[np.int64], quotes: NDArray[np.int64]) -> None:
-    """Restrict ``mask`` in place to tokens that begin with a quote, so that the string which is open ends.
-
-    If ``mask`` allows no such token, for example in the middle of a multi-byte character, it stays as it is.
-    ``mask``: the allowed tokens; ``quotes``: the tokens that begin with a quote. Both are int64 ``[words]``
-    with one bit per token.
-    """
-    closing = np.zeros_like(mask)
-    words = min(len(mask), len(quotes))
-    closing[:words] = mask[:words] & quotes[:words]
-    if closing.any():
-        mask[:] = closing

@@ -29,7 +29,7 @@ from ..errors import GrammarInvalid
 from ..model.files import files_of
 from ..verbs import Grammar, GrammarKind
 from .json_schema import loosened
-from .json_strings import JsonString, close
+from .json_strings import JsonString
 from .limits import check
 
 if TYPE_CHECKING:
@@ -76,6 +76,9 @@ class Compiler:
     """Compiles grammars for one model on other threads, while steps run. ``model``: its folder or GGUF file.
     ``eos_ids``: its end tokens."""
 
+    threads = WORKERS
+    """How many grammars are compiled at the same time; more calls of `compile` wait."""
+
     def __init__(self, model: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
         self._files = files_of(model)
         self._vocab_size = vocab_size
@@ -94,11 +97,6 @@ class Compiler:
     def warm(self) -> bool:
         """Whether the tokenizer is loaded. The first grammar loads it, so its compile time is no measure."""
         return self._tokenizer is not None
-
-    @property
-    def threads(self) -> int:
-        """How many grammars are compiled at the same time; more calls of `compile` wait."""
-        return WORKERS
 
     def knows(self, grammar: Grammar) -> bool:
         """Whether the compiled grammar is cached."""
@@ -148,9 +146,8 @@ class Compiler:
         tokens = said.tolist()
         if tokens and not matcher.consume_tokens(tokens):
             raise GrammarInvalid(f"what was said does not follow it: {_shortened(matcher.get_error())}")
-        own = frozenset(self._eos_ids).union(
-            tokenizer.eos_tokens
-        )  # if the files name no end token, the library chooses one
+        # If the files name no end token, the library chooses one.
+        own = frozenset(self._eos_ids).union(tokenizer.eos_tokens)
         ends = frozenset(token for token in stop_ids if token in own or tokenizer.is_special_token(token))
         strings = None
         if grammar.string_bytes:
@@ -235,7 +232,9 @@ class BoundedStrings:
         it. If it allows none of these, as within a character of several bytes, it stays as it is. ``mask``:
         int64 ``[words]``, one bit per token."""
         if self._string.full:
-            close(mask, self._quotes)
+            closing = mask & self._quotes
+            if closing.any():
+                mask[:] = closing
 
 
 class Matcher:
@@ -302,9 +301,6 @@ class Matcher:
 
         ``mask``: contiguous int64 ``[words]``, little-endian: token t is bit ``t % 8`` of byte ``t // 8``.
         """
-        if self._matcher.is_error():
-            mask[:] = 0
-            return
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         octets = mask.view(np.uint8)
         octets[: len(bits)], octets[len(bits) :] = bits[: len(octets)], 0

@@ -75,9 +75,7 @@ class AdapterMaps:
         self.widths: dict[str, list[int]] = {}
         """By map, the columns of each part of its product."""
         self._kv = kv
-        self._normed = config.family.qk_norm != "none"
         self._targets: dict[str, _Target] = {}
-        self._inputs: dict[str, int] = {}
         self._config = config
         for piece in pieces_of(config):
             into = piece.into.rpartition(".")[2]
@@ -86,7 +84,6 @@ class AdapterMaps:
                 parts = self.widths.setdefault(piece.into, [])
                 name = piece.name.removesuffix(".weight")
                 self._targets[name] = _Target(piece.into, len(parts), width, rows)
-                self._inputs[piece.into] = width
                 parts.append(rows)
 
     def target(self, module: str) -> _Target | None:
@@ -105,7 +102,7 @@ class AdapterMaps:
                 heads * self._config.head_dim for heads in (self._config.query_heads, self._config.kv_heads)
             )
             factor = torch.ones(queries + 2 * keys)
-            if not self._normed:
+            if self._config.family.qk_norm == "none":
                 factor[queries : queries + keys] /= kv.key_scale
             factor[queries + keys :] /= kv.value_scale
             first = sum(self.widths[target.into][: target.part])
@@ -115,7 +112,8 @@ class AdapterMaps:
     def with_slots(self, decoder: Decoder, slots: int, rank: int) -> Decoder:
         """The decoder with room for ``slots`` adapters of ``rank`` at most, on its device."""
 
-        sizes = [(self._inputs[into], widths) for into, widths in self.widths.items()]
+        inputs = {target.into: target.width for target in self._targets.values()}
+        sizes = [(inputs[into], widths) for into, widths in self.widths.items()]
         pairs = dict(zip(self.widths, LowRank.several(slots, rank, sizes, decoder.weights.norm), strict=True))
 
         def roomy(layer: LayerWeights, number: int) -> LayerWeights:
@@ -155,8 +153,7 @@ class AdapterWeights:
     @property
     def bytes(self) -> int:
         """What it takes."""
-        tensors = (one for parts in self.pairs.values() for pair in parts if pair for one in (pair.a, pair.b))
-        return sum(one.numel() * one.itemsize for one in tensors)
+        return sum(pair.a.nbytes + pair.b.nbytes for parts in self.pairs.values() for pair in parts if pair)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +196,8 @@ def read_adapter(folder: Path, maps: AdapterMaps, most_rank: int = HIGHEST_RANK)
             stored = _check(copy, maps, numbers)
             copy.fill()
             pairs = _pairs(copy, maps, numbers, stored)
-            digest = _digest(folder, copy)
+            digests = file_digest(folder / ADAPTER) + file_digest(copy.here)
+            digest = hashlib.blake2b(digests, digest_size=DIGEST_BYTES).digest()
         if _identity(folder) != before:
             raise AdapterInvalid(f"{folder}: it changed while it was read")
     except (ConfigInvalid, TensorInvalid) as error:
@@ -219,13 +217,6 @@ def _stamp(path: Path) -> tuple[int, int, int, int] | None:
     except FileNotFoundError:
         return None
     return told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns
-
-
-def _digest(folder: Path, copy: _Copy) -> bytes:
-    total = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    total.update(file_digest(folder / ADAPTER))
-    total.update(file_digest(copy.here))
-    return total.digest()
 
 
 class _Copy:
@@ -306,10 +297,10 @@ def _patterns(fields: Fields, name: str) -> Fields:
 
 def _check(
     copy: _Copy, maps: AdapterMaps, numbers: _Numbers
-) -> dict[str, tuple[_Target, list[StoredTensor]]]:
+) -> dict[str, tuple[_Target, dict[str, StoredTensor]]]:
     """Check the header of the weights. Returns, of each module that has a pair, its target and the two
-    halves."""
-    found: dict[str, dict[str, StoredTensor]] = {}
+    halves, by the ends of their names."""
+    found: dict[str, tuple[_Target, dict[str, StoredTensor]]] = {}
     for stored in tensors_in(copy.path, copy.file):
         name = stored.name
         side = next((end for end in (_A, _B) if name.endswith(end)), "")
@@ -318,14 +309,12 @@ def _check(
             raise stored.wrong("adapters of embeddings are not served")
         if not side or not name.startswith(_INSIDE):
             raise stored.wrong(f"not the name of a tensor of LoRA ({_INSIDE}….lora_A.weight)")
-        if maps.target(module) is None:
+        if (target := maps.target(module)) is None:
             raise stored.wrong(f"the model has no linear layer {module}")
         stored.check_type()
-        found.setdefault(module, {})[side] = stored
-    matched: dict[str, tuple[_Target, list[StoredTensor]]] = {}
-    for module, sides in found.items():
-        target, (rank, _) = maps.target(module), numbers.of(module)
-        assert target is not None, "it was looked up above"
+        found.setdefault(module, (target, {}))[1][side] = stored
+    for module, (target, sides) in found.items():
+        rank, _ = numbers.of(module)
         for side, shape in ((_A, (rank, target.width)), (_B, (target.rows, rank))):
             if side not in sides:
                 raise AdapterInvalid(
@@ -334,20 +323,20 @@ def _check(
             if sides[side].shape != shape:
                 told = f"shape {list(sides[side].shape)}, rank and model ask for {list(shape)}"
                 raise sides[side].wrong(told)
-        matched[module] = target, [sides[_A], sides[_B]]
-    if not matched:
+    if not found:
         raise AdapterInvalid(f"{copy.path}: it holds no tensors")
-    return matched
+    return found
 
 
 def _pairs(
     copy: _Copy,
     maps: AdapterMaps,
     numbers: _Numbers,
-    matched: Mapping[str, tuple[_Target, list[StoredTensor]]],
+    stored: Mapping[str, tuple[_Target, Mapping[str, StoredTensor]]],
 ) -> dict[str, tuple[Pair | None, ...]]:
     pairs: dict[str, list[Pair | None]] = {}
-    for module, (target, halves) in matched.items():
+    for module, (target, sides) in stored.items():
+        halves = [sides[_A], sides[_B]]
         read = [tensor_of(copy.file, half) for half in halves]
         _check_finite(halves, read, "not all its numbers are finite")
         a, b = (half.float() for half in read)

@@ -87,9 +87,8 @@ class StoredWeights(ABC):
         for name, piece in wanted.items():
             stored, by = self.tensors.get(name), f" ({piece.fields})" if piece.fields else ""
             if stored is None:
-                raise TensorInvalid(
-                    f"{self._place}: {self._stored_name(name)}: missing, {self.asks} for it{by}"
-                )
+                place = self.shards[0] if len(self.shards) == 1 else self.shards[0].parent / INDEX
+                raise TensorInvalid(f"{place}: {self._stored_name(name)}: missing, {self.asks} for it{by}")
             if stored.shape != piece.shape:
                 raise stored.wrong(f"shape {list(stored.shape)}, {self.asks} for {list(piece.shape)}{by}")
             stored.check_type(self.types)
@@ -127,11 +126,6 @@ class StoredWeights(ABC):
                 raise ModelUnreadable(f"{shard}: {one_line(error)}") from error
         return total.digest()
 
-    @property
-    def _place(self) -> Path:
-        """The file to name in an error about a tensor that is in none."""
-        return self.shards[0] if len(self.shards) == 1 else self.shards[0].parent / INDEX
-
     def _stored_name(self, name: str) -> str:
         return name
 
@@ -151,9 +145,10 @@ class Checkpoint(StoredWeights):
         shards, placed = _shards(folder)
         with ExitStack() as opened:
             self._files = {shard: opened.enter_context(opened_file(shard)) for shard in shards}
-            stored = _catalogue(self._files)
+            found = (stored for shard in shards for stored in tensors_in(shard, self._files[shard]))
+            stored = _by_name(found, lambda name: name, "also in {0.shard.name}")
             _check_index(folder / INDEX, placed, stored)
-            super().__init__(shards, _by_new_name(stored, renamed))
+            super().__init__(shards, _by_name(stored.values(), renamed, "the same tensor as {0.name}"))
             self._open = opened.pop_all()
 
     def __exit__(self, *_: object) -> None:
@@ -221,25 +216,17 @@ def tensor_of(file: Any, stored: StoredTensor) -> Tensor:
     return tensor
 
 
-def _catalogue(files: Mapping[Path, Any]) -> dict[str, StoredTensor]:
-    tensors: dict[str, StoredTensor] = {}
-    for shard, file in files.items():
-        for stored in tensors_in(shard, file):
-            other = tensors.setdefault(stored.name, stored)
-            if other is not stored:
-                raise stored.wrong(f"also in {other.shard.name}")
-    return tensors
-
-
-def _by_new_name(
-    tensors: Mapping[str, StoredTensor], renamed: Callable[[str], str]
+def _by_name(
+    tensors: Iterable[StoredTensor], named: Callable[[str], str], cause: str
 ) -> dict[str, StoredTensor]:
-    named: dict[str, StoredTensor] = {}
-    for name, stored in tensors.items():
-        other = named.setdefault(renamed(name), stored)
+    """The tensors by ``named`` of their names. ``cause``: what is wrong with a second one of a name, with a
+    place for the first."""
+    found: dict[str, StoredTensor] = {}
+    for stored in tensors:
+        other = found.setdefault(named(stored.name), stored)
         if other is not stored:
-            raise stored.wrong(f"the same tensor as {other.name}")
-    return named
+            raise stored.wrong(cause.format(other))
+    return found
 
 
 def _check_index(index: Path, placed: Mapping[str, str], tensors: Mapping[str, StoredTensor]) -> None:

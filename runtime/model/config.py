@@ -154,7 +154,7 @@ def read_config(folder: Path, max_context: int | None = None) -> ModelConfig:
     inside, family, given = _decoder(stated)
     quantisation = read_quantisation(files, stated, given)
     fields = _read_by(family, given, inside)
-    whole = fields if inside is None else Fields(path, values, inside.defaults)
+    whole = fields if inside is None else Fields(path, values, {"tie_word_embeddings": True})
     vocab_size, hidden_size = fields.integer("vocab_size"), fields.integer("hidden_size")
     query_heads, kv_heads, head_dim = _heads(fields, hidden_size)
     ropes = read_ropes(fields, family, head_dim, max_context)
@@ -311,9 +311,8 @@ def _scales(fields: Fields, family: Family, hidden_size: int, head_dim: int) -> 
 
 def _eos_ids(files: ModelFiles, stated: Sequence[Fields], vocab_size: int) -> tuple[int, ...]:
     path, values = read_object(files, "generation_config.json", {})
-    sources = [*stated, Fields(path, values, {})]
     found: dict[int, None] = {}
-    for source in sources:
+    for source in (*stated, Fields(path, values, {})):
         value = source.get("eos_token_id")
         for token in value if isinstance(value, list) else [] if value is None else [value]:
             if type(token) is not int or not 0 <= token < vocab_size:

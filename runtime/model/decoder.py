@@ -47,26 +47,17 @@ class Decoder:
         self.key_scale = key_scale
         self.weights = weights
         self.kernels = kernels
+        self.groups = len(config.kv_layers)
+        """The number of KV groups."""
+        self.device = weights.norm.device
+        """The device of the weights."""
+        self.dtype = weights.norm.dtype
+        """The type of activations and KV, and of weights that are not packed."""
         self._ropes = {kind.rope: make_rope(kind.rope, self.device) for kind in config.kinds}
         self._layers = tuple(self._layer(number) for number in range(config.layers))
         # The factor is rounded to the type of the embedding, as in transformers.
         self._embedding_scale = float(torch.tensor(config.scales.embedding, dtype=self.dtype))
         self._fused = self._made_fused()
-
-    @property
-    def groups(self) -> int:
-        """The number of KV groups."""
-        return len(self.config.kv_layers)
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the weights."""
-        return self.weights.norm.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of activations and KV, and of weights that are not packed."""
-        return self.weights.norm.dtype
 
     def computing_by(self, kernels: Kernels) -> Decoder:
         """The same decoder, computing with another backend."""

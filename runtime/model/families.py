@@ -72,19 +72,13 @@ class Family:
 class Multimodal:
     """A multimodal architecture with a text decoder inside. Only the decoder is served.
 
-    ``text_types``: the model types that its ``text_config`` may have; the first is the default. ``defaults``:
-    fields beside ``text_config`` that may be omitted, with their values.
-    ``text_names``: from the prefix of a decoder tensor's name in this checkpoint to its prefix in a checkpoint
-    of the decoder alone; the first prefix that fits is used. ``skipped``: prefixes of tensors of the other
-    parts. ``unserved``: fields of ``text_config`` that are refused here although the decoder's family has them.
+    ``text_types``: the model types that its ``text_config`` may have; the first is the default. ``unserved``:
+    fields of ``text_config`` that are refused here although the decoder's family has them.
     """
 
     architecture: str
     model_type: str
     text_types: tuple[str, ...]
-    defaults: Mapping[str, Any]
-    text_names: Mapping[str, str]
-    skipped: tuple[str, ...]
     unserved: tuple[str, ...] = ()
 
 
@@ -338,31 +332,29 @@ FAMILIES: tuple[Family, ...] = (
     ),
 )
 
-_IN_LLAVA = {
+TEXT_NAMES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
 }
-_PICTURES = tuple(
+"""From the prefix of a decoder tensor's name in a multimodal checkpoint to its prefix in a checkpoint of the
+decoder alone; the first prefix that fits is used."""
+PICTURES = tuple(
     f"{at}{part}." for at in ("", "model.") for part in ("vision_tower", "multi_modal_projector")
 )
+"""Prefixes of tensors of the other parts of a multimodal checkpoint."""
 
 MULTIMODAL: tuple[Multimodal, ...] = (
     Multimodal(
         architecture="Gemma3ForConditionalGeneration",
         model_type="gemma3",
         text_types=("gemma3_text",),
-        defaults={"tie_word_embeddings": True},
-        text_names=_IN_LLAVA,
-        skipped=_PICTURES,
         unserved=("final_logit_softcapping",),
     ),
     Multimodal(
         architecture="Mistral3ForConditionalGeneration",
         model_type="mistral3",
         text_types=("mistral", "ministral3"),
-        defaults={"tie_word_embeddings": True},
-        text_names=_IN_LLAVA,
-        skipped=_PICTURES,
     ),
 )
+"""All may omit ``tie_word_embeddings`` beside ``text_config``: it is true then."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
@@ -86,19 +87,14 @@ class GGUFFiles:
         """The bytes that the file would have in a folder; None if the metadata do not describe such a file."""
         from . import gguf_config, gguf_tokenizer
 
-        made: Any
-        match name:
-            case "config.json":
-                made = gguf_config.config_of(self.file)
-            case "generation_config.json":
-                made = gguf_config.generation_of(self.file)
-            case "tokenizer.json":
-                made = gguf_tokenizer.tokenizer_of(self.file)
-            case "tokenizer_config.json":
-                made = gguf_tokenizer.tokenizer_config_of(self.file)
-            case _:
-                return None
-        return json.dumps(made, ensure_ascii=False).encode()
+        makers: dict[str, Callable[[GGUFFile], dict[str, Any]]] = {
+            "config.json": gguf_config.config_of,
+            "generation_config.json": gguf_config.generation_of,
+            "tokenizer.json": gguf_tokenizer.tokenizer_of,
+            "tokenizer_config.json": gguf_tokenizer.tokenizer_config_of,
+        }
+        make = makers.get(name)
+        return None if make is None else json.dumps(make(self.file), ensure_ascii=False).encode()
 
 
 def files_of(path: Path) -> ModelFiles:

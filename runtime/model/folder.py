@@ -82,10 +82,7 @@ def _fetched(name: str) -> Path:
 
 def _checked(path: Path) -> Path:
     """``path``, if it is a GGUF file with a sound header. Raises ``ModelUnreadable`` if not."""
-    with_magic = path.is_file()
-    if with_magic and path.suffix.lower() != ".gguf":
-        with_magic = _begins_as_gguf(path)
-    if not with_magic:
+    if not path.is_file() or not (path.suffix.lower() == ".gguf" or _begins_as_gguf(path)):
         raise ModelUnreadable(f"{path}: a model is a folder or a GGUF file, and this is neither")
     from .gguf_file import GGUFFile  # it imports the library, which other models do not need
 

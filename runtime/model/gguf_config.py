@@ -131,7 +131,30 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
     """
     name, architecture = architecture_of(file)
     fields = file.fields(f"{name}.", {"rope.scaling.type": "none"})
-    return {**_Reading(file, architecture, fields).config(), NOTES: notes_of(file)}
+    tensors = file.tensors
+    made: dict[str, Any] = {"architectures": [architecture.family], **architecture.fixed}
+    made |= {its: fields.integer(key) for key, its in _NEEDED.items()}
+    made["rms_norm_eps"] = fields.number(EPSILON)
+    made["vocab_size"] = _vocabulary(file, fields)
+    heads, hidden = made["num_attention_heads"], made["hidden_size"]
+    made["num_key_value_heads"] = fields.optional_integer("attention.head_count_kv") or heads
+    head_dim = made["head_dim"] = _head_dim(fields, hidden, heads)
+    for key, its in {"rope.freq_base": "rope_theta", **architecture.fields}.items():
+        read = fields.optional_integer if its == "sliding_window" else fields.optional_number
+        if (value := read(key)) is not None:
+            made[its] = value
+    if architecture.wide is not None:
+        wide = made["num_hidden_layers"] == architecture.wide
+        made["query_pre_attn_scalar"] = hidden / heads if wide else head_dim
+    if scaling := _scaling(file, fields, head_dim, made["max_position_embeddings"]):
+        made["rope_scaling"] = scaling
+    made["tie_word_embeddings"] = "output.weight" not in tensors
+    made["attention_bias"] = "blk.0.attn_q.bias" in tensors and fields.inside != "qwen2."
+    made["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
+    made["dtype"] = _dtype(file)
+    _check_known(fields, architecture)
+    made[NOTES] = notes_of(file)
+    return made
 
 
 def generation_of(file: GGUFFile) -> dict[str, Any]:
@@ -156,125 +179,94 @@ def notes_of(file: GGUFFile) -> list[str]:
     return notes
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """``fields``: the metadata below the architecture's name."""
+def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
+    """The size of a head, from keys or as ``hidden / heads``. Keys, values and rotary positions must have
+    the same; raises ``ConfigInvalid`` or ``UnsupportedArchitecture`` if not."""
+    key, value = (fields.optional_integer(f"attention.{name}_length") for name in ("key", "value"))
+    if key is None and hidden % heads:
+        raise fields.wrong("attention.key_length", f"missing, and {heads} heads do not divide {hidden}")
+    size = hidden // heads if key is None else key
+    if value not in (None, size):
+        told = f"{value} for values and {size} for keys is not served"
+        raise fields.unserved("attention.value_length", told)
+    rotated = fields.optional_integer("rope.dimension_count")
+    if rotated not in (None, size):
+        raise fields.unserved("rope.dimension_count", f"{rotated} of a head of {size} is not served")
+    return size
 
-    file: GGUFFile
-    architecture: GGUFArchitecture
-    fields: Fields
 
-    def config(self) -> dict[str, Any]:
-        fields, tensors = self.fields, self.file.tensors
-        made: dict[str, Any] = {"architectures": [self.architecture.family], **self.architecture.fixed}
-        made |= {its: fields.integer(key) for key, its in _NEEDED.items()}
-        made["rms_norm_eps"] = fields.number(EPSILON)
-        made["vocab_size"] = self.vocabulary()
-        heads, hidden = made["num_attention_heads"], made["hidden_size"]
-        made["num_key_value_heads"] = fields.optional_integer("attention.head_count_kv") or heads
-        head_dim = made["head_dim"] = self.head_dim(hidden, heads)
-        for key, its in {"rope.freq_base": "rope_theta", **self.architecture.fields}.items():
-            read = fields.optional_integer if its == "sliding_window" else fields.optional_number
-            if (value := read(key)) is not None:
-                made[its] = value
-        if self.architecture.wide is not None:
-            wide = made["num_hidden_layers"] == self.architecture.wide
-            made["query_pre_attn_scalar"] = hidden / heads if wide else head_dim
-        if scaling := self.scaling(head_dim, made["max_position_embeddings"]):
-            made["rope_scaling"] = scaling
-        made["tie_word_embeddings"] = "output.weight" not in tensors
-        made["attention_bias"] = "blk.0.attn_q.bias" in tensors and fields.inside != "qwen2."
-        made["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
-        made["dtype"] = self.dtype()
-        self.check_known()
-        return made
+def _scaling(file: GGUFFile, fields: Fields, head_dim: int, context: int) -> dict[str, Any]:
+    """The field ``rope_scaling`` of ``config.json``, from the tensor `ROPE_FACTORS` or from keys; an empty
+    object without either. ``context``: the stated positions. Raises ``ConfigInvalid``,
+    ``UnsupportedArchitecture``, ``TensorInvalid``."""
+    kind = fields.text("rope.scaling.type")
+    old = fields.optional_number("rope.scale_linear")
+    factor = fields.optional_number("rope.scaling.factor")
+    if ROPE_FACTORS in file.tensors:
+        if kind not in ("none", "longrope"):
+            told = f"{kind} together with the tensor {ROPE_FACTORS} is not served"
+            raise fields.unserved("rope.scaling.type", told)
+        divisors = _factors(file, head_dim)
+        both = {"long_factor": divisors, "short_factor": divisors}
+        return {"rope_type": "longrope", "factor": 1.0, "attention_factor": 1.0, **both}
+    if kind == "none":
+        return {} if old in (None, 1.0) else {"rope_type": "linear", "factor": old}
+    if kind not in ("linear", "yarn"):
+        raise fields.unserved("rope.scaling.type", f"{kind!r:.40} is not served")
+    if factor is None:
+        raise fields.wrong("rope.scaling.factor", f"missing, rope.scaling.type {kind} asks for it")
+    made: dict[str, Any] = {"rope_type": kind, "factor": factor}
+    if kind == "yarn":
+        original = fields.optional_integer("rope.scaling.original_context_length")
+        made["original_max_position_embeddings"] = original or context
+        gain = fields.optional_number("rope.scaling.attn_factor")
+        if gain is not None:
+            made["attention_factor"] = gain * (1.0 + 0.1 * math.log(factor))
+    return made
 
-    def head_dim(self, hidden: int, heads: int) -> int:
-        """The size of a head, from keys or as ``hidden / heads``. Keys, values and rotary positions must have
-        the same; raises ``ConfigInvalid`` or ``UnsupportedArchitecture`` if not."""
-        key, value = (self.fields.optional_integer(f"attention.{name}_length") for name in ("key", "value"))
-        if key is None and hidden % heads:
-            raise self.fields.wrong(
-                "attention.key_length", f"missing, and {heads} heads do not divide {hidden}"
-            )
-        size = hidden // heads if key is None else key
-        if value not in (None, size):
-            told = f"{value} for values and {size} for keys is not served"
-            raise self.fields.unserved("attention.value_length", told)
-        rotated = self.fields.optional_integer("rope.dimension_count")
-        if rotated not in (None, size):
-            raise self.fields.unserved("rope.dimension_count", f"{rotated} of a head of {size} is not served")
-        return size
 
-    def scaling(self, head_dim: int, context: int) -> dict[str, Any]:
-        """The field ``rope_scaling`` of ``config.json``, from the tensor `ROPE_FACTORS` or from keys; an empty
-        object without either. ``context``: the stated positions. Raises ``ConfigInvalid``,
-        ``UnsupportedArchitecture``, ``TensorInvalid``."""
-        fields = self.fields
-        kind = fields.text("rope.scaling.type")
-        old = fields.optional_number("rope.scale_linear")
-        factor = fields.optional_number("rope.scaling.factor")
-        if ROPE_FACTORS in self.file.tensors:
-            if kind not in ("none", "longrope"):
-                told = f"{kind} together with the tensor {ROPE_FACTORS} is not served"
-                raise fields.unserved("rope.scaling.type", told)
-            divisors = self.factors(head_dim)
-            both = {"long_factor": divisors, "short_factor": divisors}
-            return {"rope_type": "longrope", "factor": 1.0, "attention_factor": 1.0, **both}
-        if kind == "none":
-            return {} if old in (None, 1.0) else {"rope_type": "linear", "factor": old}
-        if kind not in ("linear", "yarn"):
-            raise fields.unserved("rope.scaling.type", f"{kind!r:.40} is not served")
-        if factor is None:
-            raise fields.wrong("rope.scaling.factor", f"missing, rope.scaling.type {kind} asks for it")
-        made: dict[str, Any] = {"rope_type": kind, "factor": factor}
-        if kind == "yarn":
-            original = fields.optional_integer("rope.scaling.original_context_length")
-            made["original_max_position_embeddings"] = original or context
-            gain = fields.optional_number("rope.scaling.attn_factor")
-            if gain is not None:
-                made["attention_factor"] = gain * (1.0 + 0.1 * math.log(factor))
-        return made
+def _factors(file: GGUFFile, head_dim: int) -> list[float]:
+    stored = file.tensors[ROPE_FACTORS]
+    if stored.kind != "F32" or stored.shape != (head_dim // 2,):
+        raise TensorInvalid(
+            f"{file.path}: {ROPE_FACTORS}: {stored.kind} {list(stored.shape)}, F32 [{head_dim // 2}]"
+            " is expected"
+        )
+    return [float(one) for one in file.array(stored).view("<f4")]
 
-    def factors(self, head_dim: int) -> list[float]:
-        stored = self.file.tensors[ROPE_FACTORS]
-        if stored.kind != "F32" or stored.shape != (head_dim // 2,):
-            raise TensorInvalid(
-                f"{self.file.path}: {ROPE_FACTORS}: {stored.kind} {list(stored.shape)}, F32 [{head_dim // 2}]"
-                " is expected"
-            )
-        return [float(one) for one in self.file.array(stored).view("<f4")]
 
-    def vocabulary(self) -> int:
-        """The number of tokens in the vocabulary. Raises ``ConfigInvalid`` or ``TensorInvalid`` if keys and
-        tensors disagree about it."""
-        tokens = self.file.metadata.get("tokenizer.ggml.tokens")
-        if not isinstance(tokens, list) or not tokens:
-            raise ConfigInvalid(f"{self.file.path}: tokenizer.ggml.tokens: missing, or no array of strings")
-        has = f"but tokenizer.ggml.tokens has {len(tokens)}"
-        stated = self.fields.optional_integer("vocab_size")
-        if stated not in (None, len(tokens)):
-            raise self.fields.wrong("vocab_size", f"{stated}, {has}")
-        table = self.file.tensors.get(TABLE)
-        if table is not None and table.shape[0] != len(tokens):
-            raise TensorInvalid(f"{self.file.path}: {TABLE}: shape {list(table.shape)}, {has}")
-        return len(tokens)
+def _vocabulary(file: GGUFFile, fields: Fields) -> int:
+    """The number of tokens in the vocabulary. Raises ``ConfigInvalid`` or ``TensorInvalid`` if keys and
+    tensors disagree about it."""
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not tokens:
+        raise ConfigInvalid(f"{file.path}: tokenizer.ggml.tokens: missing, or no array of strings")
+    has = f"but tokenizer.ggml.tokens has {len(tokens)}"
+    stated = fields.optional_integer("vocab_size")
+    if stated not in (None, len(tokens)):
+        raise fields.wrong("vocab_size", f"{stated}, {has}")
+    table = file.tensors.get(TABLE)
+    if table is not None and table.shape[0] != len(tokens):
+        raise TensorInvalid(f"{file.path}: {TABLE}: shape {list(table.shape)}, {has}")
+    return len(tokens)
 
-    def dtype(self) -> str:
-        """The type to serve in: the type of most of the weights; bfloat16 if most are quantised."""
-        counts: Counter[str] = Counter()
-        for tensor in self.file.tensors.values():
-            counts[tensor.kind] += prod(tensor.shape)
-        most = max(counts, key=counts.__getitem__, default="F32")
-        return {"F32": "float32", "F16": "float16"}.get(most, "bfloat16")
 
-    def check_known(self) -> None:
-        """Raise ``UnsupportedArchitecture`` for a key of the architecture that is not read here and could
-        change the computation."""
-        known = {*_NEEDED, *_READ, *HARMLESS, *self.architecture.fields}
-        for key, value in self.fields.values.items():
-            off = type(value) in (bool, int, float) and not value
-            if key == "attention.causal":
-                off = value is True
-            if key not in known and not off:
-                raise self.fields.unserved(key, f"{value!r:.40} is not served")
+def _dtype(file: GGUFFile) -> str:
+    """The type to serve in: the type of most of the weights; bfloat16 if most are quantised."""
+    counts: Counter[str] = Counter()
+    for tensor in file.tensors.values():
+        counts[tensor.kind] += prod(tensor.shape)
+    most = max(counts, key=counts.__getitem__, default="F32")
+    return {"F32": "float32", "F16": "float16"}.get(most, "bfloat16")
+
+
+def _check_known(fields: Fields, architecture: GGUFArchitecture) -> None:
+    """Raise ``UnsupportedArchitecture`` for a key of the architecture that is not read here and could
+    change the computation."""
+    known = {*_NEEDED, *_READ, *HARMLESS, *architecture.fields}
+    for key, value in fields.values.items():
+        off = type(value) in (bool, int, float) and not value
+        if key == "attention.causal":
+            off = value is True
+        if key not in known and not off:
+            raise fields.unserved(key, f"{value!r:.40} is not served")

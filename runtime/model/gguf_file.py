@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
-from numpy.typing import NDArray
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueType
+from numpy.typing import DTypeLike, NDArray
 
 from ...kernels.packed_types import GGML
 from ..errors import ConfigInvalid, TensorInvalid
@@ -29,19 +29,7 @@ VERSIONS = (2, 3)
 SERVED = ("F32", "F16", "BF16", *GGML)
 """The served types of tensors, by their names in ggml."""
 MOST = {"keys": 1 << 16, "tensors": 1 << 17, "strings": 1 << 22, "dimensions": 4}
-_SCALARS = {
-    GGUFValueType.UINT8: "<B",
-    GGUFValueType.INT8: "<b",
-    GGUFValueType.UINT16: "<H",
-    GGUFValueType.INT16: "<h",
-    GGUFValueType.UINT32: "<I",
-    GGUFValueType.INT32: "<i",
-    GGUFValueType.FLOAT32: "<f",
-    GGUFValueType.BOOL: "<?",
-    GGUFValueType.UINT64: "<Q",
-    GGUFValueType.INT64: "<q",
-    GGUFValueType.FLOAT64: "<d",
-}
+_SCALARS = GGUFReader.gguf_scalar_to_np
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +115,7 @@ class GGUFFile:
             raise ConfigInvalid(f"{self.path}: {key}: an array of arrays is not served")
         if inner == GGUFValueType.STRING:
             return [self._string(key) for _ in range(self._count("strings", "<Q", key))]
-        count, letter = self._number("<Q", key), np.dtype(_SCALARS[inner])
-        begin = self._take(count * letter.itemsize, key)
-        return np.frombuffer(self._bytes, letter, count, begin)
+        return self._numbers(_SCALARS[inner], self._number("<Q", key), key)
 
     def _type(self, key: str) -> GGUFValueType:
         number = self._number("<I", key)
@@ -202,8 +188,12 @@ class GGUFFile:
             raise ConfigInvalid(f"{self.path}: {key}: {count} {what} are more than {MOST[what]}")
         return count
 
-    def _number(self, form: str, key: str) -> Any:
-        return struct.unpack_from(form, self._bytes, self._take(struct.calcsize(form), key))[0]
+    def _number(self, form: DTypeLike, key: str) -> Any:
+        return self._numbers(form, 1, key)[0].item()
+
+    def _numbers(self, form: DTypeLike, count: int, key: str) -> NDArray[Any]:
+        kind = np.dtype(form)
+        return np.frombuffer(self._bytes, kind, count, self._take(count * kind.itemsize, key))
 
     def _string(self, key: str) -> str:
         length: int = struct.unpack_from("<Q", self._bytes, self._take(8, key))[0]

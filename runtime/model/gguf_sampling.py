@@ -5,62 +5,44 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from .gguf_file import GGUFFile
 
 _HUB = "https://huggingface.co"
 
-
-@dataclass(frozen=True, slots=True)
-class PublishedSampling:
-    """What the authors of models publish. ``names``: matches the name of a model, in small letters with hyphens
-    between words. ``fields``: of a ``generation_config.json``. ``source``: where they stand."""
-
-    names: str
-    fields: Mapping[str, float] = field(default_factory=dict)
-    source: str = ""
-
-
-PUBLISHED = (
-    PublishedSampling(
-        "smollm3",
+PUBLISHED: Mapping[str, tuple[Mapping[str, float], str]] = {
+    "smollm3": (
         {"temperature": 0.6, "top_p": 0.95},
-        f"{_HUB}/HuggingFaceTB/SmolLM3-3B/blob/main/generation_config.json",
+        "HuggingFaceTB/SmolLM3-3B/blob/main/generation_config.json",
     ),
-    PublishedSampling(
-        "smollm2",
+    "smollm2": (
         {"temperature": 0.2, "top_p": 0.9},
-        f"{_HUB}/HuggingFaceTB/SmolLM2-135M-Instruct",
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
     ),
-    PublishedSampling(
-        "qwen3.*instruct-2507",
+    "qwen3.*instruct-2507": (
         {"temperature": 0.7, "top_p": 0.8, "top_k": 20},
-        f"{_HUB}/Qwen/Qwen3-4B-Instruct-2507/blob/main/generation_config.json",
+        "Qwen/Qwen3-4B-Instruct-2507/blob/main/generation_config.json",
     ),
-    PublishedSampling(
-        "qwen3",
+    "qwen3": (
         {"temperature": 0.6, "top_p": 0.95, "top_k": 20},
-        f"{_HUB}/Qwen/Qwen3-8B/blob/main/generation_config.json",
+        "Qwen/Qwen3-8B/blob/main/generation_config.json",
     ),
-    PublishedSampling(
-        "qwen2.5",
+    "qwen2.5": (
         {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05},
-        f"{_HUB}/Qwen/Qwen2.5-7B-Instruct/blob/main/generation_config.json",
+        "Qwen/Qwen2.5-7B-Instruct/blob/main/generation_config.json",
     ),
-    PublishedSampling(
-        "llama-3",
+    "llama-3": (
         {"temperature": 0.6, "top_p": 0.9},
-        f"{_HUB}/meta-llama/Llama-3.1-8B-Instruct/blob/main/generation_config.json",
+        "meta-llama/Llama-3.1-8B-Instruct/blob/main/generation_config.json",
     ),
-    PublishedSampling(
-        "gemma-3",
+    "gemma-3": (
         {"temperature": 1.0, "top_p": 0.95, "top_k": 64},
-        f"{_HUB}/google/gemma-3-4b-it/blob/main/generation_config.json",
+        "google/gemma-3-4b-it/blob/main/generation_config.json",
     ),
-)
-"""By family; the first that matches counts."""
+}
+"""What the authors of models publish: by a pattern of the model's name, in small letters with hyphens between
+words, fields of a ``generation_config.json`` and the page on the hub. The first that matches counts."""
 
 _KEYS = {
     "temp": "temperature",
@@ -82,7 +64,7 @@ def sampling_of(file: GGUFFile) -> tuple[dict[str, Any], str]:
         return {"do_sample": own.get("temperature") != 0, **own}, "the file's own"
     named = (str(file.metadata.get(f"general.{key}", "")) for key in ("basename", "name"))
     name = re.sub(r"[\s_]+", "-", " ".join(named).lower())
-    for published in PUBLISHED:
-        if re.search(published.names, name):
-            return {"do_sample": True, **published.fields}, f"those of {published.source}"
+    for pattern, (fields, page) in PUBLISHED.items():
+        if re.search(pattern, name):
+            return {"do_sample": True, **fields}, f"those of {_HUB}/{page}"
     return {}, ""

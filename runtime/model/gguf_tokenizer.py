@@ -181,7 +181,8 @@ class Vocabulary:
 
 
 def tokenizer_of(file: GGUFFile) -> dict[str, Any]:
-    """The content that the model's ``tokenizer.json`` would have.
+    """The content that the model's ``tokenizer.json`` would have, without fields that the tokenizers library
+    does not need.
 
     Raises ``ConfigInvalid`` naming the key, ``UnsupportedArchitecture`` for a kind of tokenizer that is not
     served.
@@ -192,8 +193,6 @@ def tokenizer_of(file: GGUFFile) -> dict[str, Any]:
     vocabulary = Vocabulary.read(file)
     return {
         "version": "1.0",
-        "truncation": None,
-        "padding": None,
         "added_tokens": vocabulary.added(),
         "post_processor": _around(vocabulary),
         **_KINDS[kind](vocabulary),
@@ -211,13 +210,9 @@ def _around(vocabulary: Vocabulary) -> dict[str, Any] | None:
     named = {name: vocabulary.tokens[token] for name, token in ids.items() if token is not None}
     if not named:
         return None
-    around = [
-        {"SpecialToken": {"id": named[part], "type_id": 0}}
-        if part
-        else {"Sequence": {"id": "A", "type_id": 0}}
-        for part in ("bos", "", "eos")
-        if not part or part in named
-    ]
+    parts = {name: {"SpecialToken": {"id": token, "type_id": 0}} for name, token in named.items()}
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    around = [part for part in (parts.get("bos"), text, parts.get("eos")) if part is not None]
     special = {token: {"id": token, "ids": [ids[name]], "tokens": [token]} for name, token in named.items()}
     return {"type": "TemplateProcessing", "single": around, "pair": around, "special_tokens": special}
 
@@ -264,7 +259,7 @@ def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
         "normalizer": {"type": "NFC"} if rule.composed else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
         "decoder": {**bytes_, "use_regex": True},
-        "model": _bpe(vocab, merges, ignore_merges=rule.whole),
+        "model": {"type": "BPE", "ignore_merges": rule.whole, "vocab": vocab, "merges": merges},
     }
 
 
@@ -288,6 +283,7 @@ def _sentence_piece(vocabulary: Vocabulary) -> dict[str, Any]:
         raise fields.wrong("token_type", "no token is a byte: a tokenizer without them is not served")
     vocab = vocabulary.ids(UNUSED)
     merges = _merges_by_score(vocabulary, scores)
+    flags = {"byte_fallback": True, "fuse_unk": True}
     unknown = vocabulary.tokens[vocabulary.special("unknown") or 0]
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     prefixed = fields.values.get("add_space_prefix", True)
@@ -303,7 +299,7 @@ def _sentence_piece(vocabulary: Vocabulary) -> dict[str, Any]:
         "normalizer": {"type": "Sequence", "normalizers": steps},
         "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": spoken},
-        "model": _bpe(vocab, merges, byte_fallback=True, fuse_unk=True, unk_token=unknown),
+        "model": {"type": "BPE", **flags, "unk_token": unknown, "vocab": vocab, "merges": merges},
     }
 
 
@@ -325,12 +321,6 @@ def _merges_by_score(vocabulary: Vocabulary, scores: list[float]) -> list[tuple[
                 found.append((-scores[number], left, right, token[:at], token[at:]))
     found.sort()
     return [(left, right) for *_, left, right in found]
-
-
-def _bpe(vocab: Mapping[str, int], merges: list[tuple[str, str]], **changes: Any) -> dict[str, Any]:
-    usual = {"dropout": None, "unk_token": None, "continuing_subword_prefix": None}
-    flags = {"end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False}
-    return {"type": "BPE", **usual, **flags, **changes, "vocab": vocab, "merges": merges}
 
 
 _KINDS: Mapping[str, Callable[[Vocabulary], dict[str, Any]]] = {

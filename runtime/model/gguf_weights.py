@@ -120,10 +120,8 @@ class GGUFWeights(StoredWeights):
         if stored.kind in _AS_STORED:
             return torch.frombuffer(bytearray(packed), dtype=_AS_STORED[stored.kind]).view(stored.shape)
         kind, numbers = GGMLQuantizationType[stored.kind], torch.empty(stored.shape)
-        rows, blocks = (
-            numbers.view(-1, stored.shape[-1]),
-            packed.reshape(-1, packed.size * stored.shape[-1] // numbers.numel()),
-        )
+        rows = numbers.view(-1, stored.shape[-1])
+        blocks = packed.reshape(len(rows), -1)
         for begin in range(0, len(rows), ROWS):
             rows[begin : begin + ROWS] = torch.from_numpy(dequantize(blocks[begin : begin + ROWS], kind))
         return numbers

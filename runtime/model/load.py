@@ -277,11 +277,6 @@ def forms_of(
         keeping = "dequantised"
     made = {piece.name: _form(piece, weights, keeping, quantization) for piece in pieces}
     of = {name: form for name, form in made.items() if form is not None}
-    for name, form in of.items() if quantization is not None else ():
-        if form.scheme is None or name in weights.linears:
-            raise SettingsInvalid(
-                f"--quantization {quantization}: the model is quantised already: {form.scheme or form.words}"
-            )
     into: dict[str, list[Piece]] = {}
     for piece in pieces:
         into.setdefault(piece.into, []).append(piece)
@@ -309,12 +304,16 @@ def forms_of(
 def _form(
     piece: Piece, weights: StoredWeights, keeping: Keeping, quantization: str | None
 ) -> WeightForm | None:
-    """The form of a tensor that is quantised, or is to be; None: it is neither."""
+    """The form of a tensor that is quantised, or is to be; None: it is neither. Raises ``SettingsInvalid``:
+    both."""
     if len(piece.shape) != 2:
         return None
-    if (kind := weights.packed_type(piece.name)) is not None:
+    kind, linear = weights.packed_type(piece.name), weights.linears.get(piece.name)
+    if quantization is not None and (already := kind or (linear and linear.scheme)):
+        raise SettingsInvalid(f"--quantization {quantization}: the model is quantised already: {already}")
+    if kind is not None:
         return WeightForm(kind, kind, kept=keeping == "packed")
-    if (linear := weights.linears.get(piece.name)) is not None:
+    if linear is not None:
         return _kept(linear.scheme, piece, keeping, linear.scale_bytes, linear.alone)
     if quantization is None or piece.into in ("embedding", "head"):
         return None

@@ -56,9 +56,8 @@ class LinearRule:
 
 @dataclass(frozen=True, slots=True)
 class Quantisation:
-    """How a checkpoint's linears are quantised, as its configuration says. ``method``: its name there."""
+    """How a checkpoint's linears are quantised, as its configuration says."""
 
-    method: str
     rules: tuple[LinearRule, ...]
 
     def rule(self, linear: str) -> LinearRule | None:
@@ -106,7 +105,7 @@ def _method(name: str, given: Mapping[str, Any]) -> str:
 def _read(method: str, fields: Fields) -> Quantisation:
     if (reader := METHODS.get(method)) is None:
         raise _unserved(fields.path, fields.inside.removesuffix(".") or "the folder's weights", method)
-    return Quantisation(method, reader(fields))
+    return Quantisation(reader(fields))
 
 
 def _unserved(path: Path, what: str, method: str) -> UnsupportedArchitecture:

@@ -19,7 +19,7 @@ with n codes in an int32, the first in the lowest bits. AWQ has the codes of 8 n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -73,7 +73,7 @@ class StoredLinear:
     scheme: Scheme
     rows: int
     width: int
-    parts: Mapping[str, StoredTensor] = field(default_factory=dict)
+    parts: Mapping[str, StoredTensor]
 
     @property
     def scales(self) -> str:
@@ -110,12 +110,7 @@ class QuantisedCheckpoint(Checkpoint):
     ``quantisation``: what the configuration says of them; the rest is as for `Checkpoint`.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        quantisation: Quantisation,
-        renamed: Callable[[str], str] = lambda name: name,
-    ) -> None:
+    def __init__(self, folder: Path, quantisation: Quantisation, renamed: Callable[[str], str]) -> None:
         super().__init__(folder, renamed)
         self.linears: dict[str, StoredLinear] = {}
         self._quantisation = quantisation
@@ -359,17 +354,14 @@ def _whole_beside(linear: StoredLinear, read: Read) -> BesideCodes:
 
 
 def _mxfp4_parts(rule: LinearRule, rows: int, width: int) -> dict[str, LinearPart]:
-    return {
-        "weight_packed": LinearPart(((rows, width // 2),), ("U8",)),
-        "weight_scale": LinearPart(((rows, width // 32),), EXPONENTS),
-    }
+    scales = LinearPart(((rows, width // 32),), EXPONENTS)
+    if rule.layout == "mxfp4":
+        return {"weight_packed": LinearPart(((rows, width // 2),), ("U8",)), "weight_scale": scales}
+    return {"weight_blocks": LinearPart(((rows, width // 32, 16),), ("U8",)), "weight_scales": scales}
 
 
-def _block_parts(rule: LinearRule, rows: int, width: int) -> dict[str, LinearPart]:
-    return {
-        "weight_blocks": LinearPart(((rows, width // 32, 16),), ("U8",)),
-        "weight_scales": LinearPart(((rows, width // 32),), EXPONENTS),
-    }
+def _mxfp4_codes(linear: StoredLinear, codes: Tensor) -> Tensor:
+    return _nibbles(codes).flatten(1)
 
 
 # gptq, awq
@@ -418,10 +410,8 @@ SCALES = ("weight_scale", "weight_scale_inv", "scales", "weight_scales")
 LAYOUTS = {
     "packed": LinearLayout("weight_packed", _packed_parts, _packed_beside, _packed_codes),
     "whole": LinearLayout("weight", _whole_parts, _whole_beside, lambda linear, codes: codes),
-    "mxfp4": LinearLayout("weight_packed", _mxfp4_parts, _exponents, lambda linear, codes: _nibbles(codes)),
-    "mxfp4 blocks": LinearLayout(
-        "weight_blocks", _block_parts, _exponents, lambda linear, codes: _nibbles(codes).flatten(1)
-    ),
+    "mxfp4": LinearLayout("weight_packed", _mxfp4_parts, _exponents, _mxfp4_codes),
+    "mxfp4 blocks": LinearLayout("weight_blocks", _mxfp4_parts, _exponents, _mxfp4_codes),
     "gptq": LinearLayout("qweight", _gptq_parts, _gptq_beside, _gptq_codes),
     "awq": LinearLayout("qweight", _gptq_parts, _awq_beside, _awq_codes),
 }

@@ -12,13 +12,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from .families import Family
 from .fields import LARGEST, Fields
+
+_Read: TypeAlias = Callable[["_Source", int], Mapping[str, Any]]
+_Make: TypeAlias = Callable[["RopeConfig", Tensor], Tensor]
 
 ORIGINAL = "original_max_position_embeddings"
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -133,7 +136,7 @@ class _Source:
         if kind not in ROPE_KINDS:
             raise inner.unserved("rope_type", f"{kind} is not served (served: {', '.join(ROPE_KINDS)})")
         dim = self._dim(inner)
-        read = dict(ROPE_KINDS[kind](self, dim))
+        read = dict(ROPE_KINDS[kind][0](self, dim))
         if self.family.scaled_queries:
             if kind == "dynamic":
                 raise inner.unserved("rope_type", f"dynamic is not served with {self.family.architecture}")
@@ -202,14 +205,6 @@ class _Source:
         return dim
 
 
-def _read_default(source: _Source, dim: int) -> Mapping[str, Any]:
-    return {}
-
-
-def _read_linear(source: _Source, dim: int) -> Mapping[str, Any]:
-    return {"factor": source.inner.number("factor")}
-
-
 def _read_dynamic(source: _Source, dim: int) -> Mapping[str, Any]:
     if dim < 4:
         raise source.fields.wrong("head_dim", "dynamic rotary settings need at least 4")
@@ -262,18 +257,6 @@ def _read_longrope(source: _Source, dim: int) -> Mapping[str, Any]:
         "gain": inner.optional_number("attention_factor") or gain,
         "divisors": long if min(source.max_context or stated, stated) > original else short,
     }
-
-
-ROPE_KINDS: Mapping[str, Callable[[_Source, int], Mapping[str, Any]]] = {
-    "default": _read_default,
-    "linear": _read_linear,
-    "dynamic": _read_dynamic,
-    "llama3": _read_llama3,
-    "yarn": _read_yarn,
-    "longrope": _read_longrope,
-}
-"""The served kinds of rotary settings. Each function reads the fields of `RopeConfig` that its kind has
-beside theta and dim."""
 
 
 # --- angles -------------------------------------------------------------------------------------------------
@@ -331,7 +314,9 @@ class Rope:
 def make_rope(config: RopeConfig, device: torch.device) -> Rope:
     """Make the `Rope` of ``config``, with its frequencies on ``device``."""
     exponents = torch.arange(0, config.dim, 2, dtype=torch.float32) / config.dim
-    frequencies = _FREQUENCIES[config.kind](config, config.theta**exponents)
+    frequencies = torch.zeros_like(exponents)
+    if config.kind != UNROTATED.kind:
+        frequencies = ROPE_KINDS[config.kind][1](config, config.theta**exponents)
     return Rope(config, frequencies.to(device), exponents.to(device))
 
 
@@ -362,21 +347,6 @@ def _llama3(config: RopeConfig, periods: Tensor) -> Tensor:
     return torch.where(seldom, frequencies / config.factor, torch.where(often, frequencies, between))
 
 
-def _none(config: RopeConfig, periods: Tensor) -> Tensor:
-    return torch.zeros_like(periods)
-
-
-_FREQUENCIES: Mapping[str, Callable[[RopeConfig, Tensor], Tensor]] = {
-    "default": _linear,
-    "linear": _linear,
-    "dynamic": _linear,
-    "llama3": _llama3,
-    "yarn": _yarn,
-    "longrope": _longrope,
-    "none": _none,
-}
-
-
 def _ramp(config: RopeConfig) -> Tensor:
     """How far yarn stretches each frequency, fp32 ``[dim / 2]``: from 0 for high ones to 1 for low ones."""
 
@@ -391,3 +361,15 @@ def _ramp(config: RopeConfig) -> Tensor:
     if low == high:
         high += 0.001  # the ramp would divide by zero
     return ((torch.arange(config.dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+
+
+ROPE_KINDS: Mapping[str, tuple[_Read, _Make]] = {
+    "default": (lambda source, dim: {}, _linear),
+    "linear": (lambda source, dim: {"factor": source.inner.number("factor")}, _linear),
+    "dynamic": (_read_dynamic, _linear),
+    "llama3": (_read_llama3, _llama3),
+    "yarn": (_read_yarn, _yarn),
+    "longrope": (_read_longrope, _longrope),
+}
+"""The served kinds of rotary settings. Of each: what reads the fields of `RopeConfig` that it has beside theta
+and dim, and what makes its frequencies, of these settings and theta to the powers of the exponents."""

@@ -17,6 +17,7 @@ from ...kernels.layer import LayerWeights
 from ...kernels.linear import Linear, Matrix
 from ...kernels.packed import Packed
 from .config import ModelConfig
+from .families import PICTURES, TEXT_NAMES
 from .kv_format import KVFormat
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -72,7 +73,7 @@ def pieces_of(config: ModelConfig) -> tuple[Piece, ...]:
 def may_be_ignored(name: str, config: ModelConfig) -> bool:
     """Whether the stored tensor ``name`` may be left unread: the head if it is tied to the embedding, stored
     rotary frequencies, or a tensor of another part of a multimodal checkpoint."""
-    if config.inside is not None and name.startswith(config.inside.skipped):
+    if config.inside is not None and name.startswith(PICTURES):
         return True
     return name.endswith(".rotary_emb.inv_freq") or (config.tied_head and name == HEAD)
 
@@ -80,24 +81,17 @@ def may_be_ignored(name: str, config: ModelConfig) -> bool:
 def text_name(name: str, config: ModelConfig) -> str:
     """The name that the stored tensor ``name`` would have in a checkpoint of the decoder alone: another one
     only in a multimodal checkpoint."""
-    names = {} if config.inside is None else config.inside.text_names
-    for stored, alone in names.items():
+    for stored, alone in TEXT_NAMES.items() if config.inside is not None else ():
         if name.startswith(stored):
             return alone + name.removeprefix(stored)
     return name
 
 
 def allocate(pieces: Iterable[Piece], device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Uninitialised tensors that the pieces will fill, by their names in the decoder (``Piece.into``)."""
-    rows: dict[str, int] = {}
-    trailing: dict[str, tuple[int, ...]] = {}
-    for piece in pieces:
-        rows[piece.into] = max(rows.get(piece.into, 0), piece.row + piece.shape[0])
-        trailing[piece.into] = piece.shape[1:]
-    return {
-        name: torch.empty((count, *trailing[name]), device=device, dtype=dtype)
-        for name, count in rows.items()
-    }
+    """Uninitialised tensors that the pieces will fill, by their names in the decoder (``Piece.into``). The
+    pieces of one come in the order of its rows."""
+    shapes = {piece.into: (piece.row + piece.shape[0], *piece.shape[1:]) for piece in pieces}
+    return {name: torch.empty(shape, device=device, dtype=dtype) for name, shape in shapes.items()}
 
 
 def assemble(

@@ -269,9 +269,9 @@ def test_a_rule_has_the_names_of_the_shards(odd: Path, tmp_path: Path) -> None:
     rule = LinearRule("packed", "int4", 4, 32, targets=("text.model.layers.0.mlp.up_proj",))
     pieces = pieces_of(read_config(toy.folder))
     with QuantisedCheckpoint(
-        toy.folder, Quantisation("", (rule,)), lambda name: name.removeprefix("text.")
+        toy.folder, Quantisation((rule,)), lambda name: name.removeprefix("text.")
     ) as shards:
-        found = linears_of(Quantisation("", (rule,)), shards.tensors, pieces)
+        found = linears_of(Quantisation((rule,)), shards.tensors, pieces)
         assert [one.module for one in found] == ["model.layers.0.mlp.up_proj"]
 
 
