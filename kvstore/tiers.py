@@ -68,7 +68,6 @@ class Tiers:
     ) -> None:
         self.host = host
         self.below = () if host is None else tuple(below)
-        self._all: tuple[HostTier | Tier, ...] = () if host is None else (host, *self.below)
         self._reach = reach
         self._tickets = count(1)
         self._moves: dict[int, _Move] = {}  # by ticket
@@ -261,7 +260,7 @@ class Tiers:
         came = True
         while came and len(found) < len(keys):
             came = False
-            for tier in self._all:
+            for tier in (self.host, *self.below):
                 run = list(takewhile(tier.readable, keys[len(found) :]))
                 tokens = tier.read(run, memory[len(found) :]) if run else []
                 found, came = found + tokens, came or bool(tokens)
@@ -389,9 +388,7 @@ class Tiers:
 
     def drop(self, key: bytes, *, erase: bool = False) -> None:
         """Drop a record from all tiers; with ``erase`` its bytes leave the lower ones soon."""
-        if self.host is not None:
-            self.host.drop(key)
-        for tier in self.below:
+        for tier in () if self.host is None else (self.host, *self.below):
             tier.drop(key, erase=erase)
 
     def _touch(self, keys: Sequence[bytes]) -> None:
@@ -429,7 +426,7 @@ class Tiers:
             return  # `read` finds out whether it came
         record = ended.record if ended.done else None
         if record is not None and record.key == move.key and self._is_sound(record, move.slot, tier):
-            self.host.filled(move.slot, record)
+            self.host.store(record, move.slot, ended.ticket, now)
         elif not self._ask_for(move.key, move.slot, now, behind=move.tier):
             self.host.abandon(move.slot)
 
@@ -439,8 +436,9 @@ class Tiers:
 
     def statistics(self) -> dict[str, float]:
         """The statistics of each tier, under its name, and how many records wait to go down."""
+        tiers = () if self.host is None else (self.host, *self.below)
         told: dict[str, float] = {
-            f"{tier.name}_{name}": value for tier in self._all for name, value in tier.statistics().items()
+            f"{tier.name}_{name}": value for tier in tiers for name, value in tier.statistics().items()
         }
         if self.below:
             told[f"{self.below[0].name}_queue"] = self.to_send

@@ -253,7 +253,7 @@ def test_bytes_that_come_from_elsewhere_are_checked() -> None:
         slot = tier.reserve(b"k" * 16, 0)
         assert slot is not None
         tier.memory.payload(slot)[:] = content(b"k" * 16, version)
-        tier.filled(slot, Record(b"k" * 16, 3, digest))
+        tier.store(Record(b"k" * 16, 3, digest), slot, 1, 0.0)
         assert (b"k" * 16 in tier) is found
     assert get(tier, b"k" * 16)[0] == 3 and tier.statistics()["damaged"] == 1
     assert get(HostTier(tier.memory), b"k" * 16)[0] == 3
@@ -329,7 +329,7 @@ def test_what_was_checked_in_its_slot_is_hashed_again_only_where_all_is() -> Non
         tier = HostTier(memory, recheck=recheck)
         slot = tier.reserve(KEY_A, 0)
         assert slot is not None
-        tier.filled(slot, Record(KEY_A, 4, 99))
+        tier.store(Record(KEY_A, 4, 99), slot, 1, 0.0)
         assert (KEY_A in tier) is not recheck and tier.statistics()["damaged"] == recheck
     after = HostTier(memory, recheck=False)
     assert find(after, KEY_A) is None, "another process's word is not believed"
