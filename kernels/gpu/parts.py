@@ -65,10 +65,10 @@ def split_parts(
     rows: tl.tensor, most: tl.tensor, shortest: tl.tensor, extra: tl.tensor,
     EACH: tl.constexpr, SINGLES: tl.constexpr, ROWS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Kernel, of one program: cut the contexts of the rows of one token (``SINGLES``) or of those of several, in
-    tiles of ``EACH``. Writes to ``split`` ``[rows + 1, 3]`` for each row its first program, its first entry in
-    scratch and the parts of each of its tiles; in the end the number of programs. Pointers are ``row_starts``
-    to ``split``; the other tensors are single values.
+    """Kernel, of one program: cut the contexts of the rows of one token (``SINGLES``) or of those of several,
+    in tiles of ``EACH``. Writes to ``split`` ``[rows + 1, 3]`` for each row its first program, its first entry
+    in scratch and the parts of each of its tiles; in the end the number of programs. Pointers are
+    ``row_starts`` to ``split``; the other tensors are single values.
 
     A part has about ``stretch`` tokens, so that all tiles together have at most ``extra`` parts beyond their
     first: floor((span - 1) / stretch) of each, and the sum of (span - 1) / stretch is at most ``extra``.
@@ -182,9 +182,9 @@ class Parts:
     def of(
         cls, batch: PagedBatch, query: Tensor, tiles: int, extra: int, span: int, each: int, *, singles: bool
     ) -> Parts:
-        """Cut contexts into parts, once for all layers alike, and allocate scratch. ``query`` ``[tokens, q_heads,
-        dim]``. ``tiles``: at most as many as there are. ``extra``: how many parts there may be beyond one for
-        each tile; 0: none. ``span``: at most as many tokens as a tile attends to."""
+        """Cut contexts into parts, once for all layers alike, and allocate scratch. ``query`` ``[tokens,
+        q_heads, dim]``. ``tiles``: at most as many as there are. ``extra``: how many parts there may be beyond
+        one for each tile; 0: none. ``span``: at most as many tokens as a tile attends to."""
         rows, heads, dim = batch.context_lengths.shape[0], *query.shape[1:]
         key = (span, each, extra, singles)
         split = batch.splits.get(key)
