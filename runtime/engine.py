@@ -191,7 +191,7 @@ class Engine:
         ``LEAVE_SECONDS`` at most, and closes them."""
         self._take_moves(self._clock(), wait=True)
         placement, tiers = self.scheduler.placement, self.scheduler.tiers
-        tiers.flush()
+        placement.flush()
         end = self._clock() + LEAVE_SECONDS
         while tiers.busy and (now := self._clock()) < end:
             placement.tick(now)

@@ -14,7 +14,7 @@ From another position KV may have to be computed again (`fall_back`)."""
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
 
 import numpy as np
@@ -56,6 +56,7 @@ class BlockManager:
         self.groups, self._narrow = len(windows), windows.narrow
         self.residency = Residency(pool, hasher, namespace, transfers.tiers, windows)
         self._sources: list[tuple[int, int]] = []  # of copies in the step being planned: block, owner
+        self._erasing: list[Iterator[list[bytes]]] = []  # keys of records of sequences that were erased
 
     def blocks_for(self, tokens: int) -> int:
         """How many blocks of one KV group ``tokens`` tokens take up."""
@@ -136,7 +137,7 @@ class BlockManager:
         self.pool.release([block for block in allocated if block not in used], sequence.id, keep=False)
         if not found.keys:
             return 0
-        self.transfers.read_into(used, sequence.tenant)
+        self.transfers.holds(used, sequence.tenant)
         named = self._named(sequence, found, range(len(found)), blocks[: len(found)])
         self._count_in(sequence, found, named)
         return len(found)
@@ -285,7 +286,9 @@ class BlockManager:
                 kept = self.pool.join(block, key, sequence.id)
                 if kept != block:
                     sequence.table.replace(index, kept, group)
-                if group not in self._narrow:
+                if group in self._narrow:
+                    self.transfers.holds((kept,), sequence.tenant)
+                else:
                     self.transfers.save(key, kept, tenant=sequence.tenant)
         sequence.seal(full)
         self.give_back(sequence)
@@ -483,9 +486,27 @@ class BlockManager:
         if kept < len(sequence.table):
             self.pool.release(sequence.table.truncate(kept), sequence.id, keep=keep)
 
+    @property
+    def erasing(self) -> bool:
+        """Whether `erase_on` has something to do."""
+        return bool(self._erasing)
+
+    def erase_on(self) -> None:
+        """Drop some more records of sequences whose KV is dropped everywhere. A step waits for it, so it looks
+        at few positions at a time."""
+        if self._erasing:
+            keys = next(self._erasing[0], None)
+            if keys is None:
+                del self._erasing[0]
+            for key in keys or ():
+                self.transfers.drop(key, erase=True)
+
     def _drop_everywhere(self, sequence: Sequence) -> None:
         """Drop the KV of the sequence's tokens that no other sequence holds, on all tiers: of all its blocks,
-        also those that it does not hold now, and of every partial last block that may have been saved."""
+        also those that it does not hold now, and of every partial last block that may have been saved. Where
+        groups have windows, those of earlier turns' ends are dropped by `erase_on`."""
+        if self._narrow:
+            self._erasing.append(self.residency.earlier_tails(sequence))
         for key in self.residency.everything(sequence):
             block = self.pool.index.here.get(key)
             if block is not None and self.pool.references.of(block):

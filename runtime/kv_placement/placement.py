@@ -135,9 +135,17 @@ class KVPlacement:
     def tick(self, now: float) -> None:
         """Take in what the tiers have told, take restores further, and send records down."""
         self._tiers.poll(now)
+        self._block_manager.erase_on()
         for restore in list(self._restores.values()):
             self._advance(restore, now)
         self._send_down(now)
+
+    def flush(self) -> None:
+        """Erase what is left to erase, and queue all records of the host tier to go down, as an engine that
+        ends does."""
+        while self._block_manager.erasing:
+            self._block_manager.erase_on()
+        self._tiers.flush()
 
     def close(self) -> None:
         """Write the measured costs to their file, and close the lower tiers."""
@@ -147,6 +155,8 @@ class KVPlacement:
     def due(self, now: float) -> float | None:
         """Seconds until `tick` has something to do if nothing else happens; None: never."""
         tiers = self._tiers
+        if self._block_manager.erasing:
+            return POLL_SECONDS
         if not tiers.below:
             return None
         if not tiers.ready:

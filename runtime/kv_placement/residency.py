@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby, takewhile
+from itertools import groupby, islice, takewhile
 
 from ...kvstore.block_table import NO_BLOCK
 from ...kvstore.groups import Windows
@@ -20,7 +20,7 @@ from ..adapters import Adapter
 from ..sequence import Sequence
 from ..verbs import BlockMap, KVTier, TierRun
 
-LOOKED_AT = 64  # blocks of which it is asked at once where they are, in groups with windows
+LOOKED_AT = 64  # blocks, or partial ones, of which it is asked at once where they are
 
 COMES = (BELOW, ASKED)
 """Where a block is that can only come up from a lower tier, or may."""
@@ -266,6 +266,9 @@ class Residency:
                     levels[first + at] = min(levels[first + at], level & DEVICE or level, key=_NEARNESS.index)
                     block = pool.index.here.get(named[at]) if first + at < full else None
                 shared[first + at] |= block is not None and pool.references.of(block) > has
+        # Nothing needs the blocks behind the windows of all groups: they go with the next.
+        if behind := min(self._windows.first(group, length) for group in range(len(self._windows))):
+            levels[:behind] = [levels[min(behind, blocks - 1)]] * behind
         tiers = [_TIERS.get(level, KVTier.NONE) for level in levels]
         pairs = zip(tiers, shared, strict=True)
         runs = [TierRun(tier, others, sum(1 for _ in run)) for (tier, others), run in groupby(pairs)]
@@ -308,22 +311,26 @@ class Residency:
 
     def everything(self, sequence: Sequence) -> Iterator[bytes]:
         """Yield the key of each record that the sequence's tokens may ever have got, in all groups: of full
-        blocks, and of partial ones that may have been saved. Where groups have windows these are kept for each
-        turn's end, also those of an engine before, which are not marked here: so all are looked for. O(tokens)
-        then."""
+        blocks, and of partial last ones that may have been saved."""
         size, total = self._hasher.block_tokens, len(sequence.tokens)
         self.name(sequence, total // size)
         last = max(0, total - 1) // size * size  # the last token is computed only if others follow
         ends = dict.fromkeys([*range(last + 1, total + 1), *sequence.marks])
         tails = [self.tail(sequence, end) for end in ends if end % size]
-        if self._narrow:
-            earlier = [self.tail(sequence, end) for end in range(1, last + 1) if end % size]
-            for group in range(len(self._windows)):
-                levels = self._tiers.levels([in_group(key, group) for key in earlier], (), whole=True)
-                tails += [key for key, level in zip(earlier, levels, strict=True) if level]
         own = [] if sequence.tail is None else [sequence.tail[0]]
         for key in dict.fromkeys([*sequence.keys, *own, *tails]):
             yield from (in_group(key, group) for group in range(len(self._windows)))
+
+    def earlier_tails(self, sequence: Sequence) -> Iterator[list[bytes]]:
+        """Yield the keys of the records of partial blocks that end at earlier positions, of so many positions
+        at a time. Where groups have windows there is one for each turn's end, also those of an engine before,
+        which are not marked here: so all positions are looked at."""
+        size, groups = self._hasher.block_tokens, range(len(self._windows))
+        ends = (end for end in range(1, len(sequence.tokens)) if end % size)
+        while some := [self.tail(sequence, end) for end in islice(ends, LOOKED_AT)]:
+            named = [in_group(key, group) for key in some for group in groups]
+            levels = self._tiers.levels(named, (), whole=True)
+            yield [key for key, level in zip(named, levels, strict=True) if level]
 
     def tail(self, sequence: Sequence, end: int) -> bytes:
         """The key of the sequence's partial block that ends behind its first ``end`` tokens."""

@@ -108,9 +108,8 @@ class Transfers:
         blocks now would keep the others in its step waiting. int32 ``[blocks]``."""
         return self._beside and bool(self._loading) and bool(np.isin(table, list(self._loading)).any())
 
-    def read_into(self, blocks: Iterable[int], tenant: int) -> None:
-        """Note that records of ``tenant`` were read into these blocks without a plan, so that later saves of
-        the blocks count for this tenant."""
+    def holds(self, blocks: Iterable[int], tenant: int) -> None:
+        """Note that these blocks hold KV of ``tenant``, so that later saves of them count for this tenant."""
         self._tenants.update(dict.fromkeys(blocks, tenant))
 
     def pending(self) -> set[int]:

@@ -150,9 +150,11 @@ class PendingMoves:
         found = {DEVICE: 0, HOST: 0, BELOW: 0}
         # Of each block its last group's, as all go alike.
         numbered = dict(manager.residency.numbered(sequence))
+        behind = next(iter(numbered), 0)  # nothing needs the blocks before: they go with the next
         levels = tiers.levels(list(numbered.values()), on_device, whole=True)
         for (at, key), level in zip(numbered.items(), levels, strict=True):
             tokens = size if at < len(sequence.keys) else max(0, end - size * at)
+            tokens += size * behind if at == behind else 0
             if move.lowest and tiers.found_below(key):
                 found[BELOW] += tokens
             else:

@@ -44,13 +44,15 @@ from holdfast.runtime.verbs import (
     Extend,
     Fork,
     Generate,
+    KVTier,
+    Locate,
     Open,
     Opening,
-    Refusal,
     Sampling,
     Settle,
     TokenLimits,
     Truncate,
+    VerbReply,
     Work,
 )
 
@@ -74,6 +76,7 @@ MODELS = (
     pytest.param(("smollm2", "float32", "cpu"), marks=SLOW),
 )
 TIERS = ("resident", "host", "disk", "recomputed", "split")
+WHERE = {"resident": KVTier.DEVICE, "host": KVTier.HOST, "disk": KVTier.DISK, "recomputed": KVTier.NONE}
 PATHS = (*TIERS, "forked", "rewound", "streamed", "company", "killed")
 BESIDE, SAID_BESIDE, SAID_BEFORE = 3, 30, 7
 """Other sequences in company, and their tokens; tokens of a turn before the engine is killed."""
@@ -89,13 +92,11 @@ class Stage:
     store: RecordStore
     windows: tuple[int | None, ...]
     seq: int = 0
-    engines: int = 0
 
     def begin(self) -> None:
         """Begin an engine; what the one before had on the device and in its own memory is lost."""
         self.arena.poison(range(len(self.arena.kv)))
-        self.engines += 1
-        self.tier = HostTier(self.memory, self.engines)
+        self.tier = HostTier(self.memory)
         settings = SchedulerSettings(
             blocks=len(self.arena.kv),
             windows=self.windows,
@@ -113,9 +114,16 @@ class Stage:
         runner = TorchRunner(self.model.decoder, self.arena, mover=BlockMover(self.arena, self.memory))
         self.engine = Engine(scheduler, runner, debug=True, clock=lambda: 0.0)
 
-    def do(self, verb: AnyVerb) -> None:
+    def do(self, verb: AnyVerb) -> VerbReply:
         reply = self.engine.apply(verb)
-        assert not isinstance(reply, Refusal), reply
+        assert isinstance(reply, VerbReply), reply
+        return reply
+
+    def first_tier(self, seq: int) -> KVTier:
+        """Where the first block is said to be; one that nothing needs is where the next is."""
+        blocks = self.do(Locate(0, seq)).blocks
+        assert blocks is not None
+        return blocks.runs[0].tier
 
     def turn(self, verb: Open | Extend, said_before: int = 0, most: int = SAID) -> tuple[list[int], Work]:
         """Begin a turn, which ends after ``most`` tokens of ``SAID``."""
@@ -235,6 +243,8 @@ def check(stage: Stage, count: int) -> None:
             first, _ = stage.turn(Open(0, seq, salt, prompt))
             before = stage.hashes(stage.names(seq))
             stage.lose(seq, path)
+            if path in WHERE:
+                assert stage.first_tier(seq) is WHERE[path]
             second, work = stage.turn(Extend(0, seq, more))
             said[path] = [first, second]
             check_work(path, work, len(more) + 1, windows=stage.windows != (None,))

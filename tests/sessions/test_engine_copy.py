@@ -40,8 +40,7 @@ async def brought(sequence: EngineCopy, ids: Ids) -> None:
 
 async def begun(sequence: EngineCopy, ids: Ids) -> None:
     """As a turn does it."""
-    async with await sequence.begin(ids, Sampling(), TokenLimits(1)):
-        pass
+    (await sequence.begin(ids, Sampling(), TokenLimits(1))).leave(len(ids))
 
 
 @run

@@ -163,7 +163,39 @@ def test_a_sequence_that_is_erased_leaves_no_record_of_its_turns_ends() -> None:
     here.run()
     assert len(here.scheduler.tiers.host or ())
     here.close(1, keep_kv=False)
+    while (here.scheduler.due(here.time) or 1) < 1:  # a few at a time: steps go on meanwhile
+        here.step()
     assert not len(here.scheduler.tiers.host or ())
+
+
+def test_an_engine_that_ends_erases_what_is_left_to_erase() -> None:
+    here = small(150, slots=400)
+    here.open(0, some(61))
+    for seed in range(1, 4):
+        here.reply(0, 3)
+        here.extend(0, some(30, seed=seed))
+    here.settle(0, wait=True)
+    here.run()
+    here.close(0, keep_kv=False)
+    here.engine.leave()
+    assert not len(here.scheduler.tiers.host or ())
+
+
+def test_blocks_of_all_groups_count_for_the_tenant_that_computed_them() -> None:
+    here = small(150, slots=400)
+    for seq, salt in enumerate((b"one", b"two", b"one")):
+        here.open(seq, some(61, seed=seq), salt=salt)
+        here.reply(seq, 3)
+        here.close(seq)
+        flood(here, here.scheduler.pool.available)
+    host = here.scheduler.tiers.host
+    assert host is not None
+    here.open(9, some(9), salt=b"two")
+    tenants = {here.sequence(9).tenant}
+    here.open(8, some(9), salt=b"one")
+    tenants.add(here.sequence(8).tenant)
+    here.open(7, some(9), salt=b"other")
+    assert host.held().keys() <= {*tenants, here.sequence(7).tenant} and tenants <= host.held().keys()
 
 
 def test_a_lease_covers_all_or_nothing() -> None:
