@@ -40,6 +40,7 @@ LEAVING_SHARE = 4  # one in so many of a tenant's records in the host tier is be
 MOST_LEAVING = 1024
 FORESEEN_AT_ONCE = 64  # records that one `send_down` looks at
 READY_SECONDS = 0.002  # between two looks whether a tier answers
+REFUSED_SECONDS = 1.0  # after so long a record that a tier below has refused is sent again
 AWAY_SECONDS = 30.0  # a tier that let a turn wait in vain is not asked for so long
 
 
@@ -78,7 +79,8 @@ class Tiers:
         self._queue: OrderedDict[bytes, None] = OrderedDict()  # to go down
         self._leaving: OrderedDict[bytes, None] = OrderedDict()  # to go down before they are evicted
         self._foreseen: set[bytes] = set()  # counted as used below, and not again when they are evicted
-        self._refused: list[bytes] = []
+        self._refused: list[bytes] = []  # to be tried again at `_try_again`
+        self._try_again = 0.0
         self.reading_seconds = 0.0
 
     @classmethod
@@ -288,9 +290,11 @@ class Tiers:
         come to the host."""
         if not self.below or self.host is None:
             return
+        again: list[bytes] = []
+        if now >= self._try_again:
+            again, self._refused = self._refused, again
         if self.host.room * PRESSED < self.host.memory.slots:
-            self._foresee(self.host, device)
-        self._refused.clear()
+            self._foresee(self.host, device, again)
         late: list[bytes] = []
         while self._queue and self.room > 0:
             key, _ = self._queue.popitem(last=False)
@@ -332,10 +336,11 @@ class Tiers:
                 return True
         return False
 
-    def _foresee(self, host: HostTier, device: Mapping[bytes, int]) -> None:
+    def _foresee(self, host: HostTier, device: Mapping[bytes, int], refused: Iterable[bytes]) -> None:
         """Foresee which records the host tier evicts next that the device does not have: they count as used now
         below, and are queued if no tier there has them. Those that are foreseen no longer are evicted first
-        below if a tier above has them. O(changes since the last call)."""
+        below if a tier above has them. ``refused``: to be queued again if they are foreseen still. O(changes
+        since the last call)."""
         came, gone = host.foresee(LEAVING_SHARE, MOST_LEAVING, FORESEEN_AT_ONCE)
         self._foreseen.difference_update(gone)
         for key in gone:
@@ -346,7 +351,7 @@ class Tiers:
         alone = [key for key in came if key not in device]
         for key in alone:
             self._touch((key,))
-        again = [key for key in self._refused if key in self._foreseen]
+        again = [key for key in refused if key in self._foreseen]
         self._foreseen.update(alone)
         self._leaving.update(dict.fromkeys(key for key in (*again, *alone) if not self.stored(key)))
 
@@ -419,6 +424,7 @@ class Tiers:
             self._lent -= 1
             self.host.release(move.slot)
             if not ended.done:
+                self._try_again = self._try_again if self._refused else now + REFUSED_SECONDS
                 self._refused.append(move.key)
             return
         del self._coming[move.key, move.slot is None]

@@ -338,9 +338,10 @@ class SchedulerSettings:
             )
         needed = self.blocks_for(self.max_context) * len(self.windows)  # a reply may be as long
         if needed > self.blocks:
+            groups = f" in {len(self.windows)} KV groups" if len(self.windows) > 1 else ""
             raise PoolTooSmall(
                 f"a sequence of max_context = {self.max_context} tokens takes {needed} blocks of"
-                f" {self.block_tokens} tokens; the pool has {self.blocks}"
+                f" {self.block_tokens} tokens{groups}; the pool has {self.blocks}"
             )
 
     def blocks_for(self, tokens: int) -> int:

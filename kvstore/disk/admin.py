@@ -24,6 +24,7 @@ import msgspec
 
 from ..errors import FolderHeld, KVStoreError
 from .index import FILE, StoreFailed, StoreTorn, named
+from .payload_file import FILE as PAYLOADS
 from .process import CRASHES
 from .store import RecordStore, clear, held, hold, throw_away
 
@@ -39,8 +40,8 @@ class Account:
     """What one record space's folder holds. ``name``: of the folder. ``records`` and their ``bytes``;
     ``file_bytes``: bytes of the disk that its file takes.
 
-    ``damaged``: records that failed their check; ``ignored``: records of another model or layout; both were
-    dropped. ``tenants``: numbers of records by the tenants' numbers.
+    ``damaged``: records that failed their check and were dropped. ``tenants``: numbers of records by the
+    tenants' numbers.
     """
 
     name: str
@@ -48,7 +49,6 @@ class Account:
     bytes: int
     file_bytes: int
     damaged: int = 0
-    ignored: int = 0
     tenants: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -74,6 +74,16 @@ def others(folder: Path) -> int:
     return sum(beside != folder for beside in spaces(folder.parent))
 
 
+def clear_unreadable(folder: Path) -> None:
+    """Remove folders of KV beside ``folder`` that are of an older form, which no server can read: they have an
+    index but no file of payloads. One that a process holds stays."""
+    for path in folder.parent.glob(f"*/{FILE}"):
+        if path.parent != folder and not (path.parent / PAYLOADS).exists():
+            with contextlib.suppress(OSError, FolderHeld):
+                clear(path.parent)
+                log.warning("KV in %s is of an older form, and removed", path.parent)
+
+
 def clear_others(folder: Path, wanted: int) -> int:
     """Remove folders of other models and settings beside ``folder``, the longest unused first, until
     ``wanted`` bytes are given back. Returns the bytes given back. A folder that a process holds stays."""
@@ -95,9 +105,8 @@ def file_bytes(kv: Path) -> int:
 
 
 def stat(kv: Path) -> Iterator[Account]:
-    """Yield an account of each record space below ``kv``; changes nothing but records that are not of its
-    layout, which are dropped. Raises `FolderHeld`: a process holds a folder; `StoreFailed`: one cannot be
-    read; `StoreTorn`: one is damaged."""
+    """Yield an account of each record space below ``kv``. Raises `FolderHeld`: a process holds a folder;
+    `StoreFailed`: one cannot be read; `StoreTorn`: one is damaged, or of another form."""
     return _each(kv, "stat")
 
 
@@ -158,8 +167,8 @@ def remove(kv: Path) -> int:
 
 def _opened(folder: Path, floor: int | None = None) -> RecordStore:
     """Open the store in ``folder``, of any model. ``floor``: bytes of the disk that stay free; None: no
-    floor. Raises `StoreFailed` also if `about.json` does not give the length of a record: with a guess all
-    records would be dropped."""
+    floor, and `StoreTorn` is raised for a damaged index. Raises `StoreFailed` also if `about.json` does not
+    give the length of a record: with a guess all records would be dropped."""
     try:
         about = json.loads((folder / ABOUT).read_text())
         block_bytes, space = int(about["block_bytes"]), bytes.fromhex(folder.name)
@@ -167,7 +176,7 @@ def _opened(folder: Path, floor: int | None = None) -> RecordStore:
             raise ValueError(block_bytes)
     except (OSError, ValueError, OverflowError, TypeError, KeyError, RecursionError):
         raise StoreFailed(f"{folder / ABOUT} cannot be read: `holdfast store clear` removes all KV") from None
-    return RecordStore(folder, space, block_bytes, 1 << 62, floor=floor)
+    return RecordStore(folder, space, block_bytes, 1 << 62, floor=floor, keep=floor is None)
 
 
 def _each(kv: Path, act: str) -> Iterator[Account]:
@@ -185,7 +194,7 @@ def _each(kv: Path, act: str) -> Iterator[Account]:
 
 def _apart(act: str, folder: Path, floor: int = 0) -> Account:
     """Do ``act`` (stat, verify or give-back) to ``folder`` in a process of its own, which a damaged file may
-    kill. Returns its account, or raises what the act raised there. A file that killed it is thrown away,
+    kill. Returns its account, or raises what the act raised there. A file that is damaged is thrown away,
     unless ``act`` is stat."""
     command = [sys.executable, "-m", __spec__.name, act, str(folder), str(floor)]
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
@@ -193,22 +202,25 @@ def _apart(act: str, folder: Path, floor: int = 0) -> Account:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, check=False
         )
+    torn = ""
     if -done.returncode in CRASHES:
         killer = signal.Signals(-done.returncode).name
-        killed = f"{folder / FILE} is damaged: the process that read it ended by {killer}"
-        if act == "stat":
-            raise StoreTorn(f"{killed}; `holdfast store gc` throws it away")
+        torn = f"{folder / FILE} is damaged: the process that read it ended by {killer}"
+    if done.returncode == REFUSED:
+        told = json.loads(done.stdout)
+        if told["error"] != StoreTorn.__name__:
+            raise {kind.__name__: kind for kind in (FolderHeld, StoreFailed)}[told["error"]](told["text"])
+        torn = told["text"]
+    if torn and act == "stat":
+        raise StoreTorn(f"{torn}; `holdfast store gc` throws it away")
+    if torn:
         throw_away(folder)
-        raise StoreTorn(f"{killed}; it is thrown away")
-    if done.returncode not in (0, REFUSED):
+        raise StoreTorn(f"{torn}; it is thrown away")
+    if done.returncode:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise StoreFailed(
             f"{folder / FILE} cannot be read: the process that does ended with {done.returncode}: {last}"
         )
-    if done.returncode == REFUSED:
-        told = json.loads(done.stdout)
-        kinds = {kind.__name__: kind for kind in (FolderHeld, StoreFailed, StoreTorn)}
-        raise kinds[told["error"]](told["text"])
     return msgspec.json.decode(done.stdout, type=Account)
 
 
@@ -218,7 +230,7 @@ def _act(act: str, folder: Path, floor: int) -> Account:
         if act == "give-back":
             store.relieve()
         size, file_size = store.size, store.file_bytes
-        return Account(folder.name, len(store), size, file_size, damaged, store.ignored, store.held())
+        return Account(folder.name, len(store), size, file_size, damaged, store.held())
 
 
 def main(words: Sequence[str]) -> int:

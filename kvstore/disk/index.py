@@ -6,6 +6,7 @@ kill the process."""
 from __future__ import annotations
 
 import contextlib
+import logging
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -44,6 +45,9 @@ TORN = (
 ANOTHER_FORMAT = "LMDB data format"
 """Part of the LMDB binding's error text for a file of another version, or damaged there; it has no class of
 its own."""
+
+
+log = logging.getLogger(__name__)
 
 
 class StoreFailed(KVStoreError):
@@ -95,10 +99,12 @@ class RecordIndex:
     found; they are dropped. ``anew``: throw away what is there.
 
     A damaged index is thrown away, and one that finds no memory: reading a truncated map kills the process.
-    Raises `StoreFailed`.
+    Raises `StoreFailed`; with ``keep`` `StoreTorn` in place of throwing away.
     """
 
-    def __init__(self, folder: Path, space: bytes, length: int, stride: int, *, anew: bool = False) -> None:
+    def __init__(
+        self, folder: Path, space: bytes, length: int, stride: int, *, anew: bool = False, keep: bool = False
+    ) -> None:
         self._folder = folder
         self.path = folder / FILE
         self._layout = _LAYOUT.pack(VERSION, space, length, stride)
@@ -110,11 +116,17 @@ class RecordIndex:
             try:
                 if self._opened():
                     return
+                wrong = "holds records of another form"
             except lmdb.Error as error:
                 # The first pages say how much is mapped: damaged, they ask for more memory than there is.
                 lost = (*TORN, lmdb.PanicError, lmdb.MemoryError)
                 if thrown or (not isinstance(error, lost) and ANOTHER_FORMAT not in str(error)):
                     raise StoreFailed(explained(error, f"the KV index {self.path}")) from error
+                wrong = f"is damaged: {error}"
+            if keep:
+                raise StoreTorn(f"the KV index {self.path} {wrong}")
+            if not self.ignored:
+                log.warning("the KV index %s %s; all KV in the folder is given up", self.path, wrong)
         raise StoreFailed(f"{folder}: cannot be opened, even anew")
 
     def write(self, put: Mapping[bytes, RecordEntry], delete: Iterable[bytes] = ()) -> None:

@@ -95,7 +95,7 @@ class RecordStore:
     them. ``anew``: throw away what is there, since the process that opened it last died of it.
 
     Raises `FolderHeld`: another process holds it; `StoreFailed`: the folder or a file cannot be opened, even
-    anew.
+    anew; with ``keep`` `StoreTorn` in place of throwing away an index that is damaged or of another form.
     """
 
     def __init__(
@@ -109,6 +109,7 @@ class RecordStore:
         floor: int | None = None,
         reserve: Path | None = None,
         anew: bool = False,
+        keep: bool = False,
     ) -> None:
         self.folder = folder
         self._reserve = reserve
@@ -124,7 +125,7 @@ class RecordStore:
             undo.callback(self._lock.release)
             self._file = _held_file(folder / FILE, block_bytes)
             undo.callback(self._file.close)
-            self._begin(anew=anew)
+            self._begin(anew=anew, keep=keep)
             undo.pop_all()
         self.ignored = self._index.ignored
         if surplus := [
@@ -388,10 +389,10 @@ class RecordStore:
 
     # --- the files ------------------------------------------------------------------------------------------
 
-    def _begin(self, *, anew: bool = False) -> None:
+    def _begin(self, *, anew: bool = False, keep: bool = False) -> None:
         """Open the index (``anew``: an empty one). Records are dropped whose slots are not in the file, or
         belong to a younger one: the index could not be written when they were dropped before."""
-        self._index = RecordIndex(self.folder, self._space, self._length, self._stride, anew=anew)
+        self._index = RecordIndex(self.folder, self._space, self._length, self._stride, anew=anew, keep=keep)
         found, slots = self._index.entries, self._file.slots
         holders = {entry.slot: key for key, entry in found.items()}  # the youngest come last
         self._entries = {

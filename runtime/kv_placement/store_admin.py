@@ -29,10 +29,9 @@ def tend(act: str, store: Path) -> Iterator[str]:
         for account in {"stat": admin.stat, "verify": admin.verify, "gc": admin.gc}[act](kv):
             found = True
             checked = "" if act == "stat" else f", {account.damaged} damaged and dropped"
-            strange = f", {account.ignored} strange and dropped" if account.ignored else ""
             yield (
                 f"{account.name}: {account.records} records, {account.bytes} bytes"
-                f" in a file of {account.file_bytes}{checked}{strange}"
+                f" in a file of {account.file_bytes}{checked}"
             )
             for tenant, records in sorted(account.tenants.items(), key=lambda held: -held[1]):
                 share = records * account.bytes // max(1, account.records)

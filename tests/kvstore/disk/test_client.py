@@ -19,6 +19,7 @@ from holdfast.kvstore.disk import client
 from holdfast.kvstore.disk import process as process_module
 from holdfast.kvstore.disk.admin import remove, stat, verify
 from holdfast.kvstore.disk.client import DEADLINE, DiskTier
+from holdfast.kvstore.disk.index import FILE as INDEX
 from holdfast.kvstore.disk.messages import (
     PACKET_BYTES,
     Begin,
@@ -428,6 +429,23 @@ def test_records_of_another_namespace_are_ignored_with_one_line(
     stage.__init__(tmp_path)  # for the fixture to close
     stage.until(stage.settled)
     assert all(stage.has(1))
+
+
+def test_kv_of_an_older_form_and_a_damaged_index_are_removed_with_one_line(
+    stage: Stage, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stage.down(1)
+    folder = next(tmp_path.glob(f"*/{INDEX}")).parent
+    stage.close()
+    older = tmp_path / bytes(16).hex()
+    older.mkdir()
+    (older / INDEX).write_bytes((folder / INDEX).read_bytes())
+    (folder / INDEX).write_bytes(bytes(9000))
+    stage.__init__(tmp_path)  # for the fixture to close
+    stage.until(stage.settled)
+    assert not len(stage.disk) and not older.exists()
+    said = capfd.readouterr().err
+    assert "is of an older form, and removed" in said and "all KV in the folder is given up" in said
 
 
 @pytest.mark.parametrize("when", ["before its keys are known", "while it is lost", "before its answer"])
