@@ -121,8 +121,4 @@ def bytes_of(act: Callable[[], object]) -> int:
 def operations_of(act: Callable[[], object]) -> Operations:
     """What ``act`` does usually, of so many times."""
     lines = [lines_of(act) for _ in range(TIMES)]
-    gc.freeze()  # collections are quick then
-    try:
-        return Operations(median(lines), median(bytes_of(act) for _ in range(TIMES)))
-    finally:
-        gc.unfreeze()
+    return Operations(median(lines), median(bytes_of(act) for _ in range(TIMES)))
