@@ -174,9 +174,14 @@ def test_an_engine_that_ends_erases_what_is_left_to_erase() -> None:
     for seed in range(1, 4):
         here.reply(0, 3)
         here.extend(0, some(30, seed=seed))
+    tokens = here.beings[0].shadow.tokens
     here.settle(0, wait=True)
     here.run()
-    here.close(0, keep_kv=False)
+    here.close(0)
+    here.open(1, tokens)
+    here.run()
+    here.close(1, keep_kv=False)
+    assert len(here.scheduler.tiers.host or ())
     here.engine.leave()
     assert not len(here.scheduler.tiers.host or ())
 
