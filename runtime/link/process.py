@@ -316,10 +316,11 @@ class ChildEngine:
     async def _reap(self) -> EngineDeath | None:
         """Wait for the child to end, after its socket has ended, and log its death; stop its disk process.
         Returns the death; None if there is no child."""
-        child, self._child = self._child, None
+        child = self._child
         if child is None:
             return None
         death = await child.reap(self.link.engine_number)
+        self._child = None  # not before: if this is cancelled, as by `_leave`, it is still to be waited for
         await asyncio.to_thread(self._stop_disk)  # it must be gone before the next engine has its host slots
         if not self._leaving:
             log.warning("engine %d died: %s", death.engine_number, death.cause)
