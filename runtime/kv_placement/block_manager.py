@@ -492,8 +492,8 @@ class BlockManager:
         return bool(self._erasing)
 
     def erase_on(self) -> None:
-        """Drop some more records of sequences whose KV is dropped everywhere. A step waits for it, so it looks
-        at few positions at a time."""
+        """Look at some more positions of sequences that were erased, and drop the records there: few at a time,
+        so that the next step is not late."""
         if self._erasing:
             keys = next(self._erasing[0], None)
             if keys is None:

@@ -147,8 +147,8 @@ def test_blocks_behind_a_window_go_before_those_that_others_want() -> None:
     assert work_of(here, 2).resident >= 36
 
 
-def test_a_sequence_that_is_erased_leaves_no_record_of_its_turns_ends() -> None:
-    """Those of a sequence before it with the same tokens, which is closed, are its own, too."""
+def with_tails_of_another() -> World:
+    """Sequence 1 has the tokens of a closed one that had several turns. The host tier has their ends."""
     here = small(150, slots=400)
     here.open(0, some(61))
     for seed in range(1, 4):
@@ -162,6 +162,12 @@ def test_a_sequence_that_is_erased_leaves_no_record_of_its_turns_ends() -> None:
     here.open(1, tokens)
     here.run()
     assert len(here.scheduler.tiers.host or ())
+    return here
+
+
+def test_a_sequence_that_is_erased_leaves_no_record_of_its_turns_ends() -> None:
+    """Those of a sequence before it with the same tokens, which is closed, are its own, too."""
+    here = with_tails_of_another()
     here.close(1, keep_kv=False)
     while (here.scheduler.due(here.time) or 1) < 1:  # a few at a time: steps go on meanwhile
         here.step()
@@ -169,17 +175,7 @@ def test_a_sequence_that_is_erased_leaves_no_record_of_its_turns_ends() -> None:
 
 
 def test_an_engine_that_ends_erases_what_is_left_to_erase() -> None:
-    here = small(150, slots=400)
-    here.open(0, some(61))
-    for seed in range(1, 4):
-        here.reply(0, 3)
-        here.extend(0, some(30, seed=seed))
-    tokens = here.beings[0].shadow.tokens
-    here.settle(0, wait=True)
-    here.run()
-    here.close(0)
-    here.open(1, tokens)
-    here.run()
+    here = with_tails_of_another()
     here.close(1, keep_kv=False)
     assert len(here.scheduler.tiers.host or ())
     here.engine.leave()
