@@ -78,7 +78,7 @@ async def shortened(registry: SessionRegistry, session: Session) -> StoredSessio
         long, stored = await registry.journal.read(lambda store: (set(store.long), store.session(number)))
         if number not in long:
             return stored
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)  # while reads wait the journal shortens nothing
 
 
 async def resumed(registry: SessionRegistry, handle: str, owner: bytes = b"") -> Reopened:
