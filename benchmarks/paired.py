@@ -59,6 +59,7 @@ BENCHES = {
     "decode": PairedBench(ONCE, {"on/*/tokens_per_second/*/holdfast": "higher"}),
     "restore": PairedBench("--rounds 11", {"on/*/*/ttft_ms": "lower"}),
     "fork": PairedBench("--rounds 10", {"fork_us/*/*/idle": "lower", "fork_us/*/*/generating": "lower"}),
+    "sessions": PairedBench(ONCE, {"counted/prefilled_per_new/*": "lower", "timed/*/ttft_ms/*": "lower"}),
     "agent": PairedBench(
         "--rounds 1 --history 4096", {"on/*/session/step_ms": "lower", "on/*/session/gateway_ms": "lower"}
     ),
