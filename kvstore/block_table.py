@@ -33,12 +33,13 @@ class BlockTable:
     It knows what changed since `take_changes`.
     """
 
-    __slots__ = ("_ids", "_length", "_same")
+    __slots__ = ("_gaps", "_ids", "_length", "_same")
 
     def __init__(self, blocks: Sequence[int] = (), groups: int = 1) -> None:
         self._ids: NDArray[np.int32] = np.empty((0, groups), dtype=np.int32)  # by block: the groups' ids
         self._length = 0
         self._same = 0  # so many first ids are as `take_changes` returned them
+        self._gaps = False  # whether one may be `NO_BLOCK`
         self.extend(blocks)
 
     def __len__(self) -> int:
@@ -65,7 +66,7 @@ class BlockTable:
     @property
     def held(self) -> NDArray[np.int32]:
         """The ids of all blocks that it has, in the order of the tokens, int32 ``[blocks]``."""
-        return _there(self.view)
+        return self._there(self.view)
 
     def extend(self, blocks: Sequence[int]) -> None:
         """Append blocks in the order of the sequence's tokens, of each group one after the other."""
@@ -80,6 +81,7 @@ class BlockTable:
         if end > before:
             self._grow(end)
             self._ids[before:end] = NO_BLOCK
+            self._gaps |= len(blocks) < (end - before) * self.groups
         assert (self._ids[indexes, groups] == NO_BLOCK).all(), "a block is there"
         self._ids[indexes, groups] = blocks
         self._same = min(self._same, *indexes)
@@ -96,7 +98,7 @@ class BlockTable:
         """Keep the first ``length`` blocks. Returns the ids of the others in order, as a copy, for
         `BlockPool.release`."""
         assert 0 <= length <= self._length, f"cannot keep {length} of {self._length} blocks"
-        dropped = _there(self._ids[length : self._length])
+        dropped = self._there(self._ids[length : self._length]).copy()
         self._length = length
         self._same = min(self._same, length)
         return dropped
@@ -107,6 +109,7 @@ class BlockTable:
         (indexes,) = np.nonzero(ids != NO_BLOCK)
         given = ids[indexes]
         ids[indexes] = NO_BLOCK
+        self._gaps |= len(given) > 0
         return indexes, given
 
     def take_changes(self) -> list[tuple[int, int, int]]:
@@ -123,9 +126,9 @@ class BlockTable:
 
     def copy(self, length: int | None = None) -> BlockTable:
         """A table of its own with the first ``length`` blocks (all by default), for a fork."""
-        twin = BlockTable(groups=self.groups)
-        kept = self._ids[: self._length][:length]
-        twin._ids, twin._length = kept.copy(), len(kept)
+        twin = BlockTable.__new__(BlockTable)
+        twin._ids = self._ids[: self._length][:length].copy()
+        twin._length, twin._same, twin._gaps = len(twin._ids), 0, self._gaps
         return twin
 
     def _grow(self, end: int) -> None:
@@ -135,8 +138,6 @@ class BlockTable:
             self._ids = grown
         self._length = end
 
-
-def _there(ids: NDArray[np.int32]) -> NDArray[np.int32]:
-    flat = ids.reshape(-1)
-    found: NDArray[np.int32] = flat[flat != NO_BLOCK]
-    return found
+    def _there(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:
+        flat = ids.reshape(-1)
+        return flat[flat != NO_BLOCK] if self._gaps else flat

@@ -344,11 +344,13 @@ class BlockManager:
         """
         length = len(children[0].tokens) if children else 0
         computed = min(parent.computed, length)
-        table = parent.table.copy(self.blocks_for(computed))
-        self.pool.share(table.held, *(child.id for child in children))
+        blocks = self.blocks_for(computed)
         for child in children:
             child.inherit(parent, computed, self.block_tokens)
-            child.table = table.copy()
+            child.table = parent.table.copy(blocks)
+        if children:
+            self.pool.share(children[0].table.held, *(child.id for child in children))
+        for child in children if self._narrow else ():
             self._complete_tail(child, parent.keys)
 
     # --- giving back ------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from xxhash import xxh3_64_intdigest
 from holdfast.kvstore.host.slots import SlotMemory, make_memory
 from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.tier import MoveEnd, Presence, Record, Tier
-from holdfast.kvstore.tiers import ASKED, AWAY_SECONDS, BELOW, HOST, SAVING, Tiers
+from holdfast.kvstore.tiers import ASKED, AWAY_SECONDS, BELOW, HOST, REFUSED_SECONDS, SAVING, Tiers
 
 SIZE = 4096
 KEY, OTHER = b"k" * 16, b"o" * 16
@@ -209,3 +209,24 @@ def test_a_record_that_the_nearest_tier_does_not_take_goes_to_the_next() -> None
     here.tiers.send([KEY])
     here.tiers.send_down({}, lambda key: False, 0.0)
     assert list(here.far.given.values()) == [slot]
+
+
+def test_a_record_that_a_tier_fails_to_store_is_sent_again_after_a_while_and_not_at_once() -> None:
+    """A full disk is not asked again in each step."""
+    here = Stand()
+    here.near.found = here.far.found = Presence.ABSENT
+    for number in range(here.slots):
+        slot = here.host.reserve(bytes([number]) * 16, 4, 7)
+        assert slot is not None
+        here.host.filled(slot)
+
+    def sent(now: float) -> int:
+        """How many records go down now; all of them fail."""
+        here.near.given.clear()
+        here.tiers.send_down({}, lambda key: False, now)
+        here.near.ends = [MoveEnd(ticket, False) for ticket in here.near.given]
+        here.tiers.poll(now)
+        return len(here.near.given)
+
+    assert sent(0.0) == 1 and sent(0.1) == 0 and sent(REFUSED_SECONDS / 2) == 0
+    assert sent(REFUSED_SECONDS) == 1, "it is evicted next still"
