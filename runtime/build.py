@@ -8,11 +8,9 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import TypeAlias
 
 import torch
 
@@ -46,8 +44,6 @@ from .model.load import Keeping, LoadedModel, device_named, load_model
 from .scheduler.scheduler import Scheduler
 from .settings import SECRET_BYTES, EngineSettings, SchedulerSettings, StepSize
 from .verbs import LoadedAdapter
-
-KVGroups: TypeAlias = tuple[KVGroup, ...]
 
 TRIAL_BLOCKS = 2
 """Blocks of the arena in which the largest steps are rehearsed: all rows have the same ones."""
@@ -85,7 +81,9 @@ def load_engine(
 
     def prepare(config: ModelConfig, dtype: torch.dtype, types: tuple[str, ...]) -> None:
         # Before there are weights: compiling takes 100 MB that it gives back.
-        backends.append(_backend(settings, config, dtype, types, liveness))
+        device, needs = device_named(settings.device), _needs(settings, dtype, config.head_dim, types)
+        with device_of(device).active():
+            backends.append(choose(settings.kernels, device, needs, liveness.prepare))
 
     try:
         model = load_model(
@@ -102,27 +100,21 @@ def load_engine(
         (backend,) = backends
         model = replace(model, decoder=model.decoder.computing_by(backend.kernels))
         device = device_of(model.decoder.device)
-        with device.active(), ThreadPoolExecutor(1) as beside:
-            groups = model.kv_groups(settings.block_tokens)
+        with device.active():
             own, parts = device.memory(anew=True), None
-            if own is None:
-                numbers = _resolved(settings, model, groups, None)
-                zeroed = beside.submit(_arena, groups, numbers.blocks, model.decoder.device)
             model, adapters = _adapting(settings, model)
+            building = _Building(settings, liveness, model, device, model.kv_groups(settings.block_tokens))
             if own is not None:
                 progress(1.0, "rehearsing the largest steps")
-                parts = _measured(settings, model, groups, device, own, liveness)
-                numbers = _resolved(settings, model, groups, parts)
-                zeroed = beside.submit(_arena, groups, numbers.blocks, model.decoder.device)
+                parts = building.measured(own)
+            numbers = building.resolved(parts)
             progress(1.0, "allocating the KV arena")
-            arena = zeroed.result()
+            arena = building.arena(numbers.blocks)
             sizes = (settings.max_loras, settings.loaded_adapters) if settings.enable_lora else ()
             table = AdapterTable(*sizes)
             loaded = _load_adapters(settings, adapters, table, progress)
-            engine, mover = _engine(
-                settings, numbers, model, device, groups, arena, liveness, memory, control, table, adapters
-            )
-    except GroupInvalid as error:
+            engine, mover = building.engine(numbers, arena, memory, control, table, adapters)
+    except (BackendMissing, GroupInvalid) as error:
         raise SettingsInvalid(str(error)) from error
     except torch.OutOfMemoryError as error:
         reason = " ".join(str(error).split())[:200]
@@ -131,18 +123,11 @@ def load_engine(
             f" {sizing.MORE_FOR_STEPS}"
         ) from error
 
-    hello = _hello(model, numbers, groups, backend, parts, loaded)
+    hello = building.hello(numbers, backend, parts, loaded)
     log.info(
         "loaded %s in %.1f s: %s, %s, weights %s, kernels %s, context %d, steps of %d tokens in %d rows",
-        *(
-            hello.model,
-            time.monotonic() - began,
-            hello.device,
-            hello.dtype,
-            hello.quantisation or hello.dtype,
-        ),
-        *(hello.kernels, hello.max_context),
-        *numbers.step_size,
+        *(hello.model, time.monotonic() - began, hello.device, hello.dtype),
+        *(hello.quantisation or hello.dtype, hello.kernels, hello.max_context, *numbers.step_size),
     )
 
     def leave() -> None:
@@ -191,207 +176,229 @@ def _load_adapters(
     return tuple(loaded)
 
 
-def _measured(
-    settings: EngineSettings,
-    model: LoadedModel,
-    groups: KVGroups,
-    device: Device,
-    before: Memory,
-    liveness: Liveness,
-) -> sizing.DeviceMemory:
-    """What the device's own memory is for: rehearses the largest steps in a few blocks, captures graphs, and
-    reads what both took. ``before``: the memory when only the weights were there. Raises `SettingsInvalid`:
-    it does not hold that."""
-    step = settings.step_size(before.total)
-    context = min(settings.max_context or model.config.max_context, model.config.max_context)
-    arena = _arena(groups, TRIAL_BLOCKS, model.decoder.device)
-    capacity = Capacity(2 * step.rows, -(-context // settings.block_tokens), *step)
-    bare = TorchRunner(model.decoder, arena, device=device, capacity=capacity)
-    began = time.monotonic()
-    _, errors = _rehearsed(bare, settings, context, liveness, largest=step)
-    after = device.memory()
-    assert after is not None, "it has memory of its own"
-    parts = sizing.DeviceMemory(
-        total=after.total,
-        utilization=settings.memory_utilization,
-        weights=before.held,
-        activations=max(0, after.peak - before.held - TRIAL_BLOCKS * _block_bytes(groups)),
-        graphs=0,
-        others=max(0, after.total - after.free - after.held),
-    )
-    if any(isinstance(error, torch.OutOfMemoryError) for error in errors):
-        raise parts.refusal(f"a step of {step.tokens:,} tokens in {step.rows} rows does not fit")
-    rehearsed = time.monotonic()
-    graphs = _graphs_bytes(bare, settings, step, device)
-    tell_compiling(lambda kernel: None, lambda: None)  # so that nothing holds the runner
-    log.info(
-        "rehearsed steps of up to %d tokens in %d rows in %.1f s, and the largest graphs in %.1f s",
-        *(step.tokens, step.rows, rehearsed - began, time.monotonic() - rehearsed),
-    )
-    return replace(parts, graphs=graphs)
+@dataclass(frozen=True, slots=True)
+class _Building:
+    """An engine that is being built. ``groups``: the KV groups of its ``model``, which computes on ``device``;
+    ``liveness``: is told what takes long."""
 
+    settings: EngineSettings
+    liveness: Liveness
+    model: LoadedModel
+    device: Device
+    groups: tuple[KVGroup, ...]
 
-def _graphs_bytes(bare: TorchRunner, settings: EngineSettings, step: StepSize, device: Device) -> int:
-    """What the captured steps of an engine will take of the device's memory: the largest are captured here, and
-    each of the others takes as much as the last of these."""
-    sizes = settings.captures(step)
-    if not sizes:
-        return 0
-    free: list[int] = []
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block, of whichever group."""
+        (size,) = {group.block_bytes for group in self.groups}
+        return size
 
-    def read(_: StepSize | None = None) -> None:
-        now = device.memory()
+    def arena(self, blocks: int) -> DeviceArena:
+        """Memory for so many blocks. Raises `SettingsInvalid`: there is not as much."""
+        device = self.model.decoder.device
+        try:
+            return DeviceArena(self.groups[0], blocks, device)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:160]
+            what = f"{blocks} blocks of {self.block_bytes} bytes"
+            limit = sizing.refusal(error, what) if device.type == "cpu" else None
+            lower = "" if device.type == "cpu" else "; lower --kv-bytes or --gpu-memory-utilization"
+            raise SettingsInvalid(limit or f"{what} do not fit on {device}: {reason}{lower}") from error
+
+    def measured(self, before: Memory) -> sizing.DeviceMemory:
+        """What the device's own memory is for: rehearses the largest steps in a few blocks, captures graphs,
+        and reads what both took. ``before``: the memory when only the weights were there. Raises
+        `SettingsInvalid`: it does not hold that."""
+        settings, config = self.settings, self.model.config
+        step = settings.step_size(before.total)
+        context = min(settings.max_context or config.max_context, config.max_context)
+        capacity = Capacity(2 * step.rows, -(-context // settings.block_tokens), *step)
+        arena = self.arena(TRIAL_BLOCKS)
+        bare = TorchRunner(self.model.decoder, arena, device=self.device, capacity=capacity)
+        began = time.monotonic()
+        _, errors = self._rehearsed(bare, context, largest=step)
+        after = self._memory()
+        parts = sizing.DeviceMemory(
+            total=after.total,
+            utilization=settings.memory_utilization,
+            weights=before.held,
+            activations=max(0, after.peak - before.held - TRIAL_BLOCKS * self.block_bytes),
+            graphs=0,
+            others=max(0, after.total - after.free - after.held),
+        )
+        if any(isinstance(error, torch.OutOfMemoryError) for error in errors):
+            raise parts.refusal(f"a step of {step.tokens:,} tokens in {step.rows} rows does not fit")
+        rehearsed = time.monotonic()
+        graphs = self._graphs_bytes(bare, settings.captures(step))
+        tell_compiling(lambda kernel: None, lambda: None)  # so that nothing holds the runner
+        log.info(
+            "rehearsed steps of up to %d tokens in %d rows in %.1f s, and the largest graphs in %.1f s",
+            *(step.tokens, step.rows, rehearsed - began, time.monotonic() - rehearsed),
+        )
+        return replace(parts, graphs=graphs)
+
+    def _memory(self) -> Memory:
+        now = self.device.memory()
         assert now is not None, "it has memory of its own"
-        free.append(now.free)
+        return now
 
-    bare.capture(sizes[:TRIAL_GRAPHS], read)
-    read()
-    each = (free[-2] - free[-1]) * (len(sizes) - (len(free) - 1))
-    return max(0, free[0] - free[-1] + max(0, each))
+    def _graphs_bytes(self, bare: TorchRunner, sizes: list[StepSize]) -> int:
+        """What the captured steps of an engine will take of the device's memory: the largest are captured here,
+        and each of the others takes as much as the last of these."""
+        if not sizes:
+            return 0
+        free: list[int] = []
+        bare.capture(sizes[:TRIAL_GRAPHS], lambda _: free.append(self._memory().free))
+        free.append(self._memory().free)
+        each = (free[-2] - free[-1]) * (len(sizes) - (len(free) - 1))
+        return max(0, free[0] - free[-1] + max(0, each))
 
+    def _capture(self, bare: TorchRunner, sizes: list[StepSize]) -> None:
+        """Capture the steps of an engine that is about to serve, or have them captured when they are needed."""
+        began, done, lazily = time.monotonic(), count(), self.settings.capture_lazily
 
-def _capture(
-    bare: TorchRunner, settings: EngineSettings, numbers: SchedulerSettings, liveness: Liveness
-) -> None:
-    """Capture the steps of an engine that is about to serve, or have them captured when they are needed."""
-    sizes = settings.captures(numbers.step_size)
-    began, done = time.monotonic(), count()
+        def tell(one: StepSize) -> None:
+            what = f"capturing a step of {one.tokens} tokens in {one.rows} rows"
+            self.liveness.prepare(next(done) / len(sizes), what)
 
-    def tell(one: StepSize) -> None:
-        what = f"capturing a step of {one.tokens} tokens in {one.rows} rows"
-        liveness.prepare(next(done) / len(sizes), what)
+        bare.capture(sizes, tell, now=not lazily)
+        if sizes and not lazily:
+            seconds = time.monotonic() - began
+            log.info("captured %d graphs in %.1f s: %s", bare.captured, seconds, _listed(sizes))
 
-    bare.capture(sizes, tell, now=not settings.capture_lazily)
-    if sizes and not settings.capture_lazily:
-        log.info("captured %d graphs in %.1f s: %s", bare.captured, time.monotonic() - began, _listed(sizes))
+    def _rehearsed(
+        self, bare: TorchRunner, context: int, *, kernels: bool = True, largest: StepSize | None = None
+    ) -> tuple[WatchedRunner, list[Exception]]:
+        """A watched runner around ``bare``, which has computed the steps of `rehearse`, and the errors of
+        these."""
+        runner = WatchedRunner(bare, self.liveness)
+        if kernels:
+            tell_compiling(runner.compiling, runner.compiled)
+        tokens = self.settings.block_tokens
+        return runner, rehearse(runner, tokens, context, kernels=kernels, largest=largest)
+
+    def resolved(self, parts: sizing.DeviceMemory | None) -> SchedulerSettings:
+        """The scheduler's settings, with the number of blocks and the context that fit the device's memory.
+        ``parts``: what its own memory is for; None: it has none."""
+        settings, block_bytes, config = self.settings, self.block_bytes, self.model.config
+        allowed = sizing.host_kv_bytes() if parts is None else max(0, parts.kv)
+        blocks = sizing.blocks_of(settings, block_bytes, allowed, len(self.groups))
+        if parts is not None:
+            parts.check(settings, blocks, block_bytes)
+        else:
+            asked = blocks * block_bytes + host_bytes(settings)
+            named = "KV on the device and in the host tier (--kv-bytes, --host-bytes)"
+            sizing.check_budget(named, asked, sizing.machine_bytes(), "this machine's memory")
+        try:
+            return settings.resolved(
+                blocks=blocks,
+                block_bytes=block_bytes,
+                max_context=sizing.context_of(settings, blocks // len(self.groups), config.max_context),
+                vocab_size=config.vocab_size,
+                depth=2 if self.model.decoder.device.type == "cuda" else 1,
+                device_bytes=None if parts is None else parts.total,
+                windows=tuple(group.window for group in self.groups),
+            )
+        except PoolTooSmall as error:
+            raise error if parts is None else parts.refusal(error.message, blocks * block_bytes) from error
+
+    def engine(
+        self,
+        numbers: SchedulerSettings,
+        arena: DeviceArena,
+        memory: int | None,
+        control: socket.socket | None,
+        table: AdapterTable,
+        adapters: AdapterStore | None,
+    ) -> tuple[Engine, BlockMover | None]:
+        """The engine, ready to serve, and what moves its blocks to and from the host tier."""
+        settings, model, liveness = self.settings, self.model, self.liveness
+        hasher = BlockHasher(settings.secret or os.urandom(SECRET_BYTES), settings.block_tokens)
+        pool = BlockPool(numbers.blocks, debug=settings.debug)
+        namespace = model.namespace()
+        space = hasher.space(namespace, self.groups)
+        slots, mover, tiers = host_slots(settings, memory, space, self.block_bytes), None, Tiers()
+        if slots is not None:
+            mover = BlockMover(arena, slots, model.decoder.kernels.copy_pieces)
+            tiers = open_tiers(settings, slots, control, hasher, namespace, mover.reach)
+        matchers = llguidance.Matchers()
+        blocks = numbers.blocks_for(numbers.max_context)
+        capacity = Capacity(numbers.depth * numbers.max_sequences, blocks, *numbers.step_size)
+        bare = TorchRunner(
+            model.decoder, arena, mover=mover, grammars=matchers, capacity=capacity, adapters=adapters
+        )
+        gpu = self.device.memory() is not None
+        if mover is not None:  # before kernels run: registering holds up launches
+            mover.registration.begin(partial(liveness.prepare, detail="pinning the host tier's memory"))
+        if tiers.host is not None and gpu:  # a CPU's cores have the step to compute
+            tiers.host.check_adopted()
+        runner, _ = self._rehearsed(bare, numbers.max_context, kernels=gpu)
+        if gpu:
+            self._capture(bare, settings.captures(numbers.step_size))
+        path = costs_file(settings, space) if tiers.below else None
+        cuda = arena.device.type == "cuda"
+        processor = torch.cuda.get_device_name(arena.device) if cuda else f"{torch.get_num_threads()} threads"
+        costs = CostBook(path, machine=this_machine(processor), beside=cuda)
+        if tiers.below and not costs.calibrated:
+            liveness.prepare(1.0, "measuring what a restore costs")
+            costs.calibrate(
+                measure(
+                    bare,
+                    slots=tiers.slots,
+                    blocks=numbers.blocks,
+                    block_tokens=settings.block_tokens,
+                    block_bytes=self.block_bytes,
+                )
+            )
+        if settings.debug:
+            arena.poison(range(numbers.blocks))
+        compiler = None
+        if llguidance.available():
+            compiler = llguidance.Compiler(model.folder, model.config.vocab_size, model.config.eos_ids)
+        scheduler = Scheduler(
+            numbers, pool, hasher, namespace, tiers, costs, compiler, matchers, adapters=table
+        )
+        tiers.wait_ready(DISK_SECONDS)
+        return Engine(scheduler, runner, debug=settings.debug, adapters=adapters), mover
+
+    def hello(
+        self,
+        numbers: SchedulerSettings,
+        backend: Backend,
+        parts: sizing.DeviceMemory | None,
+        adapters: tuple[LoadedAdapter, ...],
+    ) -> Hello:
+        """What the engine serves. ``adapters``: those that are loaded."""
+        model = self.model
+        return Hello(
+            model=model.name,
+            architecture=model.config.architecture,
+            device=str(model.decoder.device),
+            dtype=str(model.decoder.dtype).removeprefix("torch."),
+            vocab_size=model.config.vocab_size,
+            eos_ids=model.config.eos_ids,
+            max_context=numbers.max_context,
+            block_tokens=self.settings.block_tokens,
+            blocks=numbers.blocks,
+            block_bytes=self.block_bytes,
+            parameters=model.parameters,
+            weights=model.weight_bytes,
+            defaults=read_defaults(model.folder),
+            kernels=backend.name,
+            kv_dtype=self.groups[0].dtype,
+            quantisation="; ".join(model.quantisation),
+            notes=model.config.notes,
+            max_sequences=numbers.max_sequences,
+            memory="" if parts is None else parts.line(numbers.blocks * self.block_bytes),
+            adapters=adapters,
+            groups=len(self.groups),
+        )
 
 
 def _listed(sizes: Sequence[StepSize]) -> str:
     rows = ", ".join(str(one.rows) for one in reversed(sizes) if one.single)
     chunks = ", ".join(f"{one.tokens} in {one.rows}" for one in reversed(sizes) if not one.single)
     return f"{rows} rows; {chunks or 'no'} tokens in rows"
-
-
-def _rehearsed(
-    bare: TorchRunner,
-    settings: EngineSettings,
-    context: int,
-    liveness: Liveness,
-    *,
-    kernels: bool = True,
-    largest: StepSize | None = None,
-) -> tuple[WatchedRunner, list[Exception]]:
-    """A watched runner around ``bare``, which has computed the steps of `rehearse`, and the errors of these."""
-    runner = WatchedRunner(bare, liveness)
-    if kernels:
-        tell_compiling(runner.compiling, runner.compiled)
-    return runner, rehearse(runner, settings.block_tokens, context, kernels=kernels, largest=largest)
-
-
-def _resolved(
-    settings: EngineSettings, model: LoadedModel, groups: KVGroups, parts: sizing.DeviceMemory | None
-) -> SchedulerSettings:
-    """The scheduler's settings, with the number of blocks and the context that fit the device's memory.
-    ``parts``: what its own memory is for; None: it has none."""
-    device, block_bytes = model.decoder.device, _block_bytes(groups)
-    allowed = sizing.host_kv_bytes() if parts is None else max(0, parts.kv)
-    blocks = sizing.blocks_of(settings, block_bytes, allowed, len(groups))
-    if parts is not None:
-        parts.check(settings, blocks, block_bytes)
-    else:
-        asked = blocks * block_bytes + host_bytes(settings)
-        named = "KV on the device and in the host tier (--kv-bytes, --host-bytes)"
-        sizing.check_budget(named, asked, sizing.machine_bytes(), "this machine's memory")
-    try:
-        return settings.resolved(
-            blocks=blocks,
-            block_bytes=block_bytes,
-            max_context=sizing.context_of(settings, blocks // len(groups), model.config.max_context),
-            vocab_size=model.config.vocab_size,
-            depth=2 if device.type == "cuda" else 1,
-            device_bytes=None if parts is None else parts.total,
-            windows=tuple(group.window for group in groups),
-        )
-    except PoolTooSmall as error:
-        raise error if parts is None else parts.refusal(error.message, blocks * block_bytes) from error
-
-
-def _engine(
-    settings: EngineSettings,
-    numbers: SchedulerSettings,
-    model: LoadedModel,
-    device: Device,
-    groups: KVGroups,
-    arena: DeviceArena,
-    liveness: Liveness,
-    memory: int | None,
-    control: socket.socket | None,
-    table: AdapterTable,
-    adapters: AdapterStore | None,
-) -> tuple[Engine, BlockMover | None]:
-    hasher = BlockHasher(settings.secret or os.urandom(SECRET_BYTES), settings.block_tokens)
-    pool = BlockPool(numbers.blocks, debug=settings.debug)
-    namespace = model.namespace()
-    space = hasher.space(namespace, groups)
-    slots, mover, tiers = host_slots(settings, memory, space, _block_bytes(groups)), None, Tiers()
-    if slots is not None:
-        mover = BlockMover(arena, slots, model.decoder.kernels.copy_pieces)
-        tiers = open_tiers(settings, slots, control, hasher, namespace, mover.reach)
-    matchers = llguidance.Matchers()
-    blocks = numbers.blocks_for(numbers.max_context)
-    capacity = Capacity(numbers.depth * numbers.max_sequences, blocks, *numbers.step_size)
-    bare = TorchRunner(
-        model.decoder, arena, mover=mover, grammars=matchers, capacity=capacity, adapters=adapters
-    )
-    gpu = device.memory() is not None
-    if mover is not None:  # before kernels run: registering holds up launches
-        mover.registration.begin(partial(liveness.prepare, detail="pinning the host tier's memory"))
-    if tiers.host is not None and gpu:  # a CPU's cores have the step to compute
-        tiers.host.check_adopted()
-    runner, _ = _rehearsed(bare, settings, numbers.max_context, liveness, kernels=gpu)
-    if gpu:
-        _capture(bare, settings, numbers, liveness)
-    path = costs_file(settings, space) if tiers.below else None
-    cuda = model.decoder.device.type == "cuda"
-    processor = (
-        torch.cuda.get_device_name(model.decoder.device) if cuda else f"{torch.get_num_threads()} threads"
-    )
-    costs = CostBook(path, machine=this_machine(processor), beside=cuda)
-    if tiers.below and not costs.calibrated:
-        liveness.prepare(1.0, "measuring what a restore costs")
-        costs.calibrate(
-            measure(
-                bare,
-                slots=tiers.slots,
-                blocks=numbers.blocks,
-                block_tokens=settings.block_tokens,
-                block_bytes=_block_bytes(groups),
-            )
-        )
-    if settings.debug:
-        arena.poison(range(numbers.blocks))
-    compiler = None
-    if llguidance.available():
-        compiler = llguidance.Compiler(model.folder, model.config.vocab_size, model.config.eos_ids)
-    scheduler = Scheduler(numbers, pool, hasher, namespace, tiers, costs, compiler, matchers, adapters=table)
-    tiers.wait_ready(DISK_SECONDS)
-    return Engine(scheduler, runner, debug=settings.debug, adapters=adapters), mover
-
-
-def _backend(
-    settings: EngineSettings,
-    config: ModelConfig,
-    dtype: torch.dtype,
-    types: tuple[str, ...],
-    liveness: Liveness,
-) -> Backend:
-    """The backend for a model that computes in ``dtype``, with packed weights of these ``types``."""
-    device, needs = device_named(settings.device), _needs(settings, dtype, config.head_dim, types)
-    try:
-        with device_of(device).active():
-            return choose(settings.kernels, device, needs, liveness.prepare)
-    except BackendMissing as error:
-        raise SettingsInvalid(str(error)) from error
 
 
 def _needs(settings: EngineSettings, dtype: torch.dtype, head_dim: int, types: tuple[str, ...] = ()) -> Needs:
@@ -432,53 +439,3 @@ def estimated_memory(settings: EngineSettings, weights: int) -> tuple[str, sizin
         return str(device), None
     utilization, in_use = settings.memory_utilization, now.total - now.free
     return str(device), sizing.DeviceMemory(now.total, utilization, weights, None, None, in_use)
-
-
-def _block_bytes(groups: KVGroups) -> int:
-    """Bytes of a block, of whichever group."""
-    (size,) = {group.block_bytes for group in groups}
-    return size
-
-
-def _arena(groups: KVGroups, blocks: int, device: torch.device) -> DeviceArena:
-    try:
-        return DeviceArena(groups[0], blocks, device)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:160]
-        what = f"{blocks} blocks of {_block_bytes(groups)} bytes"
-        limit = sizing.refusal(error, what) if device.type == "cpu" else None
-        lower = "" if device.type == "cpu" else "; lower --kv-bytes or --gpu-memory-utilization"
-        raise SettingsInvalid(limit or f"{what} do not fit on {device}: {reason}{lower}") from error
-
-
-def _hello(
-    model: LoadedModel,
-    numbers: SchedulerSettings,
-    groups: KVGroups,
-    backend: Backend,
-    parts: sizing.DeviceMemory | None,
-    adapters: tuple[LoadedAdapter, ...],
-) -> Hello:
-    return Hello(
-        model=model.name,
-        architecture=model.config.architecture,
-        device=str(model.decoder.device),
-        dtype=str(model.decoder.dtype).removeprefix("torch."),
-        vocab_size=model.config.vocab_size,
-        eos_ids=model.config.eos_ids,
-        max_context=numbers.max_context,
-        block_tokens=groups[0].block_tokens,
-        blocks=numbers.blocks,
-        block_bytes=_block_bytes(groups),
-        parameters=model.parameters,
-        weights=model.weight_bytes,
-        defaults=read_defaults(model.folder),
-        kernels=backend.name,
-        kv_dtype=groups[0].dtype,
-        quantisation="; ".join(model.quantisation),
-        notes=model.config.notes,
-        max_sequences=numbers.max_sequences,
-        memory="" if parts is None else parts.line(numbers.blocks * _block_bytes(groups)),
-        adapters=adapters,
-        groups=len(groups),
-    )
