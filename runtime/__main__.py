@@ -17,7 +17,8 @@ import signal
 import socket
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 
@@ -43,26 +44,20 @@ def main() -> int:
     gc.disable()  # importing leaves next to no garbage, and looking for it takes a sixth of the time
     parser = argparse.ArgumentParser(description="The engine's process; started by holdfast itself.")
     parser.add_argument("--fd", type=int, required=True, help="a connected stream socket")
-    parser.add_argument("--crash-report", type=int, help="the crash report's descriptor")
+    parser.add_argument("--crash-report", type=int, required=True, help="the crash report's descriptor")
     given = parser.parse_args()
     sock = socket.socket(fileno=given.fd)
     sock.set_inheritable(False)  # a child process must not keep it open
     # Terminals send these to the whole process group; the parent decides when to end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    report = None if given.crash_report is None else CrashReport(given.crash_report)
-    if report is not None:
-        report.take_stacks()
-    try:
-        liveness = Liveness(record=report.record) if report is not None else Liveness()
-        return _serve(sock, liveness)
-    except RuntimeFault:  # the parent reports it: `Fatal` has been sent
-        return EXIT_UNSERVABLE
+    report = CrashReport(given.crash_report)
+    report.take_stacks()
+    return _serve(sock, Liveness(record=report.record))
 
 
 def _serve(sock: socket.socket, liveness: Liveness) -> int:
-    importing: Future[ModuleType] = Future()
-    threading.Thread(target=_import, args=[importing], name="holdfast-import", daemon=True).start()
+    importing = ThreadPoolExecutor(1).submit(import_module, f"{__package__}.build")  # and torch with it
     try:
         settings, descriptors = receive_settings(sock)
     except LinkClosed:
@@ -70,52 +65,42 @@ def _serve(sock: socket.socket, liveness: Liveness) -> int:
     except RuntimeFault as fault:
         with contextlib.suppress(OSError):
             sock.sendall(frame(Fatal(fault.code, fault.message)))
-        raise
+        return EXIT_UNSERVABLE
+    load = partial(_load, importing, settings, descriptors)
     with logging_lines("holdfast engine", settings.logs):
         try:
-            _serve_engine(sock, settings, liveness, descriptors, importing)
-        except RuntimeFault:
-            raise
+            serve(sock, load, _leave_soon, liveness)
+        except RuntimeFault:  # the parent reports it: `Fatal` has been sent
+            return EXIT_UNSERVABLE
         except Exception:
             log.exception("the engine ended by a fault")
             return EXIT_FAULT
     return 0
 
 
-def _import(importing: Future[ModuleType]) -> None:
-    """Import `build`, and torch with it."""
-    try:
-        importing.set_result(import_module(f"{__package__}.build"))
-    except BaseException as error:
-        importing.set_exception(error)
-
-
-def _serve_engine(
-    sock: socket.socket,
-    settings: EngineSettings,
-    liveness: Liveness,
-    descriptors: Sequence[int],
+def _load(
     importing: Future[ModuleType],
-) -> None:
-    def load(progress: LoadProgress, liveness: Liveness) -> LoadedEngine:
-        try:
-            build = importing.result()  # the link thread sends heartbeats meanwhile
-            gc.freeze()  # what was imported stays
-            gc.enable()
-            loaded: LoadedEngine = build.load_engine(settings, progress, liveness, *descriptors)
-        except (MemoryError, OSError, RuntimeError, ImportError) as error:
-            if errno_of(error) in NAMED:
-                raise EngineStarved(explained(error, "the engine's process")) from error
-            raise
-        if loaded.hello.kernels == "cpu":
-            from ..kernels.cpu.cores import bind  # here, as this process is the engine's own
+    settings: EngineSettings,
+    descriptors: Sequence[int],
+    progress: LoadProgress,
+    liveness: Liveness,
+) -> LoadedEngine:
+    try:
+        build = importing.result()  # the link thread sends heartbeats meanwhile
+        gc.freeze()  # what was imported stays
+        gc.enable()
+        loaded: LoadedEngine = build.load_engine(settings, progress, liveness, *descriptors)
+    except (MemoryError, OSError, RuntimeError, ImportError) as error:
+        if errno_of(error) in NAMED:
+            raise EngineStarved(explained(error, "the engine's process")) from error
+        raise
+    if loaded.hello.kernels == "cpu":
+        from ..kernels.cpu.cores import bind  # here, as this process is the engine's own
 
-            bind()
-        gc.collect()
-        gc.freeze()  # objects made while loading stay: no need to scan them during a step
-        return loaded
-
-    serve(sock, load, _leave_soon, liveness)
+        bind()
+    gc.collect()
+    gc.freeze()  # objects made while loading stay: no need to scan them during a step
+    return loaded
 
 
 def _leave_soon() -> None:

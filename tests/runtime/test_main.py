@@ -12,6 +12,7 @@ import pytest
 from holdfast.runtime.__main__ import EXIT_ORPHANED, EXIT_UNSERVABLE
 from holdfast.runtime.errors import FrameInvalid, SettingsInvalid
 from holdfast.runtime.link.child import DESCRIPTORS
+from holdfast.runtime.link.crash_report import CrashReport
 from holdfast.runtime.link.messages import AnyReport, Fatal, Hello, frame, report_reader
 from holdfast.runtime.settings import EngineSettings
 
@@ -44,10 +45,11 @@ class Child:
 
     def __init__(self, code: str, first: bytes) -> None:
         self.sock, theirs = socket.socketpair()
-        with theirs:
+        with theirs, contextlib.closing(CrashReport.new()) as report:
+            fds = [theirs.fileno(), report.fd]
             self.process = subprocess.Popen(
-                [sys.executable, "-c", code, "--fd", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-c", code, "--fd", str(fds[0]), "--crash-report", str(fds[1])],
+                pass_fds=fds,
                 stderr=subprocess.PIPE,
                 text=True,
             )
