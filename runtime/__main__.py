@@ -86,7 +86,7 @@ def _load(
     liveness: Liveness,
 ) -> LoadedEngine:
     try:
-        build = importing.result()  # the link thread sends heartbeats meanwhile
+        build = importing.result()  # the link sends heartbeats meanwhile
         gc.freeze()  # what was imported stays
         gc.enable()
         loaded: LoadedEngine = build.load_engine(settings, progress, liveness, *descriptors)

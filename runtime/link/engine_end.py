@@ -1,21 +1,21 @@
-"""The engine's end of the link: the socket and its thread, and the loop that applies verbs and steps.
+"""The engine's end of the link: the socket and its threads, and the loop that applies verbs and steps.
 
 `serve` runs on the device thread: it takes the verbs that have arrived, applies them, makes a step and sends
-its rows. The link thread reads, writes and sends heartbeats. ``EngineEnd.send`` writes at once what the
-socket takes and leaves the rest to the link thread, so that a slow gateway does not hold up a step. Once
-``OUTBOX_BYTES`` wait it blocks, for ``STALL_SECONDS`` at most: then the gateway counts as gone, the link
-closes and the engine ends.
+its rows. ``EngineEnd.send`` writes at once what the socket takes, so that a slow gateway does not hold up a
+step; one thread of the link writes the rest, and heartbeats, and another one reads. Once ``OUTBOX_BYTES`` wait,
+``send`` blocks, for ``STALL_SECONDS`` at most: then the gateway counts as gone, the link closes and the engine
+ends.
 """
 
 from __future__ import annotations
 
 import contextlib
-import selectors
 import socket
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -33,53 +33,39 @@ READ_BYTES = 256 * 1024
 
 
 class EngineEnd:
-    """The engine's end of the link: reads verbs from ``sock`` and writes reports to it, in a thread of its
-    own, with the heartbeats of ``liveness``. ``on_gateway_gone``: called on that thread when the gateway
-    closes; must not block. ``stall_seconds``: how long the gateway may read nothing while too much waits for
-    it."""
+    """The engine's end of the link: reads verbs from ``sock`` and writes reports to it, and the heartbeats of
+    ``liveness``. ``on_gateway_gone``: called on the reading thread when the gateway closes; must not block."""
 
     def __init__(
-        self,
-        sock: socket.socket,
-        liveness: Liveness,
-        on_gateway_gone: Callable[[], None] = lambda: None,
-        stall_seconds: float = STALL_SECONDS,
+        self, sock: socket.socket, liveness: Liveness, on_gateway_gone: Callable[[], None] = lambda: None
     ) -> None:
-        sock.setblocking(False)
         self._sock = sock
         self._liveness = liveness
         self._on_gateway_gone = on_gateway_gone
-        self._stall_seconds = stall_seconds
-        self._reader = messages.verb_reader()
-        self._woken, self._waker = socket.socketpair()
-        self._waker.setblocking(False)
+        self._inbox: SimpleQueue[tuple[verbs.AnyVerb, ...]] = SimpleQueue()  # of one verb, or of none to wake
         self._changed = threading.Condition()  # guards all below
-        self._inbox: deque[verbs.AnyVerb] = deque()
         self._outbox: deque[memoryview] = deque()
         self._outbox_bytes = 0
         self._closed: str | None = None  # why the link has ended
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="holdfast-link", daemon=True)
-
-    def start(self) -> None:
-        """Begin to read verbs and to send heartbeats."""
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=run, name="holdfast-link", daemon=True)
+            for run in (self._read, self._write)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
-        """End the link thread and close the socket; reports that were not sent yet are lost."""
-        if self._closing:
-            return
+        """End both threads and close the socket; reports that were not sent yet are lost."""
         self._closing = True
         self._end("the engine closed the link")
-        self._wake()
-        self._thread.join()
-        for sock in (self._sock, self._woken, self._waker):
-            sock.close()
+        for thread in self._threads:
+            thread.join()
+        self._sock.close()
 
     def statistics(self) -> dict[str, float]:
         """How many verbs wait to be taken, and how many bytes wait to be sent."""
-        with self._changed:
-            return {"link_inbox_verbs": len(self._inbox), "link_outbox_bytes": self._outbox_bytes}
+        return {"link_inbox_verbs": self._inbox.qsize(), "link_outbox_bytes": self._outbox_bytes}
 
     def check(self) -> None:
         """Raise ``LinkClosed`` if the link has ended."""
@@ -92,26 +78,28 @@ class EngineEnd:
 
         Raises ``LinkClosed`` when the link has ended.
         """
-        with self._changed:
-            if wait:
-                self._changed.wait_for(lambda: self._inbox or self._closed, seconds)
-            self.check()
-            verbs = list(self._inbox)
-            self._inbox.clear()
-            return verbs
+        taken: list[verbs.AnyVerb] = []
+        self.check()
+        with contextlib.suppress(Empty):
+            taken += self._inbox.get(wait, seconds)
+            while True:
+                taken += self._inbox.get_nowait()
+        self.check()
+        return taken
 
     def send(self, report: messages.AnyReport) -> None:
-        """Send ``report``: write what the socket takes now, and leave the rest to the link thread. Blocks
+        """Send ``report``: write what the socket takes now, and leave the rest to the writing thread. Blocks
         while too much waits to be sent. Raises ``LinkClosed`` when the link has ended."""
         data = memoryview(messages.frame(report))
         with self._changed:
             self.check()
             if not self._outbox:
-                data = data[self._write(data) :]
+                with contextlib.suppress(OSError):  # the writing thread tries again, and says what is wrong
+                    data = data[self._sock.send(data, socket.MSG_DONTWAIT) :]
             if data:
                 self._outbox.append(data)
                 self._outbox_bytes += len(data)
-                self._wake()
+                self._changed.notify_all()
             if self._outbox_bytes > OUTBOX_BYTES:
                 self._wait_for_room()
 
@@ -124,22 +112,30 @@ class EngineEnd:
 
     def _wait_for_room(self) -> None:
         self._liveness.enter(messages.Phase.IDLE, detail="waiting for the gateway to read")
-        if not self._changed.wait_for(self._has_room, self._stall_seconds):
-            self._end(f"the gateway read nothing for {self._stall_seconds} s")
+        if not self._changed.wait_for(
+            lambda: self._closed or self._outbox_bytes <= OUTBOX_BYTES, STALL_SECONDS
+        ):
+            self._end(f"the gateway read nothing for {STALL_SECONDS} s")
         self.check()
 
-    def _has_room(self) -> bool:
-        return self._closed is not None or self._outbox_bytes <= OUTBOX_BYTES
+    def _end(self, reason: str) -> None:
+        """Note that the link has ended, and wake all that wait for it. Only the first ``reason`` counts."""
+        with self._changed:
+            self._closed = self._closed or reason
+            self._changed.notify_all()
+        self._inbox.put(())
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
-    # --- the link thread ------------------------------------------------------------------------------------
+    # --- the link's threads ---------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _read(self) -> None:
+        reader = messages.verb_reader()
         try:
-            with selectors.DefaultSelector() as selector:
-                selector.register(self._woken, selectors.EVENT_READ)
-                selector.register(self._sock, selectors.EVENT_READ)
-                while not self._closed:
-                    self._poll(selector)
+            while data := self._sock.recv(READ_BYTES):
+                for verb in reader.feed(data):
+                    self._inbox.put((verb,))
+            self._end("the gateway closed the link")
         except FrameInvalid as fault:
             self.send_fatal(fault)
         except OSError as error:
@@ -147,70 +143,24 @@ class EngineEnd:
         if not self._closing:
             self._on_gateway_gone()
 
-    def _poll(self, selector: selectors.BaseSelector) -> None:
-        writing = selectors.EVENT_WRITE if self._outbox else 0
-        selector.modify(self._sock, selectors.EVENT_READ | writing)
-        for key, mask in selector.select(self._liveness.due()):
-            if key.fileobj is self._woken:
-                self._woken.recv(READ_BYTES)
-                continue
-            if mask & selectors.EVENT_WRITE:
-                self._flush()
-            if mask & selectors.EVENT_READ:
-                self._receive()
-        self._beat()
-
-    def _receive(self) -> None:
+    def _write(self) -> None:
+        """Write what waits to be sent, and a heartbeat if one is due. None waits behind rows: the rows show
+        that the engine is alive."""
         try:
-            data = self._sock.recv(READ_BYTES)
-        except BlockingIOError:
-            return
-        if not data:
-            self._end("the gateway closed the link")
-            return
-        for verb in self._reader.feed(data):
-            with self._changed:
-                self._inbox.append(verb)
-                self._changed.notify_all()
-
-    def _flush(self) -> None:
-        with self._changed:
-            while self._outbox:
-                data = self._outbox[0]
-                written = self._write(data)
-                self._outbox_bytes -= written
-                if written < len(data):
-                    self._outbox[0] = data[written:]
-                    return
-                self._outbox.popleft()
-                self._changed.notify_all()
-
-    def _write(self, data: memoryview) -> int:
-        try:
-            return self._sock.send(data)
-        except BlockingIOError:
-            return 0
+            while not self._closed:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._outbox or self._closed, self._liveness.due())
+                    if not self._outbox and not self._closed and (beat := self._liveness.beat()) is not None:
+                        self.send(beat)
+                    data = self._outbox[0] if self._outbox else None
+                if data is not None:
+                    self._sock.sendall(data)
+                    with self._changed:
+                        self._outbox.popleft()
+                        self._outbox_bytes -= len(data)
+                        self._changed.notify_all()
         except OSError as error:
             self._end(f"the link broke: {error}")
-            return 0
-
-    def _beat(self) -> None:
-        """Send a heartbeat if one is due. None waits behind rows: the rows show that the engine is alive."""
-        if self._outbox or self._closed:
-            return
-        heartbeat = self._liveness.beat()
-        if heartbeat is not None:
-            with contextlib.suppress(LinkClosed):
-                self.send(heartbeat)
-
-    def _end(self, reason: str) -> None:
-        with self._changed:
-            self._closed = self._closed or reason
-            self._changed.notify_all()
-
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._waker.send(b"\0")
 
 
 # --- the device thread's loop -----------------------------------------------------------------------------
@@ -272,15 +222,20 @@ def serve(
     """Load an engine and serve it on ``sock`` until the gateway closes; then close ``sock``.
 
     Verbs take effect between two steps, in order. Each is answered before the rows of the next step, unless
-    it asked to wait. When the gateway closes, ``on_gateway_gone`` is called on the link thread, and this
+    it asked to wait. When the gateway closes, ``on_gateway_gone`` is called on a thread of the link, and this
     returns after the step in flight. Raises what ``load`` or the engine raised, after sending a ``Fatal``
     that names it.
     """
     liveness = liveness or Liveness()
     end = EngineEnd(sock, liveness, on_gateway_gone)
-    end.start()
+
+    def progress(fraction: float, detail: str) -> None:
+        end.check()  # stop loading if the gateway is gone
+        liveness.enter(messages.Phase.LOADING, LOAD_STALL, detail, fraction)
+
     try:
-        loaded = _load(load, end, liveness)
+        progress(0.0, "starting")
+        loaded = load(progress, liveness)
         liveness.enter(messages.Phase.IDLE)
         _shorten(end, liveness)
         end.send(loaded.hello)
@@ -299,25 +254,19 @@ def serve(
         end.close()
 
 
-def _load(load: Load, end: EngineEnd, liveness: Liveness) -> LoadedEngine:
-    def progress(fraction: float, detail: str) -> None:
-        end.check()  # stop loading if the gateway is gone
-        liveness.enter(messages.Phase.LOADING, LOAD_STALL, detail, fraction)
-
-    progress(0.0, "starting")
-    return load(progress, liveness)
-
-
 def _drive(loaded: LoadedEngine, end: EngineEnd, liveness: Liveness) -> None:
     engine, busy = loaded.engine, True
     while True:
         if not busy:
             liveness.enter(messages.Phase.IDLE)
-        verbs = end.take(wait=not busy, seconds=None if busy else loaded.next_step_in())
+        taken = end.take(wait=not busy, seconds=None if busy else loaded.next_step_in())
         # The runner sets a better limit once it has a plan.
         liveness.enter(messages.Phase.STEPPING, STEP_FLOOR)
-        for verb in verbs:
-            answer = _answer(engine, verb, end)
+        for verb in taken:
+            answer = engine.apply(verb)
+            if isinstance(verb, verbs.Statistics) and isinstance(answer, verbs.VerbReply):
+                told = {**(answer.statistics or {}), **end.statistics()}
+                answer = msgspec.structs.replace(answer, statistics=told)
             if answer is not None:
                 end.send(answer)
         step = engine.step()
@@ -338,12 +287,3 @@ def _shorten(end: EngineEnd, liveness: Liveness) -> None:
     beat = liveness.shortened()
     if beat is not None:
         end.send(beat)
-
-
-def _answer(
-    engine: ServedEngine, verb: verbs.AnyVerb, end: EngineEnd
-) -> verbs.VerbReply | verbs.Refusal | None:
-    answer = engine.apply(verb)
-    if isinstance(verb, verbs.Statistics) and isinstance(answer, verbs.VerbReply):
-        return msgspec.structs.replace(answer, statistics={**(answer.statistics or {}), **end.statistics()})
-    return answer

@@ -1,8 +1,8 @@
 """When the engine sends a heartbeat, and by which deadline each promises the next.
 
-The device thread says what it is doing and for how long at most; the link thread asks for heartbeats. Past
+The device thread says what it is doing and for how long at most; a thread of the link asks for heartbeats. Past
 that limit there is one more, with a deadline of zero, and then none: a hung device thread must not look alive
-because the link thread is. No I/O; the clock is an argument.
+because the link is. No I/O; the clock is an argument.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Entered:
 class Liveness:
     """What one engine is doing, and the heartbeats that follow from it.
 
-    ``enter``, ``engage`` and ``release`` are for the device thread, the others for the link thread.
+    ``enter``, ``engage`` and ``release`` are for the device thread, the others for the link's.
     ``record``: stores the ids of the sequences on the device where they outlive the process
     (``crash_report``).
     """

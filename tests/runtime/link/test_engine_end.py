@@ -37,12 +37,10 @@ class Ends:
 
 
 @pytest.fixture
-def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
+def ends() -> Iterator[Ends]:
     near, far = socket.socketpair()
     orphaned = threading.Event()
-    stall = getattr(request, "param", 30.0)
-    end = EngineEnd(far, Liveness(), orphaned.set, stall_seconds=stall)
-    end.start()
+    end = EngineEnd(far, Liveness(), orphaned.set)
     with near:
         yield Ends(near, end, orphaned)
         end.close()
@@ -106,9 +104,9 @@ def test_a_slow_gateway_blocks_the_device_thread_only_when_the_outbox_is_full(
     assert sent == 60 == sum(isinstance(report, Step) for report in ends.came)
 
 
-@pytest.mark.parametrize("ends", [0.05], indirect=True)
 def test_a_gateway_that_reads_nothing_ends_the_link(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_end, "OUTBOX_BYTES", 1_000_000)
+    monkeypatch.setattr(engine_end, "STALL_SECONDS", 0.05)
 
     def device() -> None:
         while True:
