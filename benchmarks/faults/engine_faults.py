@@ -19,7 +19,7 @@ from holdfast.gateway.server import Serving, serving
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.runtime.errors import EngineGone
 from holdfast.runtime.link.child import PROGRAM
-from holdfast.runtime.link.process import Backoff, ChildEngine
+from holdfast.runtime.link.process import ChildEngine
 from holdfast.runtime.model.folder import find_model
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import connect
@@ -35,7 +35,9 @@ SERVED = GatewaySettings(port=0, recovery_seconds=WEDGED_SECONDS)
 """Gateway settings that wait long for another engine, because how long that takes to load depends on the
 machine."""
 
-SOON = Backoff(first=0.05, factor=1.0)
+SOON = (0.05,)
+"""Seconds before each restart."""
+
 MARK = "~"
 """A word that is one token, and that the pocket model never says by itself."""
 
@@ -44,7 +46,7 @@ Strike = Callable[[ChildEngine, random.Random], Awaitable[None]]
 
 @asynccontextmanager
 async def server(program: Sequence[str] = PROGRAM) -> AsyncIterator[Serving]:
-    engine = ChildEngine(POCKET, backoff=SOON, program=program)
+    engine = ChildEngine(POCKET, delays=SOON, program=program)
     async with serving(SERVED, POCKET, engine=engine) as running:
         yield running
 

@@ -54,7 +54,7 @@ MOST_EARLY = 2  # and so many in a row, so that each reply has its chance
 @asynccontextmanager
 async def tiered(folder: str) -> AsyncIterator[Serving]:
     settings = msgspec.structs.replace(TIGHT, store=folder)
-    engine = ChildEngine(settings, backoff=SOON)
+    engine = ChildEngine(settings, delays=SOON)
     served = replace(SERVED, store=Path(folder))
     async with serving(served, settings, engine=engine) as running:
         yield running

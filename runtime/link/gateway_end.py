@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 import time
 import weakref
 from collections.abc import Callable
@@ -38,7 +37,7 @@ class GatewayEnd(asyncio.Protocol):
     ``on_heartbeat`` is called with each heartbeat. ``clock``: seconds, monotonic. ``hello``: the future of
     the engine's first message, which fails if the link ends before. ``lost``: set when the socket is closed.
     ``heartbeat``: the latest; ``last_heartbeat``: when it came. ``gone``: why the link ended, None while it is
-    up; ``gone_at``: when.
+    up.
     """
 
     def __init__(
@@ -51,7 +50,6 @@ class GatewayEnd(asyncio.Protocol):
         self.lost = asyncio.Event()
         self.heartbeat: messages.Heartbeat | None = None
         self.last_heartbeat = clock()
-        self.gone_at = math.inf  # when the link ended, by ``clock``
         self.stale_rows = 0
         self._on_heartbeat = on_heartbeat
         self._clock = clock
@@ -227,7 +225,6 @@ class GatewayEnd(asyncio.Protocol):
         if self.gone is not None:
             return
         self.gone = fault
-        self.gone_at = self._clock()
         if not self.hello.done():
             early = self._fatal
             self.hello.set_exception(fault_of(early.code, early.message) if early else _copy(fault))

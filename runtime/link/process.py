@@ -19,9 +19,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -44,6 +43,8 @@ TICK = 0.25  # seconds between two checks of its heartbeat
 PATIENCE = 1.0  # seconds that a heartbeat may be overdue
 STARVED = 30.0  # the same, with the time in which the engine waited for a core
 STACK_SECONDS = 1.0  # for a hung engine to write its stacks
+DELAYS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0)  # seconds before each restart
+STEADY = 60.0  # seconds after which an engine counts as one that started well
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 log = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ class EngineProcess:
     async def reap(self, engine_number: int) -> EngineDeath:
         """Wait for the process after its link has ended, and kill it after ``GRACE`` seconds. Returns its
         death, with what its crash report says; closes the report."""
-        lost_at = self._end.last_heartbeat if self._hung else self._end.gone_at
+        lost_at = self._end.last_heartbeat if self._hung else time.monotonic()
         with anyio.CancelScope(shield=True):
             ending, outside = await anyio.to_thread.run_sync(self._reaped)
         step, stacks = self._report.sequences(), self._report.stacks()
@@ -160,41 +161,22 @@ def _state_of(pid: int) -> str:
         return ""
 
 
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """Seconds to wait before each restart: ``first``, then ``factor`` times the last, at most ``longest``.
-
-    After an engine that lived for ``steady`` seconds the next wait is ``first`` again.
-    """
-
-    first: float = 0.1
-    factor: float = 2.0
-    longest: float = 30.0
-    steady: float = 60.0
-
-    def delays(self) -> Iterator[float]:
-        """The waits in order, without end."""
-        delay = self.first
-        while True:
-            yield delay
-            delay = min(self.longest, delay * self.factor)
-
-
 class ChildEngine:
     """``async with ChildEngine(settings) as link``: entered when the engine is loaded, left when it is gone.
 
     Entering raises the fault that the child reported (``ModelUnreadable``, ``SettingsInvalid``…), or
     ``EngineDied`` if it reported none. An engine that dies later is restarted behind the same link, until
-    one reports a fault. ``on_heartbeat`` gets each heartbeat, for a progress bar. ``program``: the child's
-    command line, to which the descriptors are added. ``first``: the first child, if it was started before; it
-    is this object's when it is entered.
+    one reports a fault. ``delays``: seconds to wait before each restart; the last of them before all later ones,
+    until an engine has lived for `STEADY` seconds. ``on_heartbeat`` gets each heartbeat, for a progress bar.
+    ``program``: the child's command line, to which the descriptors are added. ``first``: the first child, if it
+    was started before; it is this object's when it is entered.
     """
 
     def __init__(
         self,
         settings: EngineSettings,
         *,
-        backoff: Backoff | None = None,
+        delays: Sequence[float] = DELAYS,
         on_heartbeat: Callable[[Heartbeat], None] = lambda beat: None,
         program: Sequence[str] = PROGRAM,
         first: SpawnedEngine | None = None,
@@ -203,7 +185,7 @@ class ChildEngine:
         self._settings = settings
         self._memory: int | None = None
         self._disk: DiskProcess | None = None
-        self._backoff = backoff or Backoff()
+        self._delays = delays
         self._on_heartbeat = on_heartbeat
         self._program = program
         self._first = first
@@ -278,26 +260,21 @@ class ChildEngine:
             await asyncio.wait([watching])
         return child
 
-    async def _supervise(self, child: EngineProcess) -> None:
-        delays = self._backoff.delays()
+    async def _supervise(self, child: EngineProcess | None) -> None:
+        starts = 0
         while True:
-            began = time.monotonic()
-            await child.watch()
-            death = await self._reap()
-            assert death is not None, "there was a child to watch"
-            self.link.deaths.append(death)
-            if time.monotonic() - began > self._backoff.steady:
-                delays = self._backoff.delays()
-            restarted = await self._restart(delays)
-            if restarted is None:
-                return
-            child = restarted
-
-    async def _restart(self, delays: Iterator[float]) -> EngineProcess | None:
-        while True:
-            await anyio.sleep(next(delays))
+            if child is not None:
+                began = time.monotonic()
+                await child.watch()
+                death = await self._reap()
+                assert death is not None, "there was a child to watch"
+                self.link.deaths.append(death)
+                if time.monotonic() - began > STEADY:
+                    starts = 0
+            await anyio.sleep(self._delays[min(starts, len(self._delays) - 1)])
+            starts, child = starts + 1, None
             try:
-                return await self._start()
+                child = await self._start()
             except EngineGone:
                 await self._reap()
             except OSError as fault:  # the machine is short of something; it may have more later
@@ -305,7 +282,7 @@ class ChildEngine:
             except RuntimeFault as fault:
                 log.error("engine cannot start again: %s", fault)
                 self.link.fail(EngineDied(f"the engine cannot start again: {fault}"))
-                return None
+                return
 
     def _stop_disk(self) -> None:
         """Stop the disk tier's process, if there is one: it is gone when this returns."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import itertools
 import os
 import select
 import shutil
@@ -19,14 +18,14 @@ import pytest
 from holdfast.runtime.errors import EngineDied, ModelUnreadable, PoolTooSmall, SequenceUnknown
 from holdfast.runtime.link.child import SpawnedEngine
 from holdfast.runtime.link.messages import Heartbeat, Phase
-from holdfast.runtime.link.process import Backoff, ChildEngine
+from holdfast.runtime.link.process import ChildEngine
 from holdfast.runtime.settings import EngineSettings
 from holdfast.runtime.verbs import Sampling, TokenLimits
 from holdfast.tests.runtime.link.memory import extended
 
 pytestmark = pytest.mark.anyio
 
-AT_ONCE = Backoff(first=0.0)
+AT_ONCE = (0.0,)
 
 
 def settings_for(model: Path, **changes: int) -> EngineSettings:
@@ -42,13 +41,8 @@ def gone(pid: int) -> bool:
     return False
 
 
-def test_delays_grow_to_a_bound() -> None:
-    delays = Backoff(first=1.0, factor=2.0, longest=5.0).delays()
-    assert list(itertools.islice(delays, 5)) == [1.0, 2.0, 4.0, 5.0, 5.0]
-
-
 async def test_a_killed_engine_fails_its_calls_and_another_serves_the_same_link(tiny: Path) -> None:
-    form = ChildEngine(settings_for(tiny, blocks=600, max_context=8192), backoff=AT_ONCE)
+    form = ChildEngine(settings_for(tiny, blocks=600, max_context=8192), delays=AT_ONCE)
     async with form as link:
         state = await link.open(list(range(30)))
         first_pid = form.pid
@@ -86,7 +80,7 @@ async def test_a_killed_engine_fails_its_calls_and_another_serves_the_same_link(
 async def test_an_unreadable_model_is_named_and_not_retried(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    form = ChildEngine(settings_for(tmp_path / "nowhere"), backoff=AT_ONCE)
+    form = ChildEngine(settings_for(tmp_path / "nowhere"), delays=AT_ONCE)
     with pytest.raises(ModelUnreadable, match="nowhere"):
         async with form:
             pass
@@ -104,7 +98,7 @@ async def test_an_engine_without_free_descriptors_is_started_later(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A full file table passes: the server must not be without an engine for good."""
-    form, failures = ChildEngine(settings_for(tiny), backoff=AT_ONCE), [1, 2]
+    form, failures = ChildEngine(settings_for(tiny), delays=AT_ONCE), [1, 2]
     async with form as link:
         spawned = SpawnedEngine.of
 
@@ -128,7 +122,7 @@ async def test_an_engine_without_free_descriptors_is_started_later(
 
 async def test_a_missing_model_ends_the_restarts(tiny: Path, tmp_path: Path) -> None:
     model = shutil.copytree(tiny, tmp_path / "model")
-    form = ChildEngine(settings_for(model), backoff=AT_ONCE)
+    form = ChildEngine(settings_for(model), delays=AT_ONCE)
     async with form as link:
         shutil.rmtree(model)
         seq = (await link.open([1])).seq
@@ -203,7 +197,7 @@ raise SystemExit(child.main())
 def made_up(act: str, recovered: list[float] | None = None) -> ChildEngine:
     """A child without a model, that does this in a step of turns."""
     program = (sys.executable, "-c", MADE_UP.format(act=act))
-    form = ChildEngine(EngineSettings(model="none"), backoff=AT_ONCE, program=program)
+    form = ChildEngine(EngineSettings(model="none"), delays=AT_ONCE, program=program)
     form.link.on_recovery((recovered if recovered is not None else []).append)
     return form
 
@@ -276,7 +270,7 @@ async def test_a_death_has_its_step_and_whether_it_came_from_outside(
 async def test_an_engine_stopped_while_it_loads_raises_engine_died(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.runtime.link.gateway_end.FIRST_HEARTBEAT", 0.2)
     program = (sys.executable, "-c", "import os; os.kill(os.getpid(), 19)")
-    form = ChildEngine(EngineSettings(model="none"), backoff=AT_ONCE, program=program)
+    form = ChildEngine(EngineSettings(model="none"), delays=AT_ONCE, program=program)
     with pytest.raises(EngineDied, match="hung while starting"):
         async with form:
             pass
