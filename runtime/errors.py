@@ -37,8 +37,7 @@ Knows nothing of wire errors or close codes: the gateway has that table.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class RuntimeFault(Exception):
@@ -53,6 +52,11 @@ class RuntimeFault(Exception):
     def message(self) -> str:
         """What went wrong, in one line."""
         return str(self.args[0]) if self.args else self.code
+
+    def again(self) -> Self:
+        """A new exception of the same class and text, for each raise: a shared one would collect the traceback
+        of each caller."""
+        return type(self)(self.message)
 
 
 class ModelUnreadable(RuntimeFault):
@@ -231,16 +235,12 @@ class LinkClosed(EngineGone):
     """
 
 
-def _tree(root: type[RuntimeFault]) -> Iterator[type[RuntimeFault]]:
-    yield root
-    for leaf in root.__subclasses__():
-        yield from _tree(leaf)
-
-
 def fault_of(code: str, message: str) -> RuntimeFault:
     """The exception, with ``message``, of the class with the code ``code``; a plain ``RuntimeFault`` that
     names the code if no class has it."""
-    for kind in _tree(RuntimeFault):
+    kinds = [RuntimeFault]
+    for kind in kinds:  # it grows: all classes of the tree follow
         if kind.code == code:
             return kind(message)
+        kinds += kind.__subclasses__()
     return RuntimeFault(f"{code}: {message}")

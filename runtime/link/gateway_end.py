@@ -24,8 +24,8 @@ from .generation import Generation
 @dataclass(slots=True)
 class _PendingVerb:
     verb: verbs.AnyVerb
-    reply: asyncio.Future[verbs.VerbReply] | None = None  # None: nothing awaits it
-    generation: Generation | None = None
+    reply: asyncio.Future[verbs.VerbReply]  # cancelled: nothing awaits it
+    generation: Generation | None
 
 
 FIRST_HEARTBEAT = 20.0  # seconds until the first heartbeat of a new engine; its process starts in them
@@ -86,11 +86,9 @@ class GatewayEnd(asyncio.Protocol):
         Raises the error of the engine's refusal, or ``EngineGone``. If the caller is cancelled here, what the
         verb began is stopped or closed by another verb, which is sent at once and before all later ones.
         """
-        reply: asyncio.Future[verbs.VerbReply] = asyncio.get_running_loop().create_future()
-        pending = _PendingVerb(verb, reply, generation)
-        self._send(pending)
+        pending = self._send(verb, generation)
         try:
-            return await reply
+            return await pending.reply
         except asyncio.CancelledError:
             self._undo(pending)
             raise
@@ -101,13 +99,7 @@ class GatewayEnd(asyncio.Protocol):
 
         Raises ``EngineGone`` if the verb cannot be sent.
         """
-        reply: asyncio.Future[verbs.VerbReply] = asyncio.get_running_loop().create_future()
-        self._send(_PendingVerb(verb, reply))
-        return reply
-
-    def post(self, verb: verbs.AnyVerb) -> None:
-        """Send a verb, and ignore its reply."""
-        self._send(_PendingVerb(verb))
+        return self._send(verb).reply
 
     def close(self, fault: EngineGone | None = None) -> None:
         """Close this end; pending calls and generations fail with ``fault``, by default ``LinkClosed``."""
@@ -123,27 +115,29 @@ class GatewayEnd(asyncio.Protocol):
             "link_stale_rows": self.stale_rows,
         }
 
-    def _send(self, pending: _PendingVerb) -> None:
-        data = messages.frame(pending.verb)
+    def _send(self, verb: verbs.AnyVerb, generation: Generation | None = None) -> _PendingVerb:
+        data = messages.frame(verb)
         if self.gone is not None or self._transport is None:
-            raise _copy(self.gone or EngineDied("the engine is not connected"))
-        self._pending[pending.verb.request] = pending
+            raise self.gone.again() if self.gone else EngineDied("the engine is not connected")
+        pending = _PendingVerb(verb, asyncio.get_running_loop().create_future(), generation)
+        self._pending[verb.request] = pending
         self._transport.write(data)
+        return pending
 
     def _undo(self, pending: _PendingVerb) -> None:
         """Stop or close what a cancelled call began, unless the engine refused it."""
-        reply, pending.reply = pending.reply, None
-        refused = reply is not None and reply.done() and not reply.cancelled() and reply.exception()
+        generation, pending.generation = pending.generation, None  # a reply that comes later begins nothing
+        refused = not pending.reply.cancelled() and pending.reply.exception()
         if refused or self.gone is not None:
             return
         begun = _begun_by(pending.verb)
         if isinstance(pending.verb, verbs.Generate):
-            if self._generations.get(pending.verb.seq) is pending.generation:
+            if self._generations.get(pending.verb.seq) is generation:
                 self._end_generation(pending.verb.seq)
             if not begun:
-                self.post(verbs.Stop(self.next_request(), pending.verb.seq))
+                self.ask(verbs.Stop(self.next_request(), pending.verb.seq)).cancel()
         for seq in begun:
-            self.post(verbs.Close(self.next_request(), seq))
+            self.ask(verbs.Close(self.next_request(), seq)).cancel()
 
     # --- up (called by the event loop) ----------------------------------------------------------------------
 
@@ -202,7 +196,7 @@ class GatewayEnd(asyncio.Protocol):
             running = self._generations.get(reply.state.seq)
             if running is not None and running.state.epoch != reply.state.epoch:
                 self._end_generation(reply.state.seq)
-            if pending.generation is not None and pending.reply is not None:
+            if pending.generation is not None:
                 pending.generation.state = reply.state
                 self._generations[reply.state.seq] = pending.generation
                 self._unread.add(pending.generation)
@@ -227,11 +221,11 @@ class GatewayEnd(asyncio.Protocol):
         self.gone = fault
         if not self.hello.done():
             early = self._fatal
-            self.hello.set_exception(fault_of(early.code, early.message) if early else _copy(fault))
+            self.hello.set_exception(fault_of(early.code, early.message) if early else fault.again())
         for pending in self._pending.values():
-            _resolve(pending, _copy(fault))
+            _resolve(pending, fault.again())
         for generation in self._generations.values():
-            generation.fail(fault)
+            generation.end(fault)
         self._pending.clear()
         self._generations.clear()
         if self._transport is not None:
@@ -239,18 +233,12 @@ class GatewayEnd(asyncio.Protocol):
 
 
 def _resolve(pending: _PendingVerb, answer: verbs.VerbReply | RuntimeFault) -> None:
-    if pending.reply is None or pending.reply.done():
+    if pending.reply.done():
         return
     if isinstance(answer, verbs.VerbReply):
         pending.reply.set_result(answer)
     else:
         pending.reply.set_exception(answer)
-
-
-def _copy(fault: EngineGone) -> EngineGone:
-    """A new exception of the same class and text, for each raise: a shared one would collect the traceback of
-    each caller."""
-    return type(fault)(fault.message)
 
 
 def _begun_by(verb: verbs.AnyVerb) -> list[int]:

@@ -41,7 +41,6 @@ class Generation:
         self._fault: EngineGone | None = None
         self._reader: asyncio.Future[None] | None = None
         self._take: Take | None = None  # while the reader waits
-        self._mistake: Exception | None = None  # what it raised
 
     @property
     def running(self) -> bool:
@@ -70,10 +69,8 @@ class Generation:
         here. What it raises is raised here.
         """
         while not self._rows:
-            if self._mistake is not None:
-                raise self._mistake
             if self._fault is not None:
-                raise type(self._fault)(self._fault.message)
+                raise self._fault.again()
             if self._over:
                 return None
             await self._wait(take)
@@ -113,8 +110,7 @@ class Generation:
                 if take(row):
                     return
             except Exception as mistake:  # it ends this reader and not the link
-                self._mistake = mistake
-                self._wake()
+                reader.set_exception(mistake)
                 return
         self._rows.append(row)
         if row.finish is not None:
@@ -122,18 +118,11 @@ class Generation:
             self._over = True
         self._wake()
 
-    def end(self) -> None:
-        """Note that the generation was stopped: no more rows will come. Rows that have arrived can still be
-        read."""
-        self._over = True
-        self._wake()
-
-    def fail(self, fault: EngineGone) -> None:
-        """Note that the engine is gone: no more rows will come. After the rows that have arrived, the reader
-        gets ``fault`` raised."""
+    def end(self, fault: EngineGone | None = None) -> None:
+        """Note that no more rows will come, as the generation was stopped, or as the engine is gone. Rows that
+        have arrived can still be read; then the reader gets ``fault`` raised, if there is one."""
         if not self._over:
-            self._fault = fault
-            self._over = True
+            self._fault, self._over = fault, True
         self._wake()
 
     def _wake(self) -> None:

@@ -166,10 +166,10 @@ class ChildEngine:
 
     Entering raises the fault that the child reported (``ModelUnreadable``, ``SettingsInvalid``…), or
     ``EngineDied`` if it reported none. An engine that dies later is restarted behind the same link, until
-    one reports a fault. ``delays``: seconds to wait before each restart; the last of them before all later ones,
-    until an engine has lived for `STEADY` seconds. ``on_heartbeat`` gets each heartbeat, for a progress bar.
-    ``program``: the child's command line, to which the descriptors are added. ``first``: the first child, if it
-    was started before; it is this object's when it is entered.
+    one reports a fault. ``delays``: seconds to wait before each restart; the last of them before all later
+    ones, until an engine has lived for `STEADY` seconds. ``on_heartbeat`` gets each heartbeat, for a progress
+    bar. ``program``: the child's command line, to which the descriptors are added. ``first``: the first child,
+    if it was started before; it is this object's when it is entered.
     """
 
     def __init__(

@@ -132,7 +132,7 @@ class ScriptedLink:
         self.deaths.append(EngineDeath(self.engine_number, "killed", outside, step, 0.0))
         for held in self.held.values():
             if held.generation is not None:
-                held.generation.fail(EngineDied("killed"))
+                held.generation.end(EngineDied("killed"))
         self.held.clear()
         for reply in self.unanswered:
             reply.set_exception(EngineDied("killed"))
