@@ -55,7 +55,7 @@ class ThreadEngine:
         self._settings = settings
         self._load = load
         self._on_heartbeat = on_heartbeat
-        self._thread: threading.Thread | None = None
+        self._thread: threading.Thread  # from when it is entered
         self._watch: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> EngineLink:
@@ -94,8 +94,6 @@ class ThreadEngine:
             self._watch.cancel()
         self.link.fail(LinkClosed("this end closed the link"))
         with anyio.CancelScope(shield=True):
-            thread = self._thread
-            if thread is not None:
-                await anyio.to_thread.run_sync(thread.join, GRACE)
-                if thread.is_alive():
-                    warnings.warn("the engine's thread hangs in a step", ResourceWarning, stacklevel=2)
+            await anyio.to_thread.run_sync(self._thread.join, GRACE)
+        if self._thread.is_alive():
+            warnings.warn("the engine's thread hangs in a step", ResourceWarning, stacklevel=2)

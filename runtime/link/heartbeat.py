@@ -98,7 +98,12 @@ class Liveness:
         now, entered = self._clock(), self._now
         left = entered.at + entered.limit - now
         if left <= 0:
-            return self._overdue(entered, now - entered.at)
+            if self._overdue_sent is entered:
+                return None
+            self._overdue_sent = entered
+            overdue = f"{now - entered.at:.1f} s without progress, {entered.limit:.1f} s allowed"
+            detail = f"{entered.detail}: {overdue}".lstrip(": ")
+            return Heartbeat(entered.phase, 0.0, detail, entered.fraction)
         if now < self._next:
             return None
         self._next = now + min(INTERVAL, left)  # before the promise runs out, whatever the phase is by then
@@ -114,13 +119,6 @@ class Liveness:
             return None
         self._until = now + IDLE_PROMISE
         return Heartbeat(entered.phase, IDLE_PROMISE + SLACK, entered.detail, entered.fraction)
-
-    def _overdue(self, entered: _Entered, elapsed: float) -> Heartbeat | None:
-        if self._overdue_sent is entered:
-            return None
-        self._overdue_sent = entered
-        overdue = f"{elapsed:.1f} s without progress, {entered.limit:.1f} s allowed"
-        return Heartbeat(entered.phase, 0.0, f"{entered.detail}: {overdue}".lstrip(": "), entered.fraction)
 
 
 class StepTimes:
@@ -138,18 +136,12 @@ class StepTimes:
         size = tokens.bit_length()
         self._slowest[size] = max(seconds, FORGET * self._slowest.get(size, 0.0))
 
-    def predicted(self, tokens: int) -> float | None:
-        """Seconds for a step of ``tokens`` tokens; None before the first step."""
-        size = tokens.bit_length()
-        smaller = [known for known in self._slowest if known <= size]
-        if smaller:
-            return self._slowest[max(smaller)] * 2.0 ** (size - max(smaller))
-        return self._slowest[min(self._slowest)] if self._slowest else None
-
     def expect(self, tokens: int) -> tuple[Phase, float]:
         """The phase of a step of ``tokens`` tokens, and how many seconds it may take: ``max(2 s, 10 x
         predicted)``; for the first step `FIRST_STEP`."""
-        predicted = self.predicted(tokens)
-        if predicted is None:
+        if not self._slowest:
             return Phase.COMPILING, FIRST_STEP
+        size = tokens.bit_length()
+        known = max((one for one in self._slowest if one <= size), default=min(self._slowest))
+        predicted = self._slowest[known] * 2.0 ** max(0, size - known)
         return Phase.STEPPING, max(STEP_FLOOR, STEP_FACTOR * predicted)

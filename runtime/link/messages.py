@@ -137,17 +137,13 @@ class FrameReader(Generic[M]):
         """
         self._buffer += data
         at = 0
-        while (body := self._body(at)) is not None:
-            at += _LENGTH.size + len(body)
-            yield _decoded(self._decoder, body)
+        while (start := at + _LENGTH.size) <= len(self._buffer):
+            end = start + _checked_length(self._buffer, at)
+            if end > len(self._buffer):
+                break
+            yield _decoded(self._decoder, bytes(self._buffer[start:end]))
+            at = end
         del self._buffer[:at]
-
-    def _body(self, at: int) -> bytes | None:
-        start = at + _LENGTH.size
-        if len(self._buffer) < start:
-            return None
-        length = _checked_length(self._buffer, at)
-        return bytes(self._buffer[start : start + length]) if len(self._buffer) >= start + length else None
 
 
 def _checked_length(buffer: bytes | bytearray, at: int = 0) -> int:
@@ -187,10 +183,7 @@ def receive_one(sock: socket.socket, kind: type[M]) -> M:
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes:
-    buffer = bytearray()
-    while len(buffer) < count:
-        piece = sock.recv(count - len(buffer))
-        if not piece:
-            raise LinkClosed("the link ended before a whole frame came")
-        buffer += piece
-    return bytes(buffer)
+    data = sock.recv(count, socket.MSG_WAITALL)
+    if len(data) < count:
+        raise LinkClosed("the link ended before a whole frame came")
+    return data
