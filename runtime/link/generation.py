@@ -26,15 +26,13 @@ class Generation:
     after the row with ``finish``, or where the generation was stopped.
 
     ``stop``: sends the verb that stops it: (sequence id, tokens to keep or None). ``state`` is the sequence
-    when the generation began; the rows' tokens follow behind ``state.length``. ``last`` is the row with
-    ``finish``, set as soon as it arrives, also while earlier rows are unread. If the engine dies, the rows
+    when the generation began; the rows' tokens follow behind ``state.length``. If the engine dies, the rows
     that have arrived are yielded, then ``EngineDied`` is raised. It has one reader. ``leave`` stops a
     generation that still runs.
     """
 
     def __init__(self, stop: Callable[[int, int | None], Coroutine[None, None, SequenceState]]) -> None:
         self.state: SequenceState
-        self.last: Row | None = None
         self._stop = stop
         self._rows: deque[Row] = deque()
         self._over = False
@@ -113,9 +111,7 @@ class Generation:
                 reader.set_exception(mistake)
                 return
         self._rows.append(row)
-        if row.finish is not None:
-            self.last = row
-            self._over = True
+        self._over = self._over or row.finish is not None
         self._wake()
 
     def end(self, fault: EngineGone | None = None) -> None:

@@ -253,9 +253,10 @@ class LinkMachine(RuleBasedStateMachine):
         self.give(talk, verb())
 
     async def read(self, talk: Talk, generation: Generation, most: int) -> None:
-        shadow = talk.shadow
+        shadow, finish = talk.shadow, None
         try:
             async for row in generation:
+                finish = row.finish
                 for token in row.tokens:
                     assert token == shadow.next(talk.sampling)
                     shadow.extend([token])
@@ -263,9 +264,9 @@ class LinkMachine(RuleBasedStateMachine):
         except EngineDied:
             talk.gone = True
             return
-        if generation.last is not None:
+        if finish is not None:
             full = len(shadow.tokens) == generation.state.length + most
-            assert generation.last.finish is (Finish.LENGTH if full else Finish.CONTEXT)
+            assert finish is (Finish.LENGTH if full else Finish.CONTEXT)
         else:
             assert talk.ending
 
