@@ -53,7 +53,7 @@ class RuntimeFault(Exception):
         """What went wrong, in one line."""
         return str(self.args[0]) if self.args else self.code
 
-    def again(self) -> Self:
+    def copy(self) -> Self:
         """A new exception of the same class and text, for each raise: a shared one would collect the traceback
         of each caller."""
         return type(self)(self.message)

@@ -90,7 +90,7 @@ class EngineLink:
         started again."""
         while self._ready_end is None:
             if self._fault is not None:
-                raise self._fault.again()
+                raise self._fault.copy()
             self._changed.clear()
             await self._changed.wait()
         return self.hello
@@ -302,7 +302,7 @@ class EngineLink:
         call."""
         self._fault = self._fault or fault
         if self._end is not None:
-            self._end.close()
+            self._end.close(fault)
         self._changed.set()
 
     @property
@@ -318,7 +318,7 @@ class EngineLink:
         end = self._ready_end
         if end is None:
             fault = self._fault or (self._end.gone if self._end else None)
-            raise fault.again() if fault else EngineDied("the engine is loading")
+            raise fault.copy() if fault else EngineDied("the engine is loading")
         return end
 
     def _new_id(self) -> int:

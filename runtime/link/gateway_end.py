@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from .. import verbs
-from ..errors import EngineDied, EngineGone, FrameInvalid, LinkClosed, RuntimeFault, fault_of
+from ..errors import EngineDied, EngineGone, FrameInvalid, RuntimeFault, fault_of
 from . import messages
 from .generation import Generation
 
@@ -101,10 +101,6 @@ class GatewayEnd(asyncio.Protocol):
         """
         return self._send(verb).reply
 
-    def close(self, fault: EngineGone | None = None) -> None:
-        """Close this end; pending calls and generations fail with ``fault``, by default ``LinkClosed``."""
-        self._end(fault or LinkClosed("this end closed the link"))
-
     def lengths(self) -> dict[str, float]:
         """How many calls have no reply yet, how many generations run, how many rows are unread, and how many
         were dropped for an old epoch."""
@@ -118,7 +114,7 @@ class GatewayEnd(asyncio.Protocol):
     def _send(self, verb: verbs.AnyVerb, generation: Generation | None = None) -> _PendingVerb:
         data = messages.frame(verb)
         if self.gone is not None or self._transport is None:
-            raise self.gone.again() if self.gone else EngineDied("the engine is not connected")
+            raise self.gone.copy() if self.gone else EngineDied("the engine is not connected")
         pending = _PendingVerb(verb, asyncio.get_running_loop().create_future(), generation)
         self._pending[verb.request] = pending
         self._transport.write(data)
@@ -152,13 +148,13 @@ class GatewayEnd(asyncio.Protocol):
             for report in self._reader.feed(data):
                 self._receive(report)
         except FrameInvalid as fault:
-            self._end(fault)
+            self.close(fault)
 
     def connection_lost(self, error: Exception | None) -> None:
         """Called by asyncio when the socket was closed, by either end: fails what is pending, and sets
         ``lost``."""
         cause = f": {error}" if error else ""
-        self._end(EngineDied(self._fatal.message if self._fatal else f"the engine closed its link{cause}"))
+        self.close(EngineDied(self._fatal.message if self._fatal else f"the engine closed its link{cause}"))
         self.lost.set()
 
     def _receive(self, report: messages.AnyReport) -> None:
@@ -213,7 +209,7 @@ class GatewayEnd(asyncio.Protocol):
         if generation is not None:
             generation.end()
 
-    def _end(self, fault: EngineGone) -> None:
+    def close(self, fault: EngineGone) -> None:
         """End the link: fail all pending calls and generations with ``fault``, and close the socket. Only the
         first call has an effect."""
         if self.gone is not None:
@@ -221,9 +217,9 @@ class GatewayEnd(asyncio.Protocol):
         self.gone = fault
         if not self.hello.done():
             early = self._fatal
-            self.hello.set_exception(fault_of(early.code, early.message) if early else fault.again())
+            self.hello.set_exception(fault_of(early.code, early.message) if early else fault.copy())
         for pending in self._pending.values():
-            _resolve(pending, fault.again())
+            _resolve(pending, fault.copy())
         for generation in self._generations.values():
             generation.end(fault)
         self._pending.clear()

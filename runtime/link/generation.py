@@ -68,7 +68,7 @@ class Generation:
         """
         while not self._rows:
             if self._fault is not None:
-                raise self._fault.again()
+                raise self._fault.copy()
             if self._over:
                 return None
             await self._wait(take)

@@ -48,10 +48,10 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     ``kernels``: the name of the backend that computes. ``dtype``: of the weights and of computing;
     ``parameters``: numbers of the weights; ``weights``: their bytes. ``kv_dtype``: of the KV cache.
     ``quantisation``: how weights are quantised, in words; empty: they are not.
-    ``max_context``: in tokens; ``block_bytes``: of one block; ``groups``: how many KV groups the tokens have
-    blocks in. ``notes``: what an operator should know of the model, each one line. ``max_sequences``: turns
-    that may run at once. ``memory``: what the device's own memory is for, one line; empty: it has none.
-    ``adapters``: those that are loaded.
+    ``max_context``: in tokens; ``block_bytes``: of one block; ``room``: how many tokens the blocks hold, if
+    all KV groups keep all of them. ``notes``: what an operator should know of the model, each one line.
+    ``max_sequences``: turns that may run at once. ``memory``: what the device's own memory is for, one line;
+    empty: it has none. ``adapters``: those that are loaded.
     """
 
     model: str
@@ -74,12 +74,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     memory: str = ""
     weights: int = 0
     adapters: tuple[LoadedAdapter, ...] = ()
-    groups: int = 1
-
-    @property
-    def room(self) -> int:
-        """How many tokens the blocks hold, if all groups keep all of them."""
-        return self.blocks // self.groups * self.block_tokens
+    room: int = 0
 
 
 class Fatal(msgspec.Struct, frozen=True, array_like=True, tag="fatal"):

@@ -107,9 +107,7 @@ class EngineProcess:
 
     async def _kill_hung(self) -> None:
         beat = self._end.heartbeat
-        phase = (
-            f"{beat.phase} ({beat.detail})" if beat and beat.detail else beat.phase if beat else "starting"
-        )
+        phase = "starting" if beat is None else f"{beat.phase} ({beat.detail})" if beat.detail else beat.phase
         self._stopped = _state_of(self.process.pid) in ("T", "t")
         self._hung = f"the engine hung while {phase}" + " (its process is stopped)" * self._stopped
         if not self._stopped:

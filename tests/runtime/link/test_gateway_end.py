@@ -323,7 +323,7 @@ async def test_closing_this_end_says_so() -> None:
     bench = Bench()
     call = asyncio.create_task(bench.end.call(Extend(900, 2, [1])))
     await settle()
-    bench.end.close()
+    bench.end.close(LinkClosed("this end closed the link"))
     with pytest.raises(LinkClosed):
         await call
     await settle()
