@@ -279,8 +279,9 @@ class _Building:
 
     def resolved(self, parts: sizing.DeviceMemory | None) -> SchedulerSettings:
         """The scheduler's settings, with the number of blocks and the context that fit the device's memory.
-        ``parts``: what its own memory is for; None: it has none."""
-        settings, block_bytes, config = self.settings, self.block_bytes, self.model.config
+        ``parts``: what its own memory is for; None: it has none. Raises `SettingsInvalid` or `PoolTooSmall`:
+        they cannot work together."""
+        settings, block_bytes = self.settings, self.block_bytes
         allowed = sizing.host_kv_bytes() if parts is None else max(0, parts.kv)
         blocks = sizing.blocks_of(settings, block_bytes, allowed, len(self.groups))
         if parts is not None:
@@ -289,15 +290,28 @@ class _Building:
             asked = blocks * block_bytes + host_bytes(settings)
             named = "KV on the device and in the host tier (--kv-bytes, --host-bytes)"
             sizing.check_budget(named, asked, sizing.machine_bytes(), "this machine's memory")
+        model, step = self.model, settings.step_size(None if parts is None else parts.total)
         try:
-            return settings.resolved(
+            return SchedulerSettings(
                 blocks=blocks,
-                block_bytes=block_bytes,
-                max_context=sizing.context_of(settings, blocks // len(self.groups), config.max_context),
-                vocab_size=config.vocab_size,
-                depth=2 if self.model.decoder.device.type == "cuda" else 1,
-                device_bytes=None if parts is None else parts.total,
+                block_tokens=settings.block_tokens,
+                vocab_size=model.config.vocab_size,
+                max_context=sizing.context_of(settings, blocks // len(self.groups), model.config.max_context),
+                max_step_tokens=step.tokens,
+                max_sequences=step.rows,
+                max_open=settings.max_open,
+                depth=settings.depth or (2 if model.decoder.device.type == "cuda" else 1),
+                watermark_blocks=int(blocks * settings.watermark),
+                lease_share=settings.lease_share,
+                idle_stretch=settings.idle_stretch,
+                policy=settings.policy,
+                patience=settings.patience,
                 windows=tuple(group.window for group in self.groups),
+                lease_caps={
+                    one.salt: one.leased_bytes // block_bytes
+                    for one in settings.tenants
+                    if one.leased_bytes is not None
+                },
             )
         except PoolTooSmall as error:
             raise error if parts is None else parts.refusal(error.message, blocks * block_bytes) from error
@@ -391,7 +405,7 @@ class _Building:
             max_sequences=numbers.max_sequences,
             memory="" if parts is None else parts.line(numbers.blocks * self.block_bytes),
             adapters=adapters,
-            groups=len(self.groups),
+            room=numbers.blocks // len(self.groups) * self.settings.block_tokens,
         )
 
 

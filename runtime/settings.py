@@ -250,49 +250,6 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         chunks = {one for one in CHUNKS if one.tokens <= most.tokens and one.rows <= most.rows}
         return sorted(singles | chunks, reverse=True)
 
-    def resolved(
-        self,
-        *,
-        blocks: int,
-        block_bytes: int,
-        max_context: int,
-        vocab_size: int,
-        depth: int,
-        device_bytes: int | None = None,
-        windows: tuple[int | None, ...] = (None,),
-    ) -> SchedulerSettings:
-        """The scheduler's settings, now that the model and its memory are known. What these settings state
-        goes before the arguments; ``max_context`` is the lesser of both.
-
-        ``blocks`` of ``block_bytes`` bytes each, and ``max_context`` tokens, are what memory and model allow.
-        ``vocab_size``: the model's. ``depth``: how many steps may be in flight, by default. ``device_bytes``:
-        as for `step_size`. ``windows``: of the model's KV groups.
-
-        Raises `SettingsInvalid` or `PoolTooSmall`: they cannot work together.
-        """
-        step = self.step_size(device_bytes)
-        return SchedulerSettings(
-            blocks=blocks,
-            block_tokens=self.block_tokens,
-            vocab_size=vocab_size,
-            max_context=min(self.max_context or max_context, max_context),
-            max_step_tokens=step.tokens,
-            max_sequences=step.rows,
-            max_open=self.max_open,
-            depth=self.depth or depth,
-            watermark_blocks=int(blocks * self.watermark),
-            lease_share=self.lease_share,
-            idle_stretch=self.idle_stretch,
-            policy=self.policy,
-            patience=self.patience,
-            windows=windows,
-            lease_caps={
-                one.salt: one.leased_bytes // block_bytes
-                for one in self.tenants
-                if one.leased_bytes is not None
-            },
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings:

@@ -179,11 +179,10 @@ def _room(
     from ...runtime.build import estimated_memory
 
     device, parts = estimated_memory(settings, weights)
-    windows, model_context = config.windows(settings.block_tokens), config.max_context
+    windows = config.windows(settings.block_tokens)
     groups, allowed = len(windows), host_kv_bytes() if parts is None else max(0, parts.kv)
     blocks = blocks_of(settings, block_bytes, allowed, groups)
-    longest = context_of(settings, blocks // groups, model_context)
-    context = min(settings.max_context or model_context, longest)
+    context = context_of(settings, blocks // groups, config.max_context)
     tokens = blocks // groups * settings.block_tokens
     step = settings.step_size(None if parts is None else parts.total)
     check_bound(tenants, runnable(step.rows))

@@ -108,14 +108,12 @@ def blocks_of(settings: EngineSettings, block_bytes: int, allowed_bytes: int, gr
 
 
 def context_of(settings: EngineSettings, blocks: int, model_context: int) -> int:
-    """How many tokens a sequence may hold by model and pool: ``model_context``, or what ``blocks`` blocks
-    hold if that is less and no context was asked for.
+    """How many tokens a sequence may hold: as asked, by default what ``blocks`` blocks hold; at most
+    ``model_context``.
 
     A context that was asked for is not cut to the pool, so that the operator learns that it does not fit.
     """
-    if settings.max_context is not None:
-        return model_context
-    return min(model_context, blocks * settings.block_tokens)
+    return min(model_context, settings.max_context or blocks * settings.block_tokens)
 
 
 def check_budget(name: str, asked: int, there: int, of: str) -> None:

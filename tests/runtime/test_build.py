@@ -25,7 +25,7 @@ from holdfast.runtime.execution.warmup import rehearse
 from holdfast.runtime.link.engine_end import LoadedEngine
 from holdfast.runtime.link.heartbeat import Liveness
 from holdfast.runtime.model.load import load_model
-from holdfast.runtime.settings import EngineSettings, StepSize
+from holdfast.runtime.settings import EngineSettings, SchedulerSettings, StepSize
 from holdfast.runtime.verbs import Generate, Open, Sampling, TokenLimits
 
 
@@ -69,6 +69,19 @@ def test_a_pool_in_bytes_counts_the_blocks_of_all_groups(tmp_path: Path) -> None
 
 def test_without_max_context_the_context_is_what_the_pool_holds(tiny: Path) -> None:
     assert load(tiny, blocks=5).hello.max_context == 80
+
+
+def test_own_settings_go_before_defaults_and_the_model_limits_the_context(tiny: Path) -> None:
+    def resolved(**changes: Any) -> SchedulerSettings:
+        engine = load(tiny, blocks=100, **changes).engine
+        assert isinstance(engine, Engine)
+        return engine.scheduler.settings
+
+    usual = resolved()
+    assert (usual.depth, usual.max_context, usual.watermark_blocks) == (1, 300, 1)
+    own = resolved(depth=2, max_context=64, max_sequences=3, watermark=0.25)
+    assert (own.depth, own.max_context, own.max_sequences, own.watermark_blocks) == (2, 64, 3, 25)
+    assert resolved(max_context=4096).max_context == 300
 
 
 def test_a_context_that_does_not_fit_the_pool_is_refused(tiny: Path) -> None:

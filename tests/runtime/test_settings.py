@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.runtime.errors import PoolTooSmall, SettingsInvalid
+from holdfast.runtime.errors import SettingsInvalid
 from holdfast.runtime.settings import EngineSettings, StepSize
 
 
@@ -69,20 +69,3 @@ def test_graphs_have_as_many_rows_as_asked_and_no_more_than_a_step() -> None:
     assert singles(4) == [4, 2, 1]
     assert singles(20, capture_sizes=(2, 64, 8, 2)) == [8, 2]
     assert singles(20, capture_sizes=()) == singles(20, enforce_eager=True, capture_sizes=(2,)) == []
-
-
-def test_own_settings_go_before_defaults_and_the_model_limits_the_context() -> None:
-    known = {"blocks": 100, "block_bytes": 64, "max_context": 512, "vocab_size": 1000, "depth": 2}
-    usual = EngineSettings(model="pocket").resolved(**known)
-    assert (usual.depth, usual.max_context, usual.watermark_blocks) == (2, 512, 1)
-    own = EngineSettings(model="pocket", depth=1, max_context=64, max_sequences=3, watermark=0.25)
-    assert (own.resolved(**known).depth, own.resolved(**known).max_context) == (1, 64)
-    assert (own.resolved(**known).max_sequences, own.resolved(**known).watermark_blocks) == (3, 25)
-    assert EngineSettings(model="pocket", max_context=4096).resolved(**known).max_context == 512
-
-
-def test_a_context_that_does_not_fit_the_pool_is_refused() -> None:
-    with pytest.raises(PoolTooSmall, match="max_context = 512 tokens takes 32 blocks"):
-        EngineSettings(model="pocket").resolved(
-            blocks=31, block_bytes=64, max_context=512, vocab_size=10, depth=1
-        )

@@ -49,7 +49,7 @@ def test_memory_that_holds_no_block_is_refused_by_its_flag() -> None:
         blocks_of(EngineSettings(model="m", kv_bytes=1), 4 * KIB, 0)
 
 
-@pytest.mark.parametrize(("asked", "context"), [(None, 160), (64, 4096), (1000, 4096)])
+@pytest.mark.parametrize(("asked", "context"), [(None, 160), (64, 64), (1000, 1000), (9000, 4096)])
 def test_a_context_that_was_asked_for_is_not_cut_to_the_pool(asked: int | None, context: int) -> None:
     settings = EngineSettings(model="m", max_context=asked)
     assert context_of(settings, blocks=10, model_context=4096) == context
