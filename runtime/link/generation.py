@@ -90,7 +90,7 @@ class Generation:
         if self._over:
             return None
         stopping = asyncio.ensure_future(self._stop(self.state.seq, keep))
-        stopping.add_done_callback(_retrieve)
+        stopping.add_done_callback(lambda told: told.cancelled() or told.exception())  # it may go unread
         self.end()
         return stopping
 
@@ -124,9 +124,3 @@ class Generation:
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
-
-
-def _retrieve(stopping: asyncio.Future[SequenceState]) -> None:
-    """Mark the error of the verb that stops a generation as seen: asyncio logs one that nothing awaits."""
-    if not stopping.cancelled():
-        stopping.exception()
