@@ -134,7 +134,7 @@ class Service:
         self._opened = asyncio.Event()  # no request waits for the engine any more
         self._waiting = 0
         self._slow_readers = 0
-        link.on_recovery = self._recovered
+        link.on_recovery(self._recovered)
 
     def open(self, registry: SessionRegistry, journal: Journal | None = None) -> None:
         """Let clients open sessions of ``registry`` from now on. ``journal``: the registry's, None if it has

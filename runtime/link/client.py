@@ -32,15 +32,14 @@ class EngineLink:
     ``engine_number`` counts the engines that have loaded; ``deaths`` holds the latest deaths of loaded
     engines, oldest first. ``adapters``: those that are loaded, by name, in the order in which they were. While
     no engine is loaded every verb raises ``EngineDied`` at once; ``wait_ready`` waits for the next one.
-    ``expected``: the names of the adapters that the first engine loads. ``on_recovery``: called each time a new
-    engine replaces a dead one, with the seconds without one.
+    ``expected``: the names of the adapters that the first engine loads.
     """
 
     def __init__(self, expected: Iterable[str] = ()) -> None:
         self.expected = frozenset(expected)
         self.engine_number = 0
         self.deaths: deque[EngineDeath] = deque(maxlen=KEPT_DEATHS)
-        self.on_recovery: Callable[[float], None] = lambda seconds: None
+        self._on_recovery: list[Callable[[float], None]] = []
         self._end: GatewayEnd | None = None
         self._hello: messages.Hello | None = None
         self._fault: EngineGone | None = None  # why no engine will be started again
@@ -98,6 +97,10 @@ class EngineLink:
     def death_of(self, engine_number: int) -> EngineDeath | None:
         """How the engine with this number died; None if it runs, or its death is no longer kept."""
         return next((death for death in self.deaths if death.engine_number == engine_number), None)
+
+    def on_recovery(self, callback: Callable[[float], None]) -> None:
+        """Call ``callback`` with the seconds without an engine each time a new one replaces a dead one."""
+        self._on_recovery.append(callback)
 
     # --- verbs ----------------------------------------------------------------------------------------------
 
@@ -295,7 +298,8 @@ class EngineLink:
         self._changed.set()
         death = self.death_of(self.engine_number - 1)
         if death is not None:
-            self.on_recovery(time.monotonic() - death.lost_at)
+            for callback in self._on_recovery:
+                callback(time.monotonic() - death.lost_at)
 
     def fail(self, fault: EngineGone) -> None:
         """Note that no engine will be started again: from now on verbs raise ``fault``, that of the first

@@ -24,3 +24,6 @@ class Scripted(ScriptedLink):
     async def statistics(self) -> dict[str, float]:
         """The numbers that the gateway tells under other names."""
         return {"running": 0.0, "waiting": 0.0, "running_blocks": 0.0, "pool_blocks": 100.0, "preempted": 0.0}
+
+    def on_recovery(self, told: object) -> None:
+        """Nothing dies here."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,9 @@ pytestmark = pytest.mark.anyio
 
 class Link(SimpleNamespace):
     """An engine as its heartbeats tell it."""
+
+    def on_recovery(self, told: Callable[[float], None]) -> None:
+        self.recovered = told
 
     async def statistics(self) -> dict[str, float]:
         if not self.ready:

@@ -198,7 +198,7 @@ def made_up(act: str, recovered: list[float] | None = None) -> ChildEngine:
     """A child without a model, that does this in a step of turns."""
     program = (sys.executable, "-c", MADE_UP.format(act=act))
     form = ChildEngine(EngineSettings(model="none"), delays=AT_ONCE, program=program)
-    form.link.on_recovery = (recovered if recovered is not None else []).append
+    form.link.on_recovery((recovered if recovered is not None else []).append)
     return form
 
 
