@@ -211,7 +211,7 @@ class _Building:
         `SettingsInvalid`: it does not hold that."""
         settings, config = self.settings, self.model.config
         step = settings.step_size(before.total)
-        context = min(settings.max_context or config.max_context, config.max_context)
+        context = settings.max_context or config.max_context
         capacity = Capacity(2 * step.rows, -(-context // settings.block_tokens), *step)
         arena = self.arena(TRIAL_BLOCKS)
         bare = TorchRunner(self.model.decoder, arena, device=self.device, capacity=capacity)

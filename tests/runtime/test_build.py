@@ -81,7 +81,8 @@ def test_own_settings_go_before_defaults_and_the_model_limits_the_context(tiny: 
     assert (usual.depth, usual.max_context, usual.watermark_blocks) == (1, 300, 1)
     own = resolved(depth=2, max_context=64, max_sequences=3, watermark=0.25)
     assert (own.depth, own.max_context, own.max_sequences, own.watermark_blocks) == (2, 64, 3, 25)
-    assert resolved(max_context=4096).max_context == 300
+    with pytest.raises(SettingsInvalid, match="--max-context 4096 is more than the 300 tokens"):
+        resolved(max_context=4096)
 
 
 def test_a_context_that_does_not_fit_the_pool_is_refused(tiny: Path) -> None:
