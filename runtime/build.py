@@ -386,7 +386,6 @@ class _Building:
         model = self.model
         return Hello(
             model=model.name,
-            architecture=model.config.architecture,
             device=str(model.decoder.device),
             dtype=str(model.decoder.dtype).removeprefix("torch."),
             vocab_size=model.config.vocab_size,

@@ -170,9 +170,7 @@ def loaded(model: str, pace: socket.socket) -> LoadedEngine:
     words = [token for text, token in vocabulary.items() if WORD.fullmatch(text)]
     random.Random(0).shuffle(words)
     ends = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
-    hello = Hello(
-        model, "Scripted", "none", "none", len(vocabulary), tuple(ends), CONTEXT, 16, CONTEXT // 16, 16, 0
-    )
+    hello = Hello(model, "none", "none", len(vocabulary), tuple(ends), CONTEXT, 16, CONTEXT // 16, 16, 0)
     return LoadedEngine(ScriptedEngine(words[:WORDS], pace), hello)
 
 

@@ -55,7 +55,6 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """
 
     model: str
-    architecture: str
     device: str
     dtype: str
     vocab_size: int

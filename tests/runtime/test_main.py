@@ -28,7 +28,7 @@ class Engine:
     def step(self):
         {step}
 
-hello = Hello("made up", "MadeUp", "none", "none", 1, (), 1, 1, 1, 1, 0)
+hello = Hello("made up", "none", "none", 1, (), 1, 1, 1, 1, 0)
 loaded = LoadedEngine(Engine(), hello)
 made_up = types.SimpleNamespace(load_engine=lambda settings, progress, liveness, *lower: loaded)
 sys.modules["holdfast.runtime.build"] = made_up  # no torch, no model

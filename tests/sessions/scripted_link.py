@@ -122,7 +122,7 @@ class ScriptedLink:
 
     @property
     def hello(self) -> Hello:
-        return Hello("fake", "Fake", "cpu", "float32", 1000, (self.end,), self.max_context, 4, 100, 1, 1)
+        return Hello("fake", "cpu", "float32", 1000, (self.end,), self.max_context, 4, 100, 1, 1)
 
     def die(self, outside: bool = False) -> None:
         """All sequences are gone; readers and callers learn it. Those that generate were in the step."""

@@ -21,7 +21,7 @@ from holdfast.sessions.settings import UNLIMITED, JournalShare, TenantLimits
 
 MIB = 1 << 20
 ENGINE = EngineSettings(model="pocket", device="cpu", kv_bytes=64 * MIB, max_sequences=16)
-HELLO = Hello("pocket", "llama", "cpu", "float32", 100, (1,), 512, 16, 64, MIB, 1000)
+HELLO = Hello("pocket", "cpu", "float32", 100, (1,), 512, 16, 64, MIB, 1000)
 TWO = """
 [limits]
 sessions = 100          # of each tenant

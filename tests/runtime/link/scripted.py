@@ -30,7 +30,7 @@ from holdfast.runtime.verbs import (
     Work,
 )
 
-HELLO = Hello("scripted", "Scripted", "none", "none", 1 << 20, (0,), 1 << 20, 16, 64, 16, 0)
+HELLO = Hello("scripted", "none", "none", 1 << 20, (0,), 1 << 20, 16, 64, 16, 0)
 
 
 @dataclass

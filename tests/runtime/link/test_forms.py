@@ -67,7 +67,7 @@ async def say(link: EngineLink, seq: int, count: int, sampling: Sampling = GREED
 
 async def test_hello_describes_the_model(link: EngineLink, tiny: Path) -> None:
     hello = link.hello
-    assert (hello.model, hello.architecture) == (str(tiny), "Qwen3ForCausalLM")
+    assert hello.model == str(tiny)
     assert (hello.vocab_size, hello.max_context, hello.blocks, hello.block_tokens) == (
         256,
         CONTEXT,

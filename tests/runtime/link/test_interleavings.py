@@ -31,7 +31,7 @@ from holdfast.tests.runtime.fakes import Shadow, fake_engine
 from holdfast.tests.runtime.link.memory import MemoryTransport, extended, settle
 
 CONTEXT = 40
-HELLO = Hello("fake", "Fake", "fake", "none", 256, (), CONTEXT, 4, 24, 1, 0)
+HELLO = Hello("fake", "fake", "none", 256, (), CONTEXT, 4, 24, 1, 0)
 
 prompts = st.lists(st.integers(0, 255), min_size=1, max_size=12)
 samplings = st.builds(Sampling, st.sampled_from([0.0, 1.0]), st.just(0), st.just(1.0), seed=st.integers(0, 3))
