@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from ..errors import ConfigInvalid, TensorInvalid, UnsupportedArchitecture
+from ..errors import TensorInvalid, UnsupportedArchitecture
 from .fields import Fields
 from .gguf_file import GGUFFile
 from .gguf_sampling import sampling_of
@@ -24,7 +24,6 @@ ROPE_FACTORS = "rope_freqs.weight"
 
 NOTES = "gguf_notes"
 """The field of ``config.json`` with what an operator should know of the file; Hugging Face has none such."""
-TABLE = "token_embd.weight"
 HARMLESS = ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout")
 
 
@@ -236,18 +235,12 @@ def _factors(file: GGUFFile, head_dim: int) -> list[float]:
 
 
 def _vocabulary(file: GGUFFile, fields: Fields) -> int:
-    """The number of tokens in the vocabulary. Raises ``ConfigInvalid`` or ``TensorInvalid`` if keys and
-    tensors disagree about it."""
-    tokens = file.metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, list) or not tokens:
-        raise ConfigInvalid(f"{file.path}: tokenizer.ggml.tokens: missing, or no array of strings")
-    has = f"but tokenizer.ggml.tokens has {len(tokens)}"
+    """The number of tokens in the vocabulary. Raises ``ConfigInvalid`` if keys disagree about it; the shape of
+    the embedding is checked with those of all weights."""
+    tokens = Vocabulary.read(file).tokens
     stated = fields.optional_integer("vocab_size")
     if stated not in (None, len(tokens)):
-        raise fields.wrong("vocab_size", f"{stated}, {has}")
-    table = file.tensors.get(TABLE)
-    if table is not None and table.shape[0] != len(tokens):
-        raise TensorInvalid(f"{file.path}: {TABLE}: shape {list(table.shape)}, {has}")
+        raise fields.wrong("vocab_size", f"{stated}, but tokenizer.ggml.tokens has {len(tokens)}")
     return len(tokens)
 
 

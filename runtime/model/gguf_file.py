@@ -8,7 +8,6 @@ one line with the file, the key or tensor, and the cause. A file with more of an
 from __future__ import annotations
 
 import mmap
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -35,7 +34,7 @@ _SCALARS = GGUFReader.gguf_scalar_to_np
 @dataclass(frozen=True, slots=True)
 class PackedTensor:
     """A tensor as the file's table describes it. ``shape``: in torch's order, the reverse of GGUF's.
-    ``kind``: its type, a name in `SERVED`. ``begin``, ``end``: the range of its bytes in the file."""
+    ``kind``: its type, a name in `SERVED`. ``begin``, ``end``: the range of its bytes behind the header."""
 
     name: str
     shape: tuple[int, ...]
@@ -64,10 +63,14 @@ class GGUFFile:
         except OSError as error:
             raise ConfigInvalid(f"{path}: {error.strerror or error}") from error
         self._size = len(self._bytes)
+        self._beyond = f"beyond the file's {self._size} bytes: the file is cut short or wrong"
         tensors = self._begin()
         self.metadata: dict[str, Any] = {}
         for number in range(self._count("keys", "<Q", "the number of metadata keys")):
-            self._key(number)
+            key = self._label(f"the name of metadata key {number}")
+            if key in self.metadata:
+                raise ConfigInvalid(f"{self.path}: {key}: doubled")
+            self.metadata[key] = self._value(key, self._type(key))
         self.tensors = self._table(tensors)
 
     def fields(self, prefix: str, defaults: Mapping[str, Any] | None = None) -> Fields:
@@ -79,7 +82,7 @@ class GGUFFile:
 
     def array(self, tensor: PackedTensor) -> NDArray[np.uint8]:
         """The bytes of a tensor, uint8 ``[bytes]``; a view of the memory-mapped file."""
-        return np.frombuffer(self._bytes, np.uint8, tensor.end - tensor.begin, tensor.begin)
+        return np.frombuffer(self._bytes, np.uint8, tensor.end - tensor.begin, self._base + tensor.begin)
 
     def forget(self) -> None:
         """Give the system back the memory of the file's pages, which are read again when they are needed: also
@@ -98,12 +101,6 @@ class GGUFFile:
                 f"{self.path}: GGUF version {version}{turned} is not served (served: 2 and 3, little-endian)"
             )
         return self._count("tensors", "<Q", "the number of tensors")
-
-    def _key(self, number: int) -> None:
-        key = self._label(f"the name of metadata key {number}")
-        if key in self.metadata:
-            raise ConfigInvalid(f"{self.path}: {key}: doubled")
-        self.metadata[key] = self._value(key, self._type(key))
 
     def _value(self, key: str, kind: GGUFValueType) -> Any:
         if kind == GGUFValueType.STRING:
@@ -125,31 +122,28 @@ class GGUFFile:
             raise ConfigInvalid(f"{self.path}: {key}: a value of the unknown type {number}") from None
 
     def _table(self, count: int) -> dict[str, PackedTensor]:
+        """Read the table of tensors, and check that each lies in the file, apart from the others."""
         rows = [self._row(number) for number in range(count)]
         alignment = self.metadata.get("general.alignment", 32)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             raise ConfigInvalid(f"{self.path}: general.alignment: {alignment!r} is not a power of two")
-        base = -(-self._at // alignment) * alignment
+        self._base = -(-self._at // alignment) * alignment
         tensors: dict[str, PackedTensor] = {}
-        for name, shape, kind, offset in rows:
-            if name in tensors:
-                raise TensorInvalid(f"{self.path}: {name}: doubled")
-            begin = base + offset
-            end = begin + self._bytes_of(name, shape, kind)
+        for row in rows:
+            end = self._base + row.end
+            if row.name in tensors:
+                raise self._bad(row.name, "doubled")
             if end > self._size:
-                cause = (
-                    f"it ends at byte {end}, beyond the file's {self._size}: the file is cut short or wrong"
-                )
-                raise TensorInvalid(f"{self.path}: {name}: {cause}")
-            if offset % alignment:
-                raise TensorInvalid(
-                    f"{self.path}: {name}: its offset {offset} is not a multiple of {alignment}"
-                )
-            tensors[name] = PackedTensor(name, shape, kind, begin, end)
-        self._check_apart(tensors)
+                raise self._bad(row.name, f"it ends at byte {end}, {self._beyond}")
+            if row.begin % alignment:
+                raise self._bad(row.name, f"its offset {row.begin} is not a multiple of {alignment}")
+            tensors[row.name] = row
+        for one, other in pairwise(sorted(rows, key=lambda row: row.begin)):
+            if other.begin < one.end:
+                raise self._bad(other.name, f"it overlaps {one.name}")
         return tensors
 
-    def _row(self, number: int) -> tuple[str, tuple[int, ...], str, int]:
+    def _row(self, number: int) -> PackedTensor:
         name = self._label(f"the name of tensor {number}")
         dimensions = self._count("dimensions", "<I", name)
         shape = tuple(self._number("<Q", name) for _ in range(dimensions))[::-1]
@@ -160,27 +154,16 @@ class GGUFFile:
         except ValueError:
             kind = f"number {code}"
         if kind not in SERVED:
-            raise TensorInvalid(
-                f"{self.path}: {name}: type {kind} is not served (served: {', '.join(SERVED)})"
-            )
-        return name, shape, kind, offset
-
-    def _bytes_of(self, name: str, shape: tuple[int, ...], kind: str) -> int:
+            raise self._bad(name, f"type {kind} is not served (served: {', '.join(SERVED)})")
         items, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
         if not shape or min(shape) < 1:
-            raise TensorInvalid(f"{self.path}: {name}: shape {list(shape)} has no numbers")
+            raise self._bad(name, f"shape {list(shape)} has no numbers")
         if shape[-1] % items:
-            raise TensorInvalid(
-                f"{self.path}: {name}: rows of {shape[-1]} are not whole blocks of {items} ({kind})"
-            )
-        return prod(shape) // items * size
+            raise self._bad(name, f"rows of {shape[-1]} are not whole blocks of {items} ({kind})")
+        return PackedTensor(name, shape, kind, offset, offset + prod(shape) // items * size)
 
-    def _check_apart(self, tensors: dict[str, PackedTensor]) -> None:
-        """Raise ``TensorInvalid`` if two tensors share bytes."""
-        ordered = sorted(tensors.values(), key=lambda tensor: tensor.begin)
-        for one, other in pairwise(ordered):
-            if other.begin < one.end:
-                raise TensorInvalid(f"{self.path}: {other.name}: it overlaps {one.name}")
+    def _bad(self, name: str, cause: str) -> TensorInvalid:
+        return TensorInvalid(f"{self.path}: {name}: {cause}")
 
     def _count(self, what: str, form: str, key: str) -> int:
         count: int = self._number(form, key)
@@ -196,8 +179,8 @@ class GGUFFile:
         return np.frombuffer(self._bytes, kind, count, self._take(count * kind.itemsize, key))
 
     def _string(self, key: str) -> str:
-        length: int = struct.unpack_from("<Q", self._bytes, self._take(8, key))[0]
-        begin = self._take(length, key)
+        at = self._take(8, key)
+        begin = self._take(int.from_bytes(self._bytes[at : at + 8], "little"), key)
         try:
             return self._bytes[begin : self._at].decode()
         except UnicodeDecodeError as error:
@@ -217,7 +200,6 @@ class GGUFFile:
         ``ConfigInvalid`` with ``key`` in its text."""
         begin = self._at
         if count > self._size - begin:
-            cause = f"it goes beyond the file's {self._size} bytes: the file is cut short or wrong"
-            raise ConfigInvalid(f"{self.path}: {key}: {cause}")
+            raise ConfigInvalid(f"{self.path}: {key}: it goes {self._beyond}")
         self._at = begin + count
         return begin

@@ -9,40 +9,21 @@ from typing import Any
 
 from .gguf_file import GGUFFile
 
-_HUB = "https://huggingface.co"
-
 PUBLISHED: Mapping[str, tuple[Mapping[str, float], str]] = {
-    "smollm3": (
-        {"temperature": 0.6, "top_p": 0.95},
-        "HuggingFaceTB/SmolLM3-3B/blob/main/generation_config.json",
-    ),
-    "smollm2": (
-        {"temperature": 0.2, "top_p": 0.9},
-        "HuggingFaceTB/SmolLM2-135M-Instruct",
-    ),
-    "qwen3.*instruct-2507": (
-        {"temperature": 0.7, "top_p": 0.8, "top_k": 20},
-        "Qwen/Qwen3-4B-Instruct-2507/blob/main/generation_config.json",
-    ),
-    "qwen3": (
-        {"temperature": 0.6, "top_p": 0.95, "top_k": 20},
-        "Qwen/Qwen3-8B/blob/main/generation_config.json",
-    ),
+    "smollm3": ({"temperature": 0.6, "top_p": 0.95}, "HuggingFaceTB/SmolLM3-3B"),
+    "smollm2": ({"temperature": 0.2, "top_p": 0.9}, "HuggingFaceTB/SmolLM2-135M-Instruct"),
+    "qwen3.*instruct-2507": ({"temperature": 0.7, "top_p": 0.8, "top_k": 20}, "Qwen/Qwen3-4B-Instruct-2507"),
+    "qwen3": ({"temperature": 0.6, "top_p": 0.95, "top_k": 20}, "Qwen/Qwen3-8B"),
     "qwen2.5": (
         {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05},
-        "Qwen/Qwen2.5-7B-Instruct/blob/main/generation_config.json",
+        "Qwen/Qwen2.5-7B-Instruct",
     ),
-    "llama-3": (
-        {"temperature": 0.6, "top_p": 0.9},
-        "meta-llama/Llama-3.1-8B-Instruct/blob/main/generation_config.json",
-    ),
-    "gemma-3": (
-        {"temperature": 1.0, "top_p": 0.95, "top_k": 64},
-        "google/gemma-3-4b-it/blob/main/generation_config.json",
-    ),
+    "llama-3": ({"temperature": 0.6, "top_p": 0.9}, "meta-llama/Llama-3.1-8B-Instruct"),
+    "gemma-3": ({"temperature": 1.0, "top_p": 0.95, "top_k": 64}, "google/gemma-3-4b-it"),
 }
 """What the authors of models publish: by a pattern of the model's name, in small letters with hyphens between
-words, fields of a ``generation_config.json`` and the page on the hub. The first that matches counts."""
+words, fields of a ``generation_config.json`` and the model on the hub that has them, there or in its card. The
+first that matches counts."""
 
 _KEYS = {
     "temp": "temperature",
@@ -64,7 +45,7 @@ def sampling_of(file: GGUFFile) -> tuple[dict[str, Any], str]:
         return {"do_sample": own.get("temperature") != 0, **own}, "the file's own"
     named = (str(file.metadata.get(f"general.{key}", "")) for key in ("basename", "name"))
     name = re.sub(r"[\s_]+", "-", " ".join(named).lower())
-    for pattern, (fields, page) in PUBLISHED.items():
+    for pattern, (fields, model) in PUBLISHED.items():
         if re.search(pattern, name):
-            return {"do_sample": True, **fields}, f"those of {_HUB}/{page}"
+            return {"do_sample": True, **fields}, f"those of https://huggingface.co/{model}"
     return {}, ""

@@ -81,28 +81,10 @@ DEFAULT_IDS: Mapping[str, Mapping[str, int]] = {
 control tokens."""
 ENDS = frozenset(
     [
-        "<|eot_id|>",
-        "<|im_end|>",
-        "<|end|>",
-        "<|return|>",
-        "<|call|>",
-        "<|flush|>",
-        "<|calls|>",
-        "<end_of_turn>",
-        "<|endoftext|>",
-        "</s>",
-        "<|eom_id|>",
-        "<EOT>",
-        "_<EOT>",
-        "[EOT]",
-        "[EOS]",
-        "<|end_of_text|>",
-        "<eos>",
-        "<end_of_utterance>",
-        "<turn|>",
-        "<|tool_response>",
-        "<｜end▁of▁sentence｜>",
-        "[e~[",
+        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>"),
+        *("<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]"),
+        *("<|end_of_text|>", "<eos>", "<end_of_utterance>", "<turn|>", "<|tool_response>"),
+        *("<｜end▁of▁sentence｜>", "[e~["),
     ]
 )
 """Tokens that end a reply, whatever the file says of them."""
