@@ -36,13 +36,6 @@ DATE = (
 TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:(?:[0-5]\d|60)(?:\.\d{1,9})?(?:[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
 """A full-time of RFC 3339."""
 _PATTERNS = {"date": f"^{DATE}$", "date-time": f"^{DATE}[Tt]{TIME}$"}
-_BOUNDS = {
-    "minimum": ROUND_CEILING,
-    "exclusiveMinimum": ROUND_CEILING,
-    "maximum": ROUND_FLOOR,
-    "exclusiveMaximum": ROUND_FLOOR,
-}
-"""Keywords of bounds, and how each is narrowed."""
 _NAMES = ("properties", "patternProperties", "$defs", "definitions")
 """Keywords with an object of schemas by name."""
 _VALUES = ("default", "examples", "example", "const", "enum", "type", "required", "x-guidance")
@@ -118,8 +111,10 @@ def _followed(key: str, value: Any, schema: dict[str, Any], root: Any) -> Any:
     match key:
         case "const" | "enum":
             _check_constants(value)
-        case "minimum" | "exclusiveMinimum" | "maximum" | "exclusiveMaximum" if not isinstance(value, bool):
-            return _narrowed(key, value)
+        case "minimum" | "exclusiveMinimum" if not isinstance(value, bool):
+            return _narrowed(max(value, -EXACT), ROUND_CEILING)
+        case "maximum" | "exclusiveMaximum" if not isinstance(value, bool):
+            return _narrowed(min(value, EXACT), ROUND_FLOOR)
         case "minProperties" | "maxProperties":
             names, required = schema.get("properties"), schema.get("required")
             if isinstance(names, dict) and names.keys() - (required if isinstance(required, list) else ()):
@@ -244,58 +239,49 @@ def _drop_declared(schema: dict[str, Any]) -> None:
 
 def names_of(pattern: str) -> set[str] | None:
     """All names that a regular expression matches, if it is anchored on both sides and they are few."""
+    begins, ends = (_parser.AT, _parser.AT_BEGINNING), (_parser.AT, _parser.AT_END)
     try:
         parts = list(_parser.parse(pattern))
-    except (re.error, RecursionError, OverflowError):
+        if len(parts) < 2 or parts[0] != begins or parts[-1] != ends:
+            return None
+        return _texts(parts[1:-1])
+    except (re.error, ValueError, RecursionError, OverflowError):
         return None
-    begins, ends = (_parser.AT, _parser.AT_BEGINNING), (_parser.AT, _parser.AT_END)
-    if len(parts) < 2 or parts[0] != begins or parts[-1] != ends:
-        return None
-    return _texts(parts[1:-1])
 
 
-def _texts(parts: Iterable[tuple[Any, Any]]) -> set[str] | None:
+def _texts(parts: Iterable[tuple[Any, Any]]) -> set[str]:
+    """All texts that a parsed regular expression matches. Raises ``ValueError`` if they are too many."""
     found = {""}
     for kind, value in parts:
         match str(kind):
             case "LITERAL":
-                texts: set[str] | None = {chr(value)}
+                texts = {chr(value)}
             case "RANGE" if value[1] - value[0] < MOST_NAMES:
                 texts = set(map(chr, range(value[0], value[1] + 1)))
             case "IN":
-                texts = _union(_texts([one]) for one in value)
+                texts = set[str]().union(*(_texts([one]) for one in value))
             case "BRANCH":
-                texts = _union(map(_texts, value[1]))
+                texts = set[str]().union(*map(_texts, value[1]))
             case "SUBPATTERN":
                 texts = _texts(value[3])
             case "MAX_REPEAT" | "MIN_REPEAT" if value[1] <= MOST_NAMES:
-                texts = _union(_texts(list(value[2]) * count) for count in range(value[0], value[1] + 1))
+                counts = range(value[0], value[1] + 1)
+                texts = set[str]().union(*(_texts(list(value[2]) * count) for count in counts))
             case _:
-                return None
-        if texts is None or len(texts) * len(found) > MOST_NAMES:
-            return None
+                raise ValueError("too many, or not known")
+        if len(texts) * len(found) > MOST_NAMES:
+            raise ValueError("too many")
         found = {before + text for before in found for text in texts}
     return found
 
 
-def _union(parts: Iterable[set[str] | None]) -> set[str] | None:
-    found = set[str]()
-    for part in parts:
-        if part is None:
-            return None
-        found |= part
-    return found
-
-
-def _narrowed(key: str, bound: float) -> float:
+def _narrowed(bound: float, rounding: str) -> float:
     """The bound, or the next number inside it that a double holds and that has few digits."""
-    rounding = _BOUNDS[key]
-    narrow = min(bound, EXACT) if rounding == ROUND_FLOOR else max(bound, -EXACT)
-    if not abs(narrow) <= EXACT:
+    if not abs(bound) <= EXACT:
         raise ValueError(f"is to be within ±2^53, not {bound}"[:80])
-    if narrow == int(narrow):
-        return int(narrow)
-    few = Context(prec=DIGITS, rounding=rounding).create_decimal(repr(narrow))
+    if bound == int(bound):
+        return int(bound)
+    few = Context(prec=DIGITS, rounding=rounding).create_decimal(repr(bound))
     return float(few if few.adjusted() >= 0 else few.quantize(Decimal(1).scaleb(-DIGITS), rounding))
 
 
