@@ -189,7 +189,7 @@ class DeviceStep:
 
     def draw(self, rows: int) -> Tensor:
         """Draw for the first ``rows`` draws of the step that was launched last, by the sampling parameters of
-        their slots. Returns lines as `sampler.draw` makes them, int64 ``[rows, 2]``; the next step overwrites
+        their slots. Returns lines as `Sampler.draw` makes them, int64 ``[rows, 2]``; the next step overwrites
         them."""
         sizes = self._sizes_for(StepSize(rows, rows))
         self._run(DRAWS, sizes, partial(self._draw, sizes.rows))

@@ -22,17 +22,18 @@ from ...kvstore.arena import DeviceArena
 from ...kvstore.block_mover import BlockMover, Moving
 from ..grammar.llguidance import Matchers
 from ..model.decoder import Decoder
-from ..plan import NO_INTS, Ints, Outcomes, Plan
+from ..plan import Ints, Outcomes, Plan
 from ..settings import StepSize
 from .adapter_store import AdapterStore
 from .batch import SOME_CAPACITY, Batch, Capacity
 from .device import device_watched
 from .device_step import DeviceStep
-from .sampler import DrawnRows, LastRows, draw, outcomes, score, with_prompt_scores
+from .sampler import Sampler, with_prompt_scores
 
 Drawing: TypeAlias = Callable[[], Tensor]
-"""Draws for the rows of a step, once these are computed: the lines that `sampler.draw` makes, int64 ``[draws, 2
+"""Draws for the rows of a step, once these are computed: the lines that `Sampler.draw` makes, int64 ``[draws, 2
 or more]``."""
+NO_LINES = np.empty((0, 2), dtype=np.int64)
 
 
 class TorchRunner:
@@ -57,20 +58,19 @@ class TorchRunner:
         adapters: AdapterStore | None = None,
     ) -> None:
         self._adapters = adapters
-        self._grammars = Matchers() if grammars is None else grammars
         self._device = device or device_of(decoder.device)
         self._decoder = decoder
         self._mover = mover
         self._block_tokens = arena.group.block_tokens
         self._arena = arena.kv
         self._batch = Batch(replace(capacity, groups=decoder.groups))
-        self._rows = LastRows()
+        grammars = Matchers() if grammars is None else grammars
+        self._sampler = Sampler(self._batch, grammars, self._device, decoder.kernels)
         self._step: DeviceStep | None = None
         if decoder.kernels.by_slot:
             self._step = DeviceStep(decoder, arena.kv, self._device, self._batch, capacity)
         self._ids = torch.zeros(len(self._batch), dtype=torch.int64, device=decoder.device)
         """On the device, the id that each slot drew last."""
-        self._no_lines = self._ids.new_zeros((0, 2))
 
     def launch(self, plan: Plan) -> TorchHandle:
         """Start a step, and return its handle.
@@ -93,11 +93,10 @@ class TorchRunner:
             kernels.copy_blocks(self._arena, [copy.source for copy in plan.copies], targets, self._device)
             if self._mover is not None:
                 self._mover.copied(targets)
-        if not len(plan):
-            return TorchHandle(self._device, self._grammars, plan, NO_INTS, None, None, moving)
-        drawing, scored = (self._on_host if self._step is None else self._on_device)(plan)
+        each, back = _draws(plan)
+        drawing, scored = self._compute(plan, each, back) if len(plan) else (None, None)
         wanted = self._batch.scores[plan.slots]
-        return TorchHandle(self._device, self._grammars, plan, wanted, drawing, scored, moving)
+        return TorchHandle(self._device, self._sampler, plan, each, wanted, drawing, scored, moving)
 
     def capture(
         self,
@@ -119,27 +118,14 @@ class TorchRunner:
 
     # What draws is no closure: the frame of one that raised would keep the step's memory.
 
-    def _on_device(self, plan: Plan) -> tuple[Drawing, Tensor | None]:
-        """Compute the rows of a plan. Returns what draws for them, and what `sampler.score` makes."""
-        each, back = _draws(plan)
-        assert self._step is not None
-        hidden = self._step.launch(plan, each, back)
-        scored = None if hidden is None else self._scored(plan, hidden)
-        return partial(self._draw_on_device, self._step, plan, each), scored
-
-    def _draw_on_device(self, step: DeviceStep, plan: Plan, each: Ints) -> Tensor:
-        if not each.size:
-            return self._no_lines
-        if not plan.asks and not self._batch.special[plan.slots].any():
-            return step.draw(len(each))
-        chosen = self._rows.of(plan.slots[each], self._batch, self._device)
-        hidden, last, positions = step.computed(len(each))
-        lines = self._drawn(plan, each, chosen, positions, hidden, last)
-        step.keep(lines[:, 0])
-        return lines
-
-    def _on_host(self, plan: Plan) -> tuple[Drawing, Tensor | None]:
-        """The same for a backend that is given its layout by the host."""
+    def _compute(self, plan: Plan, each: Ints, back: Ints) -> tuple[Drawing, Tensor | None]:
+        """Compute the rows of a plan; ``each``, ``back``: its `_draws`. Returns what draws for them, and what
+        `Sampler.score` makes."""
+        if self._step is not None:
+            found = self._step.launch(plan, each, back)
+            scored = None if found is None else self._sampler.score(plan, found, self._decoder.logits)
+            return partial(self._draw_on_device, self._step, plan, each), scored
+        # The backend is given its layout by the host.
         widths = -(-(plan.firsts + plan.counts) // self._block_tokens)
         tables = self._batch.contexts(plan.slots, widths)
         lay_out = self._decoder.kernels.lay_out
@@ -149,40 +135,35 @@ class TorchRunner:
             batches = [replace(batch, adapters=adapters) for batch in batches]
         tokens = self._input_ids(plan)
         hidden = self._decoder.hidden(tokens, batches, self._arena)
-        scored = self._scored(plan, hidden)
-        return partial(self._draw_on_host, plan, tokens, hidden, batches[0].context_lengths), scored
+        scored = self._sampler.score(plan, hidden, self._decoder.logits)
+        ends = batches[0].context_lengths
+        return partial(self._draw_on_host, plan, each, back, tokens, hidden, ends), scored
 
-    def _draw_on_host(self, plan: Plan, tokens: Tensor, hidden: Tensor, ends: Tensor) -> Tensor:
-        each, back = _draws(plan)
-        if not each.size:
-            return self._no_lines
-        alone = plan.draws_one_each
-        chosen = self._rows.of(plan.slots if alone else plan.slots[each], self._batch, self._device)
-        last, positions = tokens, ends
-        if not alone or plan.size > len(plan):
+    def _draw_on_device(self, step: DeviceStep, plan: Plan, each: Ints) -> Tensor:
+        if not plan.asks and not self._batch.special[plan.slots].any():
+            return step.draw(len(each))
+        chosen = self._sampler.rows(plan.slots[each])
+        hidden, last, positions = step.computed(len(each))
+        lines = self._sampler.draw(plan, chosen, each, positions, self._decoder.logits(hidden), last)
+        step.keep(lines[:, 0])
+        return lines
+
+    def _draw_on_host(
+        self, plan: Plan, each: Ints, back: Ints, last: Tensor, hidden: Tensor, positions: Tensor
+    ) -> Tensor:
+        """``last``, ``hidden``: all tokens and the states behind them; ``positions``: behind each row's."""
+        chosen = self._sampler.rows(plan.slots[each])
+        if not plan.draws_one_each or plan.size > len(plan):
             behind = np.cumsum(plan.counts)[each] - 1 - back
             at, positions = self._device.upload([behind, (plan.firsts + plan.counts)[each] - back])
-            hidden, last = hidden[at], tokens[at]
-        lines = self._drawn(plan, each, chosen, positions, hidden, last)
+            hidden, last = hidden[at], last[at]
+        lines = self._sampler.draw(plan, chosen, each, positions, self._decoder.logits(hidden), last)
         if len(self._batch) > len(self._ids):
             more = torch.zeros(len(self._batch) - len(self._ids), dtype=torch.int64, device=hidden.device)
             self._ids = torch.cat((self._ids, more))
         if not plan.drafts:  # what follows a guess is not known here: the row behind it is not fed
             self._ids.index_copy_(0, chosen.slots, lines[:, 0])
         return lines
-
-    def _drawn(
-        self, plan: Plan, each: Ints, chosen: DrawnRows, positions: Tensor, hidden: Tensor, last: Tensor
-    ) -> Tensor:
-        """Draw tokens for the rows ``each``, at these positions, from the hidden states ``[draws, hidden]``
-        behind their tokens ``last``: the lines that `sampler.draw` makes."""
-        kernels, logits = self._decoder.kernels, self._decoder.logits(hidden)
-        return draw(
-            plan, self._batch, chosen, each, positions, logits, last, self._grammars, self._device, kernels
-        )
-
-    def _scored(self, plan: Plan, hidden: Tensor) -> Tensor | None:
-        return score(plan, hidden, self._decoder.logits, self._device, self._decoder.kernels)
 
     def _move(self, plan: Plan) -> Moving | None:
         if self._mover is None:
@@ -202,7 +183,7 @@ class TorchRunner:
         if not plan.fed.any():
             return self._device.upload([plan.tokens])[0]
         if plan.fed.all():
-            return self._ids[self._rows.of(plan.slots, self._batch, self._device).slots]
+            return self._ids[self._sampler.rows(plan.slots).slots]
         indexes = (np.cumsum(plan.counts) - plan.counts)[plan.fed]
         own = np.zeros(plan.size, dtype=np.int64)
         own[~np.repeat(plan.fed, plan.counts)] = plan.tokens
@@ -223,9 +204,9 @@ def _draws(plan: Plan) -> tuple[Ints, Ints]:
 
 @dataclass(eq=False)
 class TorchHandle:
-    """A step in flight. ``drawing``: enqueues what it draws; None for a step without rows. ``wanted``: of
-    each row, as for `sampler.outcomes`. ``scored``: what `sampler.score` makes. ``moving``: its saves and
-    loads, if they run beside it.
+    """A step in flight. ``each``, ``wanted``: as for `Sampler.outcomes`. ``drawing``: enqueues what it draws;
+    None for a step without rows. ``scored``: what `Sampler.score` makes. ``moving``: its saves and loads,
+    if they run beside it.
     Made while its device is active, once all before the draw is enqueued; the draw is, too, unless it waits
     for `draw`.
 
@@ -234,8 +215,9 @@ class TorchHandle:
     """
 
     _device: Device
-    _grammars: Matchers
+    _sampler: Sampler
     _plan: Plan
+    _each: Ints
     _wanted: Ints
     _drawing: Drawing | None
     _scored: Tensor | None
@@ -250,7 +232,7 @@ class TorchHandle:
 
     def _draw(self) -> None:
         drawing, self._drawing = self._drawing, None
-        if drawing is not None:
+        if drawing is not None and self._each.size:
             lines = drawing()
             self._outcomes = self._device.fetch(lines)
         if self._scored is not None:
@@ -274,10 +256,8 @@ class TorchHandle:
             raise self._error
         with device_watched(self._device):
             self._done.wait()
-        if self._outcomes is None:
-            return Outcomes.of(())
-        each, _ = _draws(self._plan)
-        found = outcomes(self._plan, each, self._wanted, self._outcomes.numpy(), self._grammars)
+        lines = NO_LINES if self._outcomes is None else self._outcomes.numpy()
+        found = self._sampler.outcomes(self._plan, self._each, self._wanted, lines)
         if self._scored is None:
             return found
         return with_prompt_scores(self._plan, found, self._scored.numpy())

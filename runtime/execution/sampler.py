@@ -19,13 +19,13 @@ from torch import Tensor
 
 from ...kernels.device import Device, Ints
 from ...kernels.interface import Kernels
-from ...kernels.reference import backend, penalties
+from ...kernels.reference import penalties
 from ...kernels.reference.penalties import NO_TOKEN, NOTHING
 from ...kernels.reference.seeded_sampling import Typical
 from ..errors import GrammarInvalid, GrammarStuck
 from ..grammar.llguidance import Matchers
 from ..plan import NO_TOKEN as NONE_DRAWN
-from ..plan import Outcomes, Plan, RowFault, Scored
+from ..plan import NOTHING_MORE, Outcomes, Plan, RowAsks, RowFault, Scored
 from ..verbs import Sampling, TokenLogprob
 from .batch import Batch
 
@@ -57,18 +57,103 @@ class DrawnRows:
     most: int
 
 
-class LastRows:
-    """The rows that drew last: while the same ones draw, their parameters need not go up again."""
+class Sampler:
+    """Draws for rows of plans. ``batch``: has the sampling parameters of their slots; ``grammars``: makes the
+    masks; ``device``: the one of the logits; ``kernels``: the backend that computes."""
 
-    def __init__(self) -> None:
-        self._rows: DrawnRows | None = None
+    def __init__(self, batch: Batch, grammars: Matchers, device: Device, kernels: Kernels) -> None:
+        self._batch = batch
+        self._grammars = grammars
+        self._device = device
+        self._kernels = kernels
+        self._last: DrawnRows | None = None
 
-    def of(self, slots: Ints, batch: Batch, device: Device) -> DrawnRows:
-        """The rows in these slots of ``batch``."""
-        rows = self._rows
-        if rows is None or rows.version != batch.version or not np.array_equal(rows.of, slots):
-            self._rows = rows = _uploaded(slots, batch, device)
-        return rows
+    def rows(self, slots: Ints) -> DrawnRows:
+        """The rows in these slots: while the same ones draw, their parameters need not go up again."""
+        last = self._last
+        if last is None or last.version != self._batch.version or not np.array_equal(last.of, slots):
+            self._last = last = _uploaded(slots, self._batch, self._device)
+        return last
+
+    def draw(
+        self, plan: Plan, chosen: DrawnRows, rows: Ints, positions: Tensor, logits: Tensor, last: Tensor
+    ) -> Tensor:
+        """Sample one token for each of the ``rows`` of ``plan`` that draw, int64 ``[drawn]``; ``chosen``: their
+        sampling parameters. Returns a line for each, to be read by `outcomes`: int64 ``[drawn, 2 + scores]``.
+        May overwrite ``logits``.
+
+        ``positions``: of the tokens that are drawn, int64 ``[drawn]``. ``logits``: fp32 ``[drawn, vocab]``.
+        ``last``: the rows' last tokens, int64 ``[drawn]``. Columns: the token id; a code for "sound" or for
+        what is wrong; and, if a row asks for log probabilities, the id's own, the ids of the n likeliest tokens
+        and their log probabilities (fp64 numbers as the int64 with the same bits).
+        """
+        batch, kernels, slots = self._batch, self._kernels, plan.slots[rows]
+        verdict = sound(logits)
+        scored = chosen.scored
+        model = logits[scored] if scored is not None else None
+        samplings = ((at, batch.samplings[slots[at]]) for at in np.flatnonzero(batch.edits[slots]).tolist())
+        edited = [(at, sampling) for at, sampling in samplings if sampling is not None]
+        made = (
+            _bias(plan, rows, edited),
+            _penalties(plan, batch, rows, slots, kernels),
+            _bad_words(plan, batch, rows, slots, edited),
+            _grammars(plan, rows, logits.shape[-1], self._grammars, kernels),
+        )
+        if _edit([edit for edit in made if edit is not None], logits, last, self._device):
+            left = logits.amax(-1) > float("-inf")
+            verdict = torch.where(left, verdict, torch.where(verdict == _SOUND, _FORBIDDEN, verdict))
+        ids = _choose(chosen, positions, logits, kernels)
+        drawn = torch.stack((ids, verdict), dim=-1)
+        if scored is None or model is None:
+            return drawn
+        scores = _scores(model, ids[scored], chosen.most, kernels)
+        padded = torch.zeros((len(rows), scores.shape[1]), dtype=torch.int64, device=logits.device)
+        return torch.cat((drawn, padded.index_copy_(0, scored, scores)), dim=-1)
+
+    def score(self, plan: Plan, hidden: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor | None:
+        """The log probabilities of all rows' ``scored`` tokens, in order, to be read by `with_prompt_scores`:
+        int64 ``[tokens, 1 + 2 most]``; None if no row has any.
+
+        ``hidden``: of the step, ``[step's tokens, hidden]``. ``head``: makes logits of hidden states. It gets
+        `SCORED_AT_ONCE` at a time, since a whole prompt's logits may not fit the device.
+        """
+        asked = [(row, ask, ask.scored) for row, ask in sorted(plan.asks.items()) if ask.scored is not None]
+        if not asked:
+            return None
+        starts = np.cumsum(plan.counts) - plan.counts - plan.firsts
+        at = [starts[row] + ask.scored_from + np.arange(len(tokens)) for row, ask, tokens in asked]
+        rows, ids = self._device.upload([np.concatenate(at), np.concatenate([ids for *_, ids in asked])])
+        most = max(ask.scored_top for _, ask, _ in asked)
+        parts = zip(rows.split(SCORED_AT_ONCE), ids.split(SCORED_AT_ONCE), strict=True)
+        return torch.cat([_scores(head(hidden[some]), them, most, self._kernels) for some, them in parts])
+
+    def outcomes(self, plan: Plan, each: Ints, wanted: Ints, lines: Ints) -> Outcomes:
+        """The outcomes of the rows of ``plan``, from the lines of `draw`, int64 ``[draws, 2 + scores]``.
+        ``each``: the number of each line's row, ascending. ``wanted``: of each row, how many alternatives to
+        report, -1 for no log probabilities."""
+        if plan.draws_one_each:
+            ids = lines[:, :1]
+        else:
+            column = np.arange(len(each)) - np.searchsorted(each, each)
+            ids = np.full((len(plan), int(column.max(initial=-1)) + 1), NONE_DRAWN, dtype=np.int64)
+            ids[each, column] = lines[:, 0]
+        others: dict[int, Scored | RowFault] = {}
+        special = (lines[:, 1] != _SOUND) | (wanted[each] >= 0)
+        for number in np.flatnonzero(special).tolist() if special.any() else ():
+            at, (token, verdict) = int(each[number]), lines[number, :2].tolist()
+            if verdict == _SOUND:
+                others[at] = Scored([token], [_logprob(lines[number, 2:], wanted[at])])
+            else:
+                others[at] = self._fault(int(plan.seqs[at]), plan.asks.get(at, NOTHING_MORE), verdict)
+        return Outcomes(ids, others)
+
+    def _fault(self, seq: int, ask: RowAsks, verdict: int) -> RowFault:
+        if ask.grammar is None or verdict != _FORBIDDEN:
+            return RowFault(f"sequence {seq}: {_FAULTS[verdict]}")
+        fault = self._grammars.fault(ask.grammar)
+        if fault:
+            return RowFault(f"grammar: {fault}", GrammarInvalid.code)
+        return RowFault("every token that the grammar allows is forbidden otherwise", GrammarStuck.code)
 
 
 def _uploaded(slots: Ints, batch: Batch, device: Device) -> DrawnRows:
@@ -97,114 +182,10 @@ def _uploaded(slots: Ints, batch: Batch, device: Device) -> DrawnRows:
     )
 
 
-def draw(
-    plan: Plan,
-    batch: Batch,
-    chosen: DrawnRows,
-    rows: Ints,
-    positions: Tensor,
-    logits: Tensor,
-    last: Tensor,
-    grammars: Matchers,
-    device: Device,
-    kernels: Kernels = backend,
-) -> Tensor:
-    """Sample one token for each of the ``rows`` of ``plan`` that draw, int64 ``[drawn]``; ``chosen``: their
-    sampling parameters. Returns a line for each, to be read by `outcomes`: int64 ``[drawn, 2 + scores]``. May
-    overwrite ``logits``.
-
-    ``positions``: of the tokens that are drawn, int64 ``[drawn]``. ``logits``: fp32 ``[drawn, vocab]``.
-    ``last``: the rows' last tokens, int64 ``[drawn]``. ``grammars``: makes the masks. ``device``: the one of
-    the logits. ``kernels``: the backend that computes. Columns: the token id; a code for "sound" or for what
-    is wrong; and, if a row asks for log probabilities, the id's own, the ids of the n likeliest tokens and
-    their log probabilities (fp64 numbers as the int64 with the same bits).
-    """
-    slots = plan.slots[rows]
-    verdict = sound(logits)
-    scored = chosen.scored
-    model = logits[scored] if scored is not None else None
-    samplings = ((at, batch.samplings[slots[at]]) for at in np.flatnonzero(batch.edits[slots]).tolist())
-    edited = [(at, sampling) for at, sampling in samplings if sampling is not None]
-    made = (
-        _bias(plan, rows, edited),
-        _penalties(plan, batch, rows, slots, kernels),
-        _bad_words(plan, batch, rows, slots, edited),
-        _grammars(plan, rows, logits.shape[-1], grammars, kernels),
-    )
-    if _edit([edit for edit in made if edit is not None], logits, last, device):
-        left = logits.amax(-1) > float("-inf")
-        verdict = torch.where(left, verdict, torch.where(verdict == _SOUND, _FORBIDDEN, verdict))
-    ids = _choose(chosen, positions, logits, kernels)
-    drawn = torch.stack((ids, verdict), dim=-1)
-    if scored is None or model is None:
-        return drawn
-    most = min(chosen.most, logits.shape[-1])
-    scores = _scores(model, ids[scored], most, kernels)
-    padded = torch.zeros((len(rows), scores.shape[1]), dtype=torch.int64, device=logits.device)
-    return torch.cat((drawn, padded.index_copy_(0, scored, scores)), dim=-1)
-
-
 def sound(logits: Tensor) -> Tensor:
     """For each row of logits 1 if all are finite, else 0: int64 ``[rows]``."""
     # The sum of finite fp32 logits is finite, and of any others it is not: one pass, no mask.
     return logits.sum(-1).isfinite().long()
-
-
-def outcomes(plan: Plan, each: Ints, wanted: Ints, lines: Ints, grammars: Matchers) -> Outcomes:
-    """The outcomes of the rows of ``plan``, from the lines of `draw`, int64 ``[draws, 2 + scores]``.
-    ``each``: the number of each line's row, ascending. ``wanted``: of each row, how many alternatives to
-    report, -1 for no log probabilities. ``grammars``: tell why a grammar allowed no token."""
-    if plan.draws_one_each:
-        ids = lines[:, :1]
-    else:
-        column = np.arange(len(each)) - np.searchsorted(each, each)
-        ids = np.full((len(plan), int(column.max(initial=-1)) + 1), NONE_DRAWN, dtype=np.int64)
-        ids[each, column] = lines[:, 0]
-    others: dict[int, Scored | RowFault] = {}
-    special = (lines[:, 1] != _SOUND) | (wanted[each] >= 0)
-    for number in np.flatnonzero(special).tolist() if special.any() else ():
-        at, (token, verdict) = int(each[number]), lines[number, :2].tolist()
-        if verdict != _SOUND:
-            ask = plan.asks.get(at)
-            grammar = None if ask is None else ask.grammar
-            others[at] = _fault(int(plan.seqs[at]), grammar, verdict, grammars)
-            continue
-        others[at] = Scored([token], [_logprob(lines[number, 2:], wanted[at])])
-    return Outcomes(ids, others)
-
-
-def score(
-    plan: Plan,
-    hidden: Tensor,
-    head: Callable[[Tensor], Tensor],
-    device: Device,
-    kernels: Kernels,
-) -> Tensor | None:
-    """The log probabilities of all rows' ``scored`` tokens, in order, to be read by `prompt_scores`: int64
-    ``[tokens, 1 + 2 most]``; None if no row has any.
-
-    ``hidden``: of the step, ``[step's tokens, hidden]``. ``head``: makes logits of hidden states. It gets
-    `SCORED_AT_ONCE` at a time, since a whole prompt's logits may not fit the device.
-    """
-    if not plan.asks:
-        return None
-    starts = np.cumsum(plan.counts) - plan.counts
-    asked = [
-        (starts[at] + ask.scored_from - plan.firsts[at], ask.scored)
-        for at, ask in sorted(plan.asks.items())
-        if ask.scored is not None
-    ]
-    if not asked:
-        return None
-    at = np.concatenate([first + np.arange(len(tokens)) for first, tokens in asked])
-    rows, ids = device.upload([at, np.concatenate([tokens for _, tokens in asked])])
-    most = max(ask.scored_top for ask in plan.asks.values() if ask.scored is not None)
-    parts = []
-    for begin in range(0, len(at), SCORED_AT_ONCE):
-        part = slice(begin, begin + SCORED_AT_ONCE)
-        logits = head(hidden[rows[part]])
-        parts.append(_scores(logits, ids[part], min(most, logits.shape[-1]), kernels))
-    return torch.cat(parts)
 
 
 def with_prompt_scores(plan: Plan, found: Outcomes, lines: Ints) -> Outcomes:
@@ -231,20 +212,11 @@ def _logprob(line: Ints, wanted: int) -> TokenLogprob:
     return TokenLogprob(float(values[0]), list(top)[:wanted])
 
 
-def _fault(seq: int, grammar: int | None, verdict: int, grammars: Matchers) -> RowFault:
-    if grammar is None or verdict != _FORBIDDEN:
-        return RowFault(f"sequence {seq}: {_FAULTS[verdict]}")
-    fault = grammars.fault(grammar)
-    if fault:
-        return RowFault(f"grammar: {fault}", GrammarInvalid.code)
-    return RowFault("every token that the grammar allows is forbidden otherwise", GrammarStuck.code)
-
-
 def _scores(model: Tensor, ids: Tensor, most: int, kernels: Kernels) -> Tensor:
     """For the rows of ``model`` (logits before any edit): the log probability of each row's sampled id
-    (``ids``), the ids of the ``most`` likeliest tokens, and their log probabilities: int64 ``[rows, 1 + 2
-    most]``, log probabilities as the bits of fp64."""
-    chosen, names, values = kernels.log_probabilities(model, ids, most)
+    (``ids``), the ids of the ``most`` likeliest tokens (of all, if there are fewer), and their log
+    probabilities: int64 ``[rows, 1 + 2 most]``, log probabilities as the bits of fp64."""
+    chosen, names, values = kernels.log_probabilities(model, ids, min(most, model.shape[-1]))
     return torch.cat((chosen.view(torch.int64)[:, None], names, values.view(torch.int64)), dim=-1)
 
 

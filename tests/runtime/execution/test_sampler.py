@@ -17,17 +17,15 @@ from transformers import (
 )
 
 from holdfast.kernels.device import CpuDevice
-from holdfast.runtime.execution import sampler
+from holdfast.kernels.reference import backend
 from holdfast.runtime.execution.batch import Batch
-from holdfast.runtime.execution.sampler import LastRows, draw, outcomes
+from holdfast.runtime.execution.sampler import Sampler
 from holdfast.runtime.grammar.llguidance import Matchers
 from holdfast.runtime.plan import NOTHING_MORE, Changes, Plan, PlanRow, RowAsks, RowFault, Scored, plan_of
 from holdfast.runtime.verbs import Sampling
 
 VOCAB = 48
 EOS = (0, 1)
-NO_GRAMMARS = Matchers()
-CPU = CpuDevice()
 TABLE = np.zeros(1, dtype=np.int32)
 
 
@@ -40,10 +38,13 @@ def row(tokens: list[int], sampling: Sampling, prompt: int = 0, seq: int = 0, ea
     )  # fmt: skip
 
 
+def sampler(batch: Batch) -> Sampler:
+    return Sampler(batch, Matchers(), CpuDevice(), backend)
+
+
 def lines_of(plan: Plan, batch: Batch, logits: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-    chosen, positions = LastRows().of(plan.slots, batch, CPU), torch.from_numpy(plan.firsts + plan.counts)
-    rows = np.arange(len(plan))
-    return draw(plan, batch, chosen, rows, positions, logits.clone(), last, NO_GRAMMARS, CPU)
+    ours, positions = sampler(batch), torch.from_numpy(plan.firsts + plan.counts)
+    return ours.draw(plan, ours.rows(plan.slots), np.arange(len(plan)), positions, logits.clone(), last)
 
 
 def drawn(rows: list[PlanRow], logits: torch.Tensor) -> list[Any]:
@@ -51,7 +52,7 @@ def drawn(rows: list[PlanRow], logits: torch.Tensor) -> list[Any]:
     batch.apply(plan)
     last = torch.tensor([int(one.tokens[-1]) for one in rows])
     lines = lines_of(plan, batch, logits, last).numpy()
-    made = outcomes(plan, np.arange(len(rows)), batch.scores[plan.slots], lines, NO_GRAMMARS)
+    made = sampler(batch).outcomes(plan, np.arange(len(rows)), batch.scores[plan.slots], lines)
     return [one[0] if isinstance(one, list) and len(one) == 1 else one for one in made]
 
 
@@ -155,7 +156,7 @@ def test_what_a_slot_has_counted_is_its_sequence_s_alone() -> None:
 
 
 def test_rows_that_ask_for_nothing_cost_an_argmax(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler.backend, "sample", None)
+    monkeypatch.setattr(backend, "sample", None)
     logits = random_logits(3)
     rows = [replace(row([1], Sampling()), past=None) for _ in range(3)]
     assert drawn(rows, logits) == logits.argmax(-1).tolist()
