@@ -328,13 +328,7 @@ class DeviceStep:
         torch.stack((ids, verdict), dim=-1, out=self._lines[:rows])
         self.keep(self._lines[:rows, 0])
 
-    def capture(
-        self,
-        sizes: Iterable[StepSize],
-        progress: Callable[[StepSize], None] = lambda _: None,
-        *,
-        now: bool = True,
-    ) -> None:
+    def capture(self, sizes: Iterable[StepSize], progress: Callable[[StepSize], None], *, now: bool) -> None:
         """Have steps of these ``sizes`` captured, and no others: now, the largest first, each computed once on
         padding, which changes nothing; else when a step first has use for them. ``progress`` is called before
         each. A device without captures computes them padded.

@@ -84,7 +84,7 @@ class Compiler:
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._tokenizer: LLTokenizer | None = None
-        self._quotes: NDArray[np.int64] | None = None
+        self._quotes: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._loading = threading.Lock()
         self._workers = ThreadPoolExecutor(WORKERS, "holdfast-grammar", _step_back)
         self._kept: OrderedDict[Grammar, LLMatcher] = OrderedDict()
@@ -151,19 +151,16 @@ class Compiler:
         ends = frozenset(token for token in stop_ids if token in own or tokenizer.is_special_token(token))
         strings = None
         if grammar.string_bytes:
-            strings = BoundedStrings(tokenizer, self._beginning_with_quotes(tokenizer), grammar.string_bytes)
+            strings = BoundedStrings(tokenizer, self._quotes, grammar.string_bytes)
             strings.take(tokens)
         return Matcher(matcher, ends, own - ends, frozenset(stop_ids), self._vocab_size, strings)
 
     def _beginning_with_quotes(self, tokenizer: LLTokenizer) -> NDArray[np.int64]:
         """The tokens that begin with a quote: int64 ``[words]``, a bit for each token."""
-        with self._loading:
-            if self._quotes is None:
-                bits = np.zeros(-(-self._vocab_size // 64) * 64, dtype=np.uint8)
-                size = min(self._vocab_size, tokenizer.vocab_size)
-                bits[[token for token in range(size) if tokenizer.decode_bytes([token])[:1] == b'"']] = 1
-                self._quotes = np.packbits(bits, bitorder="little").view(np.int64)
-            return self._quotes
+        bits = np.zeros(-(-self._vocab_size // 64) * 64, dtype=np.uint8)
+        size = min(self._vocab_size, tokenizer.vocab_size)
+        bits[[token for token in range(size) if tokenizer.decode_bytes([token])[:1] == b'"']] = 1
+        return np.packbits(bits, bitorder="little").view(np.int64)
 
     def _loaded(self) -> LLTokenizer:
         with self._loading:
@@ -174,11 +171,13 @@ class Compiler:
                     text = (self._files.content(TOKENIZER) or b"").decode()
                     eos = list(self._eos_ids) or None
                     try:
-                        self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=eos)
+                        tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=eos)
                     except Exception:  # it may have more tokens than the model
-                        self._tokenizer = LLTokenizer(text, eos_token=eos)
+                        tokenizer = LLTokenizer(text, eos_token=eos)
                 except Exception as error:  # the library raises many kinds
                     raise GrammarInvalid(f"{self._files.where(TOKENIZER)}: {error}") from None
+                self._quotes = self._beginning_with_quotes(tokenizer)
+                self._tokenizer = tokenizer
             return self._tokenizer
 
     def _compile(self, grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:

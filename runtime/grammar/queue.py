@@ -101,13 +101,11 @@ class GrammarQueue:
 
         A job that was given up runs to its end, and counts as its tenant's running job until then.
         """
-        waiting = [one for one in self._awaited if one.job is None]
-        for awaited in waiting:
-            if compiler.knows(awaited.grammar):
-                self._begin(awaited, compiler)
         queues: dict[int, _Awaited] = {}
-        for awaited in waiting:
-            if awaited.job is None:
+        for awaited in self._awaited:
+            if awaited.job is None and compiler.knows(awaited.grammar):
+                self._begin(awaited, compiler)
+            elif awaited.job is None:
                 queues.setdefault(awaited.sequence.tenant, awaited)
         running = sum(not job.done() for job in self._running.values())
         order = list(self._running)  # the tenant that had no job for longest goes first

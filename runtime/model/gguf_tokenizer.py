@@ -322,10 +322,9 @@ def _array(fields: Fields, name: str, kind: type, length: int | None = None) -> 
     value = fields.get(name)
     if value is None:
         raise fields.wrong(name, "missing")
-    items = value if isinstance(value, list) else value.tolist() if hasattr(value, "tolist") else None
-    if items is None or (items and type(items[0]) is not kind):
+    items = value.tolist() if isinstance(value, np.ndarray) else value
+    if not isinstance(items, list) or (items and type(items[0]) is not kind):
         raise fields.wrong(name, f"an array of {kind.__name__} is expected")
     if length not in (None, len(items)):
         raise fields.wrong(name, f"{len(items)} numbers for {length} tokens")
-    found: list[Any] = items
-    return found
+    return items
