@@ -42,11 +42,9 @@ class Columns:
         self.computed, self.planned, self.pending_samples = numbers(), numbers(), numbers()
         self.told, self.mark, self.fresh_count = numbers(), numbers(), numbers()
         self.fresh = np.zeros((slots, FRESH), dtype=np.int32)
-        self.plain: NDArray[np.bool_] = np.zeros(slots, dtype=bool)
+        self.plain, self.reads, self.rewired = (np.zeros(slots, dtype=bool) for _ in range(3))
         self.epochs, self.lengths, self.prompts, self.ends, self.rooms = (numbers() for _ in range(5))
         self.last, self.before, self.gather, self.heard, self.grammars = (numbers() for _ in range(5))
-        self.reads: NDArray[np.bool_] = np.zeros(slots, dtype=bool)
-        self.rewired: NDArray[np.bool_] = np.zeros(slots, dtype=bool)
         self.adapters = np.full(slots, NO_ADAPTER, dtype=np.int64)
         self.stops = np.full((slots, STOPS), NO_STOP, dtype=np.int64)
         self.version = 0

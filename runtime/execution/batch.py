@@ -54,11 +54,10 @@ class Batch:
             np.zeros(slots, dtype=np.int64) for _ in range(4)
         )
         self.repetition, self.frequency, self.presence = (np.zeros(slots) for _ in range(3))
-        self.edits: NDArray[np.bool_] = np.zeros(slots, dtype=bool)
-        self.special: NDArray[np.bool_] = np.zeros(slots, dtype=bool)
-        self.penalizes: NDArray[np.bool_] = np.zeros(slots, dtype=bool)
+        self.edits, self.special, self.penalizes, self._known = (
+            np.zeros(slots, dtype=bool) for _ in range(4)
+        )
         self.tally = Tally()
-        self._known: NDArray[np.bool_] = np.zeros(slots, dtype=bool)
         self._past: NDArray[np.int32] = np.zeros((slots, 0), dtype=np.int32)
         self._heard = np.zeros(slots, dtype=np.int64)  # of each row of `_past`, how many there are
 

@@ -93,13 +93,16 @@ class Sampler:
         model = logits[scored] if scored is not None else None
         samplings = ((at, batch.samplings[slots[at]]) for at in np.flatnonzero(batch.edits[slots]).tolist())
         edited = [(at, sampling) for at, sampling in samplings if sampling is not None]
-        made = (
-            _bias(plan, rows, edited),
-            _penalties(plan, batch, rows, slots, kernels),
-            _bad_words(plan, batch, rows, slots, edited),
-            _grammars(plan, rows, logits.shape[-1], self._grammars, kernels),
-        )
-        if _edit([edit for edit in made if edit is not None], logits, last, self._device):
+        edits = [
+            *_bias(plan, rows, edited),
+            *_penalties(plan, batch, rows, slots, kernels),
+            *_bad_words(plan, batch, rows, slots, edited),
+            *_grammars(plan, rows, logits.shape[-1], self._grammars, kernels),
+        ]
+        if edits:
+            tensors = iter(self._device.upload([array for arrays, _ in edits for array in arrays]))
+            for arrays, act in edits:
+                act([next(tensors) for _ in arrays], logits, last)
             left = logits.amax(-1) > float("-inf")
             verdict = torch.where(left, verdict, torch.where(verdict == _SOUND, _FORBIDDEN, verdict))
         ids = _choose(chosen, positions, logits, kernels)
@@ -223,43 +226,33 @@ def _scores(model: Tensor, ids: Tensor, most: int, kernels: Kernels) -> Tensor:
 # --- before temperature: bias, penalties, forbidden tokens -----------------------------------------------
 
 
-def _edit(edits: list[_Edit], logits: Tensor, last: Tensor, device: Device) -> bool:
-    """Apply these edits to the logits, in their order, in place. Returns whether there are any. ``last``: the
-    rows' last tokens."""
-    if not edits:
-        return False
-    tensors = iter(device.upload([array for arrays, _ in edits for array in arrays]))
-    for arrays, act in edits:
-        act([next(tensors) for _ in arrays], logits, last)
-    return True
-
-
 _Act = Callable[[list[Tensor], Tensor, Tensor], None]
 _Edited = list[tuple[int, Sampling]]
 """Rows with a bias or bad words: their numbers among those that draw, and their sampling."""
 _Edit = tuple[list[Ints], _Act]
-"""One kind of edit of the logits: arrays to upload, and what is done with them on the device: a function of
-(uploaded arrays, logits, the rows' last tokens)."""
+"""One kind of edit of the logits, in place: arrays to upload, and what is done with them on the device: a
+function of (uploaded arrays, logits, the rows' last tokens). The functions below make one, or none if no row
+asks for it."""
 
 
-def _bias(plan: Plan, rows: Ints, edited: _Edited) -> _Edit | None:
+def _bias(plan: Plan, rows: Ints, edited: _Edited) -> list[_Edit]:
     cells = [(at, token, bias) for at, sampling in edited for token, bias in sampling.logit_bias]
     for row, forbidden in [(row, ask.forbidden) for row, ask in plan.asks.items() if ask.forbidden]:
         cells += [(at, token, -inf) for at in np.flatnonzero(rows == row).tolist() for token in forbidden]
     if not cells:
-        return None
+        return []
     numbers, tokens, values = zip(*cells, strict=True)
 
     def act(up: list[Tensor], logits: Tensor, last: Tensor) -> None:
         penalties.add(logits, up[0], up[1], up[2].view(torch.float64))
 
-    return [_ints(numbers), _ints(tokens), _bits(values)], act
+    return [([_ints(numbers), _ints(tokens), _bits(values)], act)]
 
 
-def _penalties(plan: Plan, batch: Batch, rows: Ints, slots: Ints, kernels: Kernels) -> _Edit | None:
+def _penalties(plan: Plan, batch: Batch, rows: Ints, slots: Ints, kernels: Kernels) -> list[_Edit]:
     at = np.flatnonzero(batch.penalizes[slots])
     if not at.size:
-        return None
+        return []
     some, ends = slots[at], (plan.firsts + plan.counts)[rows[at]]
     if plan.drafts:
         behind = np.searchsorted(rows, rows, side="right") - 1 - np.arange(len(rows))
@@ -272,13 +265,13 @@ def _penalties(plan: Plan, batch: Batch, rows: Ints, slots: Ints, kernels: Kerne
         cells = batch.tally.count(up[4:], last[rows], logits.shape[-1], kernels)
         kernels.penalize(logits, rows, cells, up[4], *(one.view(torch.float64) for one in bits))
 
-    return [at, *(_bits(one[some]) for one in strengths), *counted], act
+    return [([at, *(_bits(one[some]) for one in strengths), *counted], act)]
 
 
-def _bad_words(plan: Plan, batch: Batch, rows: Ints, slots: Ints, edited: _Edited) -> _Edit | None:
+def _bad_words(plan: Plan, batch: Batch, rows: Ints, slots: Ints, edited: _Edited) -> list[_Edit]:
     words = [(at, sampling, word) for at, sampling in edited for word in sampling.bad_words]
     if not words:
-        return None
+        return []
     width = max(len(word) for *_, word in words)
     beginnings = np.full((len(words), width), NO_TOKEN, dtype=np.int64)
     for number, (*_, word) in enumerate(words):
@@ -296,18 +289,14 @@ def _bad_words(plan: Plan, batch: Batch, rows: Ints, slots: Ints, edited: _Edite
         said[:, -1] = last[rows]
         penalties.forbid(logits, rows, finals, penalties.completes(begun, said))
 
-    return [
-        _ints([at for at, *_ in words]),
-        _ints([word[-1] for *_, word in words]),
-        beginnings,
-        ends,
-    ], act
+    numbers, finals = _ints([at for at, *_ in words]), _ints([word[-1] for *_, word in words])
+    return [([numbers, finals, beginnings, ends], act)]
 
 
-def _grammars(plan: Plan, rows: Ints, vocab: int, owner: Matchers, kernels: Kernels) -> _Edit | None:
+def _grammars(plan: Plan, rows: Ints, vocab: int, owner: Matchers, kernels: Kernels) -> list[_Edit]:
     bound = {row: ask.grammar for row, ask in plan.asks.items() if ask.grammar is not None}
     if not bound:
-        return None
+        return []
     some = [(at, bound[row]) for at, row in enumerate(rows.tolist()) if row in bound]
     masks = np.zeros((len(some), -(-vocab // 64)), dtype=np.int64)
     for mask, (_, grammar) in zip(masks, some, strict=True):
@@ -316,7 +305,7 @@ def _grammars(plan: Plan, rows: Ints, vocab: int, owner: Matchers, kernels: Kern
     def act(up: list[Tensor], logits: Tensor, last: Tensor) -> None:
         kernels.allow(logits, *up)
 
-    return [_ints([at for at, _ in some]), masks], act
+    return [([_ints([at for at, _ in some]), masks], act)]
 
 
 # --- temperature, limits, sampling ------------------------------------------------------------------------

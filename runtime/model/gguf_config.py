@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from ..errors import TensorInvalid, UnsupportedArchitecture
+from ..errors import TensorInvalid
 from .fields import Fields
 from .gguf_file import GGUFFile
 from .gguf_sampling import sampling_of
@@ -111,10 +111,8 @@ def architecture_of(file: GGUFFile) -> tuple[str, GGUFArchitecture]:
     """
     parts = file.metadata.get("split.count", 1)
     if type(parts) is not int or parts > 1:
-        raise UnsupportedArchitecture(
-            f"{file.path}: split.count: one of {parts!r:.20} files is not served: join them with"
-            " `llama-gguf-split --merge`"
-        )
+        told = f"one of {parts!r:.20} files is not served: join them with `llama-gguf-split --merge`"
+        raise file.fields("split.").unserved("count", told)
     general = file.fields("general.")
     name = general.text("architecture")
     if name not in ARCHITECTURES:
