@@ -67,8 +67,6 @@ def rehearse(
             raise
         except Exception as error:
             errors.append(error)
-            if not kernels:
-                break
     return errors
 
 

@@ -197,10 +197,6 @@ class Compiler:
         finally:
             with self._books:
                 self._seconds += time.perf_counter() - began
-        self._keep(grammar, matcher)
-        return matcher
-
-    def _keep(self, grammar: Grammar, matcher: LLMatcher) -> None:
         with self._books:
             self._compiled += 1
             if self._kept.setdefault(grammar, matcher) is matcher:
@@ -208,6 +204,7 @@ class Compiler:
             while self._kept and (len(self._kept) > KEPT or self._bytes > KEPT_BYTES):
                 oldest, _ = self._kept.popitem(last=False)
                 self._bytes -= len(oldest.text)
+        return matcher
 
 
 class BoundedStrings:

@@ -7,7 +7,7 @@ nothing of what a grammar says.
 
 from __future__ import annotations
 
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -156,7 +156,7 @@ class GrammarQueue:
             return job.result()
         except GrammarFault as fault:
             return fault
-        except (Exception, CancelledError) as error:
+        except Exception as error:
             return GrammarInvalid(f"{type(error).__name__}: {error}")
 
 
