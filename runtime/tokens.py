@@ -37,15 +37,14 @@ class TokenList:
     """Token ids, int32; appending is amortised O(1), a slice is a copy of its own size.
 
     A copy shares the array. A list that ends where the array is filled grows in place, behind what the others
-    read. A list that would write where another may read copies the array first.
+    read. Any other, such as one that was truncated, copies its ids before it grows: another may read there.
     """
 
-    __slots__ = ("_length", "_shared", "_store")
+    __slots__ = ("_length", "_store")
 
     def __init__(self, tokens: NDArray[np.int32] | Sequence[int] = ()) -> None:
         self._store = _Store(np.array(tokens, dtype=np.int32))
         self._length = len(self._store.ids)
-        self._shared = False
 
     def __len__(self) -> int:
         return self._length
@@ -60,8 +59,6 @@ class TokenList:
         """Keep the first ``length`` ids, and drop the others."""
         assert 0 <= length <= self._length, f"cannot keep {length} of {self._length} tokens"
         self._length = length
-        if not self._shared:
-            self._store.filled = length
 
     def span(self, first: int, end: int) -> NDArray[np.int64]:
         """A copy of ids ``[first, end)``, int64."""
@@ -77,7 +74,6 @@ class TokenList:
         """Another list with the first ``length`` ids, for a fork. O(1)."""
         twin = TokenList()
         twin._store, twin._length = self._store, min(length, self._length)
-        twin._shared = self._shared = True
         return twin
 
     def _claim(self, end: int) -> NDArray[np.int32]:
@@ -88,6 +84,5 @@ class TokenList:
             grown = np.empty(max(end, 2 * self._length, 16), dtype=np.int32)
             grown[: self._length] = store.ids[: self._length]
             self._store = store = _Store(grown)
-            self._shared = False
         store.filled = end
         return store.ids
