@@ -16,7 +16,6 @@ import threading
 import time
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -182,29 +181,22 @@ class Compiler:
 
     def _compile(self, grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
         began = time.perf_counter()
-        try:
-            try:
-                matcher = _compiled(grammar, tokenizer)
-            except GrammarInvalid:
-                looser = loosened(grammar, partial(_compiles, tokenizer=tokenizer))
-                if looser == grammar:
-                    raise
-                matcher = _compiled(looser, tokenizer)
-        except GrammarInvalid:
-            with self._books:
-                self._refused += 1
-            raise
-        finally:
-            with self._books:
-                self._seconds += time.perf_counter() - began
+        made = _compiled(grammar, tokenizer)
+        if isinstance(made, GrammarInvalid):
+            looser = loosened(grammar, lambda one: not isinstance(_compiled(one, tokenizer), GrammarInvalid))
+            made = made if looser == grammar else _compiled(looser, tokenizer)
         with self._books:
+            self._seconds += time.perf_counter() - began
+            if isinstance(made, GrammarInvalid):
+                self._refused += 1
+                raise made
             self._compiled += 1
-            if self._kept.setdefault(grammar, matcher) is matcher:
+            if self._kept.setdefault(grammar, made) is made:
                 self._bytes += len(grammar.text)
             while self._kept and (len(self._kept) > KEPT or self._bytes > KEPT_BYTES):
                 oldest, _ = self._kept.popitem(last=False)
                 self._bytes -= len(oldest.text)
-        return matcher
+        return made
 
 
 class BoundedStrings:
@@ -356,29 +348,21 @@ def _step_back() -> None:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
-def _compiled(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
-    """The grammar, compiled. Raises ``GrammarInvalid``."""
+def _compiled(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher | GrammarInvalid:
+    """The grammar, compiled, or why it cannot be."""
     from llguidance import LLMatcher, LLParserLimits
 
-    check(grammar)
     try:
+        check(grammar)
         matcher = LLMatcher(tokenizer, _source(grammar), log_level=0, limits=LLParserLimits(**LIMITS))
         trial = matcher.deep_copy()
         trial.consume_tokens(trial.compute_ff_tokens())
         trial.compute_bitmask()  # what is only found out in its first step is found out here
+    except GrammarInvalid as fault:
+        return fault
     except (ValueError, RecursionError) as error:
-        raise GrammarInvalid(_shortened(str(error))) from None
-    if trial.is_error():
-        raise GrammarInvalid(_shortened(trial.get_error()))
-    return matcher
-
-
-def _compiles(grammar: Grammar, tokenizer: LLTokenizer) -> bool:
-    try:
-        _compiled(grammar, tokenizer)
-    except GrammarInvalid:
-        return False
-    return True
+        return GrammarInvalid(_shortened(str(error)))
+    return GrammarInvalid(_shortened(trial.get_error())) if trial.is_error() else matcher
 
 
 def _source(grammar: Grammar) -> str:
