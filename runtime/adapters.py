@@ -10,52 +10,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from .errors import AdapterExists, AdapterLimit, AdapterUnknown, RuntimeFault
-from .verbs import LoadAdapter, LoadedAdapter
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ReadAdapter:
-    """An adapter that was read from its folder. ``digest``: of its configuration and weights; ``namespace``: of
-    the block keys of what it computes; ``rank``: its highest; ``size``: bytes that it takes in host memory.
-    ``weights``: its reader's."""
-
-    digest: bytes
-    namespace: bytes
-    rank: int
-    size: int
-    weights: object = None
-
-    def told(self, name: str, path: str) -> LoadedAdapter:
-        """What the gateway is told of it."""
-        return LoadedAdapter(name, path, self.digest, self.rank, self.size)
-
-
-class AdapterReader(Protocol):
-    """Reads adapters beside the steps, and holds those that are loaded, by their numbers."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether one is being read, or was and waits for `done`."""
-        ...
-
-    def begin(self, verb: LoadAdapter) -> None:
-        """Begin to read the one that a verb names."""
-        ...
-
-    def done(self) -> list[tuple[LoadAdapter, ReadAdapter | RuntimeFault]]:
-        """Those that have been read since the last call, or why they cannot be."""
-        ...
-
-    def keep(self, number: int, adapter: ReadAdapter) -> None:
-        """Hold one under its number."""
-        ...
-
-    def drop(self, number: int) -> None:
-        """Let one go."""
-        ...
+from .errors import AdapterExists, AdapterLimit, AdapterUnknown
 
 
 @dataclass(slots=True, eq=False)
@@ -89,7 +45,6 @@ class AdapterTable:
         self._most = most
         self._names: dict[str, Adapter] = {}
         self._adapters: dict[bytes, Adapter] = {}
-        self._free = list(reversed(range(slots)))
         self._held: OrderedDict[int, Adapter] = OrderedDict()  # by slot; the longest without a row first
         self._leaving: set[Adapter] = set()  # unloaded, and still there
         self._served: dict[Adapter, None] = {}  # those of running turns that have slots
@@ -155,7 +110,7 @@ class AdapterTable:
             del self._adapters[adapter.digest]
             self._served.pop(adapter, None)
             if adapter.slot_number is not None:
-                self._free.append(self._leave(adapter.slot_number))
+                self._leave(adapter.slot_number)
         return [adapter.number for adapter in gone]
 
     # --- slots ----------------------------------------------------------------------------------------------
@@ -202,21 +157,21 @@ class AdapterTable:
         if adapter.slot_number is not None:
             self._held.move_to_end(adapter.slot_number)
             return
-        slot = self._free.pop() if self._free else self._taken()
-        adapter.slot_number = slot
+        adapter.slot_number = slot = self._free_slot()
         self._held[slot] = self._fills[slot] = adapter
         self._swaps += 1
 
-    def _taken(self) -> int:
-        """A slot that is taken from the adapter that had no row for longest, of those that no running turn
-        has."""
-        pinned = self._served.keys() | self._lent.keys()
-        return self._leave(next(slot for slot, holder in self._held.items() if holder not in pinned))
+    def _free_slot(self) -> int:
+        """A slot without an adapter. If there is none, the adapter that had no row for longest, of those that
+        no running turn has, loses its own."""
+        if len(self._held) == self._slots:
+            pinned = self._served.keys() | self._lent.keys()
+            self._leave(next(slot for slot, holder in self._held.items() if holder not in pinned))
+        return next(slot for slot in range(self._slots) if slot not in self._held)
 
-    def _leave(self, slot: int) -> int:
+    def _leave(self, slot: int) -> None:
         self._held.pop(slot).slot_number = None
         self._fills.pop(slot, None)
-        return slot
 
     def statistics(self) -> dict[str, float]:
         """How many adapters are loaded, how many slots there are and have one, and how often one was filled."""

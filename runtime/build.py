@@ -171,8 +171,7 @@ def _load_adapters(
                 raise
             log.warning("adapter %s is not loaded again: %s", one.name, error.message)
             continue
-        store.keep(table.add(one.name, read.digest, read.namespace).number, read)
-        loaded.append(read.told(one.name, one.path))
+        loaded.append(store.add(table, one.name, one.path, read))
     return tuple(loaded)
 
 

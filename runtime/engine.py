@@ -11,15 +11,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..kvstore.errors import LeakFound
-from .adapters import AdapterReader
 from .errors import EngineDied, RuntimeFault, VerbRefused
 from .kv_placement.placement import POLL_SECONDS
 from .plan import Handle, Outcomes, Plan, RowFault, Runner
 from .scheduler.scheduler import Scheduler
 from .stats import StepClock, Timing
 from .verbs import AnyVerb, LoadAdapter, Refusal, Row, Statistics, Step, UnloadAdapter, VerbReply
+
+if TYPE_CHECKING:
+    from .execution.adapter_store import AdapterStore
 
 MOST_LOST_STEPS = 16
 """How many steps in a row may fail, with no sequence that can be computed alone, before the device counts as
@@ -74,7 +77,7 @@ class Engine:
         *,
         debug: bool = False,
         clock: Callable[[], float] = time.monotonic,
-        adapters: AdapterReader | None = None,
+        adapters: AdapterStore | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._adapters = adapters
@@ -125,12 +128,10 @@ class Engine:
             try:
                 if isinstance(read, RuntimeFault):
                     raise read
-                adapter = self.scheduler.adapters.add(verb.name, read.digest, read.namespace)
+                loaded = self._adapters.add(self.scheduler.adapters, verb.name, verb.path, read)
+                self._answers.append(VerbReply(verb.request, adapter=loaded))
             except RuntimeFault as fault:
                 self._answers.append(Refusal(verb.request, fault.code, fault.message))
-            else:
-                self._adapters.keep(adapter.number, read)
-                self._answers.append(VerbReply(verb.request, adapter=read.told(verb.name, verb.path)))
         for number in self.scheduler.unloaded():
             self._adapters.drop(number)
 

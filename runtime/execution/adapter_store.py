@@ -7,11 +7,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from ..adapters import ReadAdapter
+from ..adapters import AdapterTable
 from ..errors import AdapterInvalid, RuntimeFault
 from ..model.adapter import AdapterMaps, AdapterWeights, fill_slot, read_adapter
 from ..model.decoder import Decoder
-from ..verbs import LoadAdapter
+from ..verbs import LoadAdapter, LoadedAdapter
 
 
 class AdapterStore:
@@ -28,13 +28,11 @@ class AdapterStore:
         self._namespace_of = namespace_of
         self._adapters: dict[int, AdapterWeights] = {}
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="adapters")
-        self._reading: list[tuple[LoadAdapter, Future[ReadAdapter]]] = []
+        self._reading: list[tuple[LoadAdapter, Future[AdapterWeights]]] = []
 
-    def read(self, path: str) -> ReadAdapter:
+    def read(self, path: str) -> AdapterWeights:
         """Read the adapter in the folder ``path``. Raises ``AdapterInvalid``."""
-        weights = read_adapter(Path(path).expanduser(), self._maps, self._most_rank)
-        namespace = self._namespace_of(weights.digest)
-        return ReadAdapter(weights.digest, namespace, weights.rank, weights.bytes, weights)
+        return read_adapter(Path(path).expanduser(), self._maps, self._most_rank)
 
     def begin(self, verb: LoadAdapter) -> None:
         """Begin to read an adapter beside the steps; `done` returns it."""
@@ -45,16 +43,18 @@ class AdapterStore:
         """Whether an adapter is being read, or was and waits for `done`."""
         return bool(self._reading)
 
-    def done(self) -> list[tuple[LoadAdapter, ReadAdapter | RuntimeFault]]:
+    def done(self) -> list[tuple[LoadAdapter, AdapterWeights | RuntimeFault]]:
         """The adapters that have been read since the last call, or why they cannot be."""
         done = [(verb, job) for verb, job in self._reading if job.done()]
         self._reading = [one for one in self._reading if one not in done]
         return [(verb, _result(verb, job)) for verb, job in done]
 
-    def keep(self, number: int, adapter: ReadAdapter) -> None:
-        """Hold an adapter under its number in plans."""
-        assert isinstance(adapter.weights, AdapterWeights), "this object read it"
-        self._adapters[number] = adapter.weights
+    def add(self, table: AdapterTable, name: str, path: str, read: AdapterWeights) -> LoadedAdapter:
+        """Hold an adapter that was read, by the number that ``table`` gives it. Returns what the gateway is
+        told of it. Raises what `AdapterTable.add` does."""
+        number = table.add(name, read.digest, self._namespace_of(read.digest)).number
+        self._adapters[number] = read
+        return LoadedAdapter(name, path, read.digest, read.rank, read.bytes)
 
     def drop(self, number: int) -> None:
         """Let an adapter go."""
@@ -69,7 +69,7 @@ class AdapterStore:
         self._reader.shutdown(wait=False, cancel_futures=True)
 
 
-def _result(verb: LoadAdapter, job: Future[ReadAdapter]) -> ReadAdapter | RuntimeFault:
+def _result(verb: LoadAdapter, job: Future[AdapterWeights]) -> AdapterWeights | RuntimeFault:
     try:
         return job.result()
     except RuntimeFault as fault:

@@ -30,7 +30,7 @@ from holdfast.kvstore.keys import BlockHasher
 from holdfast.kvstore.pool import BlockPool
 from holdfast.kvstore.tier import MoveEnd, Presence, Record, Tier
 from holdfast.kvstore.tiers import Tiers
-from holdfast.runtime.adapters import AdapterTable, ReadAdapter
+from holdfast.runtime.adapters import AdapterTable
 from holdfast.runtime.columns import NO_ADAPTER
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.errors import AdapterInvalid, GrammarStuck, RuntimeFault
@@ -51,7 +51,7 @@ from holdfast.runtime.scheduler.planner import Drafter
 from holdfast.runtime.scheduler.scheduler import Scheduler
 from holdfast.runtime.sequence import Sequence as Spoken
 from holdfast.runtime.settings import SchedulerSettings
-from holdfast.runtime.verbs import LoadAdapter, Sampling
+from holdfast.runtime.verbs import LoadAdapter, LoadedAdapter, Sampling
 
 MASK = (1 << 64) - 1
 GREEDY = Sampling()
@@ -126,7 +126,7 @@ def fake_adapter(path: str) -> tuple[bytes, int]:
 
 
 class FakeAdapters:
-    """An `AdapterReader` without files, and the model's slots: each adds a number to contexts. ``slots``: so
+    """An `AdapterStore` without files, and the model's slots: each adds a number to contexts. ``slots``: so
     many; ``chance``: decides when one has been read; None: at once."""
 
     def __init__(self, slots: int = 0, chance: Random | None = None) -> None:
@@ -142,20 +142,18 @@ class FakeAdapters:
     def busy(self) -> bool:
         return bool(self._reading)
 
-    def done(self) -> list[tuple[LoadAdapter, ReadAdapter | RuntimeFault]]:
+    def done(self) -> list[tuple[LoadAdapter, tuple[bytes, int] | RuntimeFault]]:
         done = [one for one in self._reading if self._chance is None or self._chance.random() < 0.5]
         self._reading = [one for one in self._reading if one not in done]
         return [(one, self._read(one.path)) for one in done]
 
-    def _read(self, path: str) -> ReadAdapter | RuntimeFault:
-        if path == NO_FOLDER:
-            return AdapterInvalid(f"{path}: not a folder")
-        digest, adds = fake_adapter(path)
-        return ReadAdapter(digest, SPACE + digest, 4, 100, adds)
+    def _read(self, path: str) -> tuple[bytes, int] | RuntimeFault:
+        return AdapterInvalid(f"{path}: not a folder") if path == NO_FOLDER else fake_adapter(path)
 
-    def keep(self, number: int, adapter: ReadAdapter) -> None:
-        assert isinstance(adapter.weights, int)
-        self._held[number] = adapter.weights
+    def add(self, table: AdapterTable, name: str, path: str, read: tuple[bytes, int]) -> LoadedAdapter:
+        digest, adds = read
+        self._held[table.add(name, digest, SPACE + digest).number] = adds
+        return LoadedAdapter(name, path, digest, 4, 100)
 
     def drop(self, number: int) -> None:
         del self._held[number]
