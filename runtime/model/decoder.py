@@ -6,28 +6,18 @@ Families differ by data only: which weights there are, factors, the kind of each
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ...kernels.batch import PagedBatch
 from ...kernels.interface import Attention, HeadNorm, Kernels
-from ...kernels.layer import FusedLayers, Layer, LayerSizes
+from ...kernels.layer import Layer, LayerSizes
 from ...kernels.linear import rows_of
 from ...kernels.reference import backend
 from .config import ModelConfig
 from .rope import make_rope
 from .weights import DecoderWeights
-
-
-@dataclass(frozen=True, slots=True)
-class _Turns:
-    """The rotary inputs (RoPE) of a step for one kind of layer: ``angles``, cos and sin for each token;
-    ``query_scale``, the factor on each token's queries, None: 1."""
-
-    angles: tuple[Tensor, Tensor]
-    query_scale: Tensor | None
 
 
 class Decoder:
@@ -57,7 +47,11 @@ class Decoder:
         self._layers = tuple(self._layer(number) for number in range(config.layers))
         # The factor is rounded to the type of the embedding, as in transformers.
         self._embedding_scale = float(torch.tensor(config.scales.embedding, dtype=self.dtype))
-        self._fused = self._made_fused()
+        heads = (config.query_heads, config.kv_heads, config.head_dim)
+        sizes = LayerSizes(config.hidden_size, *heads, config.norm_eps, config.activation, self.dtype)
+        plain = config.scales.residual == 1.0
+        self._fused = kernels.fuse_layers(self._layers, sizes) if plain else None
+        """What computes all layers in one call, if the backend has it."""
 
     def computing_by(self, kernels: Kernels) -> Decoder:
         """The same decoder, computing with another backend."""
@@ -77,17 +71,17 @@ class Decoder:
         residual = rows_of(self.weights.embedding, ids, self.dtype, self.kernels)
         if self._embedding_scale != 1.0:
             residual = residual * self._embedding_scale
-        by_rope = {rope: made.angles(batch.positions, self.dtype) for rope, made in self._ropes.items()}
-        scale_of = {rope: made.query_scale(batch.positions, self.dtype) for rope, made in self._ropes.items()}
-        turns = [_Turns(by_rope[kind.rope], scale_of[kind.rope]) for kind in self.config.kinds]
+        at = batch.positions, self.dtype
+        by_rope = {rope: (made.angles(*at), made.query_scale(*at)) for rope, made in self._ropes.items()}
+        turns = [by_rope[kind.rope] for kind in self.config.kinds]
         first = self.weights.layers[0].before_attention
         x = residual if first is None else self.kernels.rms_norm(residual, first, self.config.norm_eps)
-        if self._fused is not None and all(turn.query_scale is None for turn in turns):
+        if self._fused is not None and all(query_scale is None for _, query_scale in turns):
             x = x.clone() if first is None else x
-            return self._fused(x, residual, [turn.angles for turn in turns], batches, arena)
+            return self._fused(x, residual, [angles for angles, _ in turns], batches, arena)
         for layer in self._layers:
             weights = layer.weights
-            x = self._attend(layer, x, turns[layer.kind], batches[layer.group], arena)
+            x = self._attend(layer, x, *turns[layer.kind], batches[layer.group], arena)
             residual, x = self._join(x, residual, weights.after_attention, weights.before_mlp)
             x = self.kernels.gated(weights.gate_up(x, self.kernels, batch.adapters), self.config.activation)
             x = weights.down(x, self.kernels, batch.adapters)
@@ -103,29 +97,23 @@ class Decoder:
             logits = scales.logits_cap * torch.tanh(logits / scales.logits_cap)
         return logits
 
-    def _made_fused(self) -> FusedLayers | None:
-        """What computes all layers in one call, if the backend has it."""
-        config = self.config
-        if config.scales.residual != 1.0:
-            return None
-        heads = (config.query_heads, config.kv_heads, config.head_dim)
-        sizes = LayerSizes(config.hidden_size, *heads, config.norm_eps, config.activation, self.dtype)
-        return self.kernels.fuse_layers(self._layers, sizes)
-
     def _attend(
         self,
         layer: Layer,
         x: Tensor,
-        turns: _Turns,
+        angles: tuple[Tensor, Tensor],
+        query_scale: Tensor | None,
         batch: PagedBatch,
         arena: Tensor,
     ) -> Tensor:
+        """``angles``: cos and sin of each token's rotation; ``query_scale``: the factor on its queries, None:
+        1."""
         heads, dim = self.config.query_heads + 2 * self.config.kv_heads, self.config.head_dim
         qkv = layer.weights.qkv(x, self.kernels, batch.adapters).view(-1, heads, dim)
         norm, slots = layer.head_norm, batch.slots
-        query = self.kernels.rotate_and_store(qkv, norm, turns.angles, arena, layer.number, slots)
-        if turns.query_scale is not None:
-            query = query * turns.query_scale
+        query = self.kernels.rotate_and_store(qkv, norm, angles, arena, layer.number, slots)
+        if query_scale is not None:
+            query = query * query_scale
         attended = self.kernels.paged_attention(query, arena, layer.number, batch, layer.attention)
         return layer.weights.output(attended.flatten(1), self.kernels, batch.adapters)
 
