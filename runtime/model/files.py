@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from .gguf_file import GGUFFile
@@ -22,24 +22,6 @@ ADAPTER = "adapter_config.json"
 """The file of an adapter (LoRA), which changes a model."""
 LARGEST_BYTES = 256 << 20
 """Of a file that describes a model or an adapter, at most."""
-
-
-class ModelFiles(Protocol):
-    """The files that describe one model, such as ``config.json``, by name. ``path``: the model's folder or
-    GGUF file."""
-
-    path: Path
-
-    def where(self, name: str) -> Path:
-        """The path to name in an error about the file ``name``."""
-
-    def content(self, name: str) -> bytes | None:
-        """The content of the file ``name``, such as ``config.json``; None if the model has no such file.
-
-        Raises:
-            OSError: the file cannot be read.
-            ModelUnreadable: the file cannot be made from the GGUF file's metadata.
-        """
 
 
 class FolderFiles:
@@ -53,7 +35,7 @@ class FolderFiles:
         return self.path / name
 
     def content(self, name: str) -> bytes | None:
-        """The bytes of the file in the folder; None if there is none."""
+        """The bytes of the file in the folder; None if there is none. Raises `OSError`."""
         path = self.path / name
         try:
             told = path.stat()
@@ -84,7 +66,8 @@ class GGUFFiles:
         return self.path
 
     def content(self, name: str) -> bytes | None:
-        """The bytes that the file would have in a folder; None if the metadata do not describe such a file."""
+        """The bytes that the file would have in a folder; None if the metadata do not describe such a file.
+        Raises ``ModelUnreadable``: they do not describe it rightly."""
         from . import gguf_config, gguf_tokenizer
 
         makers: dict[str, Callable[[GGUFFile], dict[str, Any]]] = {
@@ -95,6 +78,11 @@ class GGUFFiles:
         }
         make = makers.get(name)
         return None if make is None else json.dumps(make(self.file), ensure_ascii=False).encode()
+
+
+ModelFiles: TypeAlias = FolderFiles | GGUFFiles
+"""The files that describe one model, by name: ``where`` a file is, to name it in an error, and its
+``content``."""
 
 
 def files_of(path: Path) -> ModelFiles:

@@ -82,20 +82,12 @@ def _fetched(name: str) -> Path:
 
 def _checked(path: Path) -> Path:
     """``path``, if it is a GGUF file with a sound header. Raises ``ModelUnreadable`` if not."""
-    if not path.is_file() or not (path.suffix.lower() == ".gguf" or _begins_as_gguf(path)):
+    if not path.is_file():
         raise ModelUnreadable(f"{path}: a model is a folder or a GGUF file, and this is neither")
     from .gguf_file import GGUFFile  # it imports the library, which other models do not need
 
     GGUFFile(path)
     return path
-
-
-def _begins_as_gguf(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(4) == b"GGUF"
-    except OSError as error:
-        raise ModelUnreadable(f"{path}: {error.strerror or error}") from error
 
 
 def check_folder(folder: Path) -> None:
