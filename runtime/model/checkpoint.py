@@ -75,7 +75,7 @@ class StoredWeights(ABC):
     def __exit__(self, *_: object) -> None:
         self._hashing.shutdown(cancel_futures=True)
 
-    def check(self, pieces: Iterable[Piece], ignorable: Callable[[str], bool]) -> None:
+    def check(self, pieces: Sequence[Piece], ignorable: Callable[[str], bool]) -> None:
         """Check that each of ``pieces`` (the tensors that the decoder is made of) is stored with its shape
         and a served type, and that there is no other tensor. ``ignorable``: tells of a tensor's name whether
         it may be there although no piece asks for it.
@@ -145,10 +145,14 @@ class Checkpoint(StoredWeights):
         shards, placed = _shards(folder)
         with ExitStack() as opened:
             self._files = {shard: opened.enter_context(opened_file(shard)) for shard in shards}
-            found = (stored for shard in shards for stored in tensors_in(shard, self._files[shard]))
-            stored = _by_name(found, lambda name: name, "also in {0.shard.name}")
-            _check_index(folder / INDEX, placed, stored)
-            super().__init__(shards, _by_name(stored.values(), renamed, "the same tensor as {0.name}"))
+            tensors: dict[str, StoredTensor] = {}
+            for shard, file in self._files.items():
+                for stored in tensors_in(shard, file):
+                    other = tensors.setdefault(renamed(stored.name), stored)
+                    if other is not stored:
+                        raise stored.wrong(f"also in {other.shard.name}, as {other.name}")
+            _check_index(folder / INDEX, placed, tensors.values())
+            super().__init__(shards, tensors)
             self._open = opened.pop_all()
 
     def __exit__(self, *_: object) -> None:
@@ -216,25 +220,11 @@ def tensor_of(file: Any, stored: StoredTensor) -> Tensor:
     return tensor
 
 
-def _by_name(
-    tensors: Iterable[StoredTensor], named: Callable[[str], str], cause: str
-) -> dict[str, StoredTensor]:
-    """The tensors by ``named`` of their names. ``cause``: what is wrong with a second one of a name, with a
-    place for the first."""
-    found: dict[str, StoredTensor] = {}
-    for stored in tensors:
-        other = found.setdefault(named(stored.name), stored)
-        if other is not stored:
-            raise stored.wrong(cause.format(other))
-    return found
-
-
-def _check_index(index: Path, placed: Mapping[str, str], tensors: Mapping[str, StoredTensor]) -> None:
+def _check_index(index: Path, placed: Mapping[str, str], tensors: Iterable[StoredTensor]) -> None:
+    found = {stored.name: stored.shard.name for stored in tensors}
     for name, shard in placed.items():
-        stored = tensors.get(name)
-        if stored is None or stored.shard.name != shard:
-            where = "in no shard" if stored is None else f"in {stored.shard.name}"
-            raise TensorInvalid(f"{index}: {name}: said to be in {shard}, but is {where}")
+        if (where := found.get(name, "no shard")) != shard:
+            raise TensorInvalid(f"{index}: {name}: said to be in {shard}, but is in {where}")
 
 
 def file_digest(path: Path) -> bytes:
