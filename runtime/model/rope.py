@@ -186,11 +186,10 @@ class _Source:
         """The trained context in positions, found as transformers finds it: beside the object (where it counts
         for all layers), else inside the object, else the stated positions."""
         where = (self.inner,) if self.family.local_rope else (self.fields, self.inner)
-        holders = (holder for holder in where if holder.get(ORIGINAL) is not None)
-        holder = next(holders, None)
-        if holder is None:
-            return self.fields.integer("max_position_embeddings", least=2)
-        return holder.integer(ORIGINAL, least=2)
+        for holder in where:
+            if holder.get(ORIGINAL) is not None:
+                return holder.integer(ORIGINAL, least=2)
+        return self.fields.integer("max_position_embeddings", least=2)
 
     def _dim(self, inner: Fields) -> int:
         named = "partial_rotary_factor"
