@@ -259,7 +259,7 @@ class _Copy:
 
 
 def _read_config(path: Path, most_rank: int) -> _Numbers:
-    fields = Fields(path, read_json(path), {"peft_type": "LORA", "bias": "none", "use_rslora": False})
+    fields = read_json(path, {"peft_type": "LORA", "bias": "none", "use_rslora": False})
     if (kind := fields.text("peft_type").upper()) != "LORA":
         raise fields.wrong("peft_type", f"{kind[:40]!r} is not served (LORA)")
     if (bias := fields.text("bias")) != "none":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from .families import FAMILIES, MULTIMODAL, NEUTRAL, Family, Multimodal
 from .fields import Fields, read_object
 from .files import ADAPTER, ModelFiles, files_of
 from .kv_format import DTYPES
-from .quantisation import Quantisation, read_quantisation
+from .quantisation import LinearRule, read_quantisation
 from .rope import LAYER_TYPES, UNROTATED, RopeConfig, Ropes, read_ropes
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -78,7 +78,7 @@ class ModelConfig:
     the embedding. ``eos_ids``: end tokens of ``config.json`` and ``generation_config.json`` together.
     ``dtype``: type of the stored weights; None if the file does not say. ``inside``: the multimodal
     architecture that contains the decoder; None: the checkpoint is a decoder alone. ``quantisation``: how the
-    checkpoint's linears are quantised; None: they are not. ``notes``: lines that an operator should read at
+    checkpoint's linears are quantised; empty: they are not. ``notes``: lines that an operator should read at
     start.
     """
 
@@ -100,7 +100,7 @@ class ModelConfig:
     eos_ids: tuple[int, ...]
     dtype: str | None
     inside: Multimodal | None = None
-    quantisation: Quantisation | None = None
+    quantisation: tuple[LinearRule, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -149,18 +149,17 @@ def read_config(folder: Path, max_context: int | None = None) -> ModelConfig:
         SettingsInvalid: ``max_context`` is more than the model's own.
     """
     files = files_of(folder)
-    path, values = read_object(files, "config.json")
-    stated = Fields(path, values, {})
+    stated = read_object(files, "config.json")
     inside, family, given = _decoder(stated)
     quantisation = read_quantisation(files, stated, given)
     fields = _read_by(family, given, inside)
-    whole = fields if inside is None else Fields(path, values, {"tie_word_embeddings": True})
+    tied = fields if inside is None else replace(stated, defaults={"tie_word_embeddings": True})
     vocab_size, hidden_size = fields.integer("vocab_size"), fields.integer("hidden_size")
     query_heads, kv_heads, head_dim = _heads(fields, hidden_size)
     ropes = read_ropes(fields, family, head_dim, max_context)
     if max_context is not None and max_context > ropes.context:
         raise SettingsInvalid(
-            f"--max-context {max_context} is more than the {ropes.context} tokens that {path} allows"
+            f"--max-context {max_context} is more than the {ropes.context} tokens that {stated.path} allows"
         )
     context = max_context or ropes.context
     layers = _layers(fields, family, ropes, context)
@@ -180,12 +179,12 @@ def read_config(folder: Path, max_context: int | None = None) -> ModelConfig:
         kind_of=tuple(kinds.index(layer) for layer in layers),
         biases=Biases(*(fields.flag(name) for name in family.biases)),
         scales=_scales(fields, family, hidden_size, head_dim),
-        tied_head=whole.flag("tie_word_embeddings"),
+        tied_head=tied.flag("tie_word_embeddings"),
         eos_ids=_eos_ids(files, (stated, fields), vocab_size),
-        dtype=_stored_dtype(whole if whole.get("dtype") or whole.get("torch_dtype") else fields),
+        dtype=_stored_dtype(stated if stated.get("dtype") or stated.get("torch_dtype") else given),
         inside=inside,
         quantisation=quantisation,
-        notes=(*_notes(stated, inside), *_window_notes(given, family, context), *ropes.notes),
+        notes=(*_notes(stated, inside, given, family, context), *ropes.notes),
     )
 
 
@@ -195,41 +194,43 @@ def _decoder(stated: Fields) -> tuple[Multimodal | None, Family, Fields]:
     path, named = stated.path, stated.get("architectures") or []
     names = named if isinstance(named, list) else [named]
     kind = stated.get("model_type")
-    for family in FAMILIES:
-        if _is_named(names, kind, family, family.also_named):
-            return None, family, stated
-    for inside in MULTIMODAL:
-        if _is_named(names, kind, inside):
-            fields = stated.object("text_config") or Fields(path, {}, {}, "text_config.")
-            text_type = fields.get("model_type") or inside.text_types[0]
-            for family in FAMILIES:
-                if family.model_type == text_type and text_type in inside.text_types:
-                    return inside, family, fields
-            served = ", ".join(inside.text_types)
-            told = f"{text_type} is not served with {inside.architecture} (served: {served})"
-            raise fields.unserved("model_type", told)
     every: tuple[Family | Multimodal, ...] = (*FAMILIES, *MULTIMODAL)
-    served = ", ".join(each.architecture for each in every)
-    shown = ", ".join(str(name) for name in names or [kind])
-    if names and kind is not None:
-        shown += f" with model_type {kind}"
-    raise UnsupportedArchitecture(f"{path}: architecture {shown} is not served (served: {served})")
+    found = next((each for each in every if _is_named(names, kind, each)), None)
+    if isinstance(found, Family):
+        return None, found, stated
+    if found is None:
+        served = ", ".join(each.architecture for each in every)
+        shown = ", ".join(str(name) for name in names or [kind])
+        if names and kind is not None:
+            shown += f" with model_type {kind}"
+        raise UnsupportedArchitecture(f"{path}: architecture {shown} is not served (served: {served})")
+    fields = stated.object("text_config") or Fields(path, {}, {}, "text_config.")
+    text_type = fields.get("model_type") or found.text_types[0]
+    if text_type not in found.text_types:
+        served = ", ".join(found.text_types)
+        told = f"{text_type} is not served with {found.architecture} (served: {served})"
+        raise fields.unserved("model_type", told)
+    return found, next(each for each in FAMILIES if each.model_type == text_type), fields
 
 
-def _is_named(names: list[Any], kind: Any, one: Family | Multimodal, others: tuple[str, ...] = ()) -> bool:
+def _is_named(names: list[Any], kind: Any, one: Family | Multimodal) -> bool:
     """Whether a ``config.json`` names the architecture ``one``.
 
     ``names``: its ``architectures``; ``kind``: its ``model_type``. transformers goes by the model type, so both
-    must fit. ``others``: further architecture names that stand for ``one``.
+    must fit.
     """
     if kind is None:
         return names == [one.architecture]
-    return kind == one.model_type and (not names or names in [[name] for name in (one.architecture, *others)])
+    own = (one.architecture, *(one.also_named if isinstance(one, Family) else ()))
+    return kind == one.model_type and (not names or (len(names) == 1 and names[0] in own))
 
 
-def _notes(stated: Fields, inside: Multimodal | None) -> list[str]:
-    """Lines for the operator: those of a GGUF file, that code in the checkpoint is not run, and which parts of
-    a multimodal model are not served."""
+def _notes(
+    stated: Fields, inside: Multimodal | None, given: Fields, family: Family, context: int
+) -> list[str]:
+    """Lines for the operator: those of a GGUF file, that code in the checkpoint is not run, which parts of a
+    multimodal model are not served, and that the file sets a sliding window that the family ignores, but
+    transformers' cache applies. ``context``: the most tokens of a sequence."""
     notes = list(stated.get("gguf_notes") or ())
     if stated.path.name == "config.json" and (adapter := stated.path.with_name(ADAPTER)).is_file():
         notes.append(
@@ -239,19 +240,13 @@ def _notes(stated: Fields, inside: Multimodal | None) -> list[str]:
         notes.append(f"{stated.path}: auto_map is ignored: code in a checkpoint is not run")
     if inside is not None:
         notes.append(f"{inside.architecture}: the text part is served; its vision weights are not loaded")
-    return notes
-
-
-def _window_notes(given: Fields, family: Family, context: int) -> list[str]:
-    """Lines for the operator (one or none): the file sets a sliding window that the family ignores, but
-    transformers' cache applies. ``context``: the most tokens of a sequence."""
     window = given.get("sliding_window")
-    if "sliding_window" in family.defaults or type(window) is not int or window >= context:
-        return []
-    return [
-        f"{given.path}: {given.inside}sliding_window is no setting of {family.architecture}: tokens attend to"
-        f" all before them; transformers' generate forgets tokens; as it does: --max-context {window}"
-    ]
+    if "sliding_window" not in family.defaults and type(window) is int and window < context:
+        notes.append(
+            f"{given.path}: {given.inside}sliding_window is no setting of {family.architecture}: tokens attend"
+            f" to all before them; transformers' generate forgets tokens; as it does: --max-context {window}"
+        )
+    return notes
 
 
 def _read_by(family: Family, fields: Fields, inside: Multimodal | None) -> Fields:
@@ -310,9 +305,8 @@ def _scales(fields: Fields, family: Family, hidden_size: int, head_dim: int) -> 
 
 
 def _eos_ids(files: ModelFiles, stated: Sequence[Fields], vocab_size: int) -> tuple[int, ...]:
-    path, values = read_object(files, "generation_config.json", {})
     found: dict[int, None] = {}
-    for source in (*stated, Fields(path, values, {})):
+    for source in (*stated, read_object(files, "generation_config.json", required=False)):
         value = source.get("eos_token_id")
         for token in value if isinstance(value, list) else [] if value is None else [value]:
             if type(token) is not int or not 0 <= token < vocab_size:
@@ -368,12 +362,12 @@ def _sliding(
     but every ``sliding_window_pattern``-th. If ``window`` is None no layer has one. Raises ``ConfigInvalid``,
     ``UnsupportedArchitecture``."""
     types = fields.get("layer_types")
-    if types is None and rotated is not None:
-        return [window is not None and not turns for turns in rotated]
     if types is None:
         first = fields.integer("max_window_layers", least=0)
         period = fields.integer("sliding_window_pattern", least=0)
         may = [number >= first and not (period and (number + 1) % period == 0) for number in range(layers)]
+        if rotated is not None:
+            may = [not turns for turns in rotated]
         return [slides and window is not None for slides in may]
     if not isinstance(types, list) or len(types) != layers:
         raise fields.wrong("layer_types", f"a list of num_hidden_layers = {layers} names is expected")
@@ -405,14 +399,13 @@ def read_defaults(folder: Path) -> SamplingDefaults:
     Raises:
         ConfigInvalid: the file is not JSON, or a field out of bounds; the message names both.
     """
-    path, values = read_object(files_of(folder), "generation_config.json", {})
-    if values.get("top_k") == -1:  # some files say so that all tokens count
-        values = {**values, "top_k": 0}
-    fields = Fields(path, values, {"do_sample": False, "temperature": 1.0, "top_k": 0})
+    defaults = {"do_sample": False, "temperature": 1.0, "top_k": 0}
+    fields = read_object(files_of(folder), "generation_config.json", defaults, required=False)
     reals = {
         name: fields.number(name, **its) for name, its in _BOUNDS.items() if fields.get(name) is not None
     }
-    top_k = fields.integer("top_k", least=0)
+    # Some files say with -1 that all tokens count.
+    top_k = 0 if fields.get("top_k") == -1 else fields.integer("top_k", least=0)
     if fields.flag("do_sample"):
         return SamplingDefaults(top_k=top_k, **reals)
     return SamplingDefaults(repetition_penalty=reals.get("repetition_penalty", 1.0))

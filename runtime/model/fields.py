@@ -6,8 +6,6 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from errno import ENOENT
-from os import strerror
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +16,20 @@ LARGEST = 2**31 - 1
 LARGEST_FLOAT = sys.float_info.max  # JSON may have larger integers
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, defaults: Mapping[str, Any] | None = None) -> Fields:
     """The JSON object in the file ``path``.
 
     Raises:
         ConfigInvalid: missing, not readable, not JSON, or not an object.
     """
-    return read_object(FolderFiles(path.parent), path.name)[1]
+    return read_object(FolderFiles(path.parent), path.name, defaults)
 
 
 def read_object(
-    files: ModelFiles, name: str, absent: dict[str, Any] | None = None
-) -> tuple[Path, dict[str, Any]]:
-    """The path of a model's file ``name``, and the JSON object in it. ``absent``: returned if there is no such
-    file; None: the file is required.
+    files: ModelFiles, name: str, defaults: Mapping[str, Any] | None = None, *, required: bool = True
+) -> Fields:
+    """The JSON object in a model's file ``name``; without fields if there is no such file and it is not
+    ``required``.
 
     Raises:
         ConfigInvalid: missing but required, not readable, not JSON, or not an object.
@@ -39,18 +37,16 @@ def read_object(
     path = files.where(name)
     try:
         content = files.content(name)
-        if content is None:
-            if absent is not None:
-                return path, absent
-            raise FileNotFoundError(ENOENT, strerror(ENOENT))
-        value = json.loads(content)
+        if content is None and required:
+            raise ConfigInvalid(f"{path}: missing")
+        value = {} if content is None else json.loads(content)
     except OSError as error:
         raise ConfigInvalid(f"{path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigInvalid(f"{path}: not JSON: {' '.join(str(error).split())}") from error
     if not isinstance(value, dict):
         raise ConfigInvalid(f"{path}: an object is expected, not {_shown(value)}")
-    return path, value
+    return Fields(path, value, defaults or {})
 
 
 @dataclass(frozen=True, slots=True)

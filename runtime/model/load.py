@@ -275,8 +275,7 @@ def forms_of(
     """
     if (kv.key_scale, kv.value_scale) != (1.0, 1.0) or (keeping == "packed" and device.type != "cpu"):
         keeping = "dequantised"
-    made = {piece.name: _form(piece, weights, keeping, quantization) for piece in pieces}
-    of = {name: form for name, form in made.items() if form is not None}
+    of = {one.name: form for one in pieces if (form := _form(one, weights, keeping, quantization))}
     into: dict[str, list[Piece]] = {}
     for piece in pieces:
         into.setdefault(piece.into, []).append(piece)
@@ -313,19 +312,15 @@ def _form(
         raise SettingsInvalid(f"--quantization {quantization}: the model is quantised already: {already}")
     if kind is not None:
         return WeightForm(kind, kind, kept=keeping == "packed")
+    scheme, scale_bytes, alone = None, 4, False
     if linear is not None:
-        return _kept(linear.scheme, piece, keeping, linear.scale_bytes, linear.alone)
-    if quantization is None or piece.into in ("embedding", "head"):
+        scheme, scale_bytes, alone = linear.scheme, linear.scale_bytes, linear.alone
+    elif quantization is not None and piece.into not in ("embedding", "head"):
+        scheme = scheme_at_load(quantization, piece.shape[1])
+    if scheme is None:
         return None
-    scheme = scheme_at_load(quantization, piece.shape[1])
-    return None if scheme is None else _kept(scheme, piece, keeping)
-
-
-def _kept(
-    scheme: Scheme, piece: Piece, keeping: Keeping, scale_bytes: int = 4, alone: bool = False
-) -> WeightForm:
     packed = panel_type(scheme, piece.shape[1]) if keeping == "packed" else None
-    kept = packed is not None if keeping == "packed" else keeping == "quantised" and scheme.group % RUN == 0
+    kept = packed is not None or (keeping == "quantised" and scheme.group % RUN == 0)
     words = str(scheme) if packed is None else said_in_panels(scheme)
     return WeightForm(words, packed, scheme, scale_bytes, alone, kept)
 
@@ -339,7 +334,7 @@ def _dequantised(form: WeightForm, scheme: Scheme) -> WeightForm:
 def open_weights(path: Path, config: ModelConfig) -> StoredWeights:
     """The weights of the model in a folder or a GGUF file, opened. Raises ``ModelUnreadable``."""
     if not path.is_file():
-        if config.quantisation is not None:
+        if config.quantisation:
             return QuantisedCheckpoint(path, config.quantisation, lambda tensor: text_name(tensor, config))
         return Checkpoint(path, lambda tensor: text_name(tensor, config))
     from .gguf_weights import GGUFWeights  # it imports the library, which other models do not need

@@ -11,7 +11,7 @@ Sources: compressed-tensors (``QuantizationConfig``), AutoGPTQ and GPTQModel (``
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -54,26 +54,20 @@ class LinearRule:
     targets: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Quantisation:
-    """How a checkpoint's linears are quantised, as its configuration says."""
-
-    rules: tuple[LinearRule, ...]
-
-    def rule(self, linear: str) -> LinearRule | None:
-        """The rule for a linear by its name, such as ``model.layers.0.mlp.up_proj``: one that names it before
-        one for all; None: there is none."""
-        for rule in self.rules:
-            for target in rule.targets:
-                name, pattern = target, target.removeprefix("re:")
-                if name == linear or (pattern != name and re.match(pattern, linear)):
-                    return rule
-        return next((rule for rule in self.rules if not rule.targets), None)
+def rule_for(linear: str, rules: Sequence[LinearRule]) -> LinearRule | None:
+    """The rule for a linear by its name, such as ``model.layers.0.mlp.up_proj``: one that names it before one
+    for all; None: there is none."""
+    for rule in rules:
+        for target in rule.targets:
+            name, pattern = target, target.removeprefix("re:")
+            if name == linear or (pattern != name and re.match(pattern, linear)):
+                return rule
+    return next((rule for rule in rules if not rule.targets), None)
 
 
-def read_quantisation(files: ModelFiles, *holders: Fields) -> Quantisation | None:
+def read_quantisation(files: ModelFiles, *holders: Fields) -> tuple[LinearRule, ...]:
     """Read how the weights are quantised: from ``holders``, the objects of ``config.json`` that may say it,
-    else from a file beside it; None: they are not.
+    else from a file beside it; empty: they are not.
 
     Raises:
         UnsupportedArchitecture: by a method, or with a setting, that is not served.
@@ -87,12 +81,12 @@ def read_quantisation(files: ModelFiles, *holders: Fields) -> Quantisation | Non
             if given and (found := fields.object(name)) is not None:
                 return _read(_method(name, given), found)
     for file, usual in BESIDE.items():
-        path, beside = read_object(files, file, {})
+        beside = read_object(files, file, required=False)
         inner = beside.get("quantization")
         method = beside.get("quant_method") or (inner.get("quant_algo") if isinstance(inner, dict) else None)
-        if beside:
-            return _read(str(method or usual), Fields(path, beside, {}))
-    return None
+        if beside.values:
+            return _read(str(method or usual), beside)
+    return ()
 
 
 def _method(name: str, given: Mapping[str, Any]) -> str:
@@ -102,10 +96,10 @@ def _method(name: str, given: Mapping[str, Any]) -> str:
     return str(given.get("quant_method") or usual)
 
 
-def _read(method: str, fields: Fields) -> Quantisation:
+def _read(method: str, fields: Fields) -> tuple[LinearRule, ...]:
     if (reader := METHODS.get(method)) is None:
         raise _unserved(fields.path, fields.inside.removesuffix(".") or "the folder's weights", method)
-    return Quantisation(reader(fields))
+    return reader(fields)
 
 
 def _unserved(path: Path, what: str, method: str) -> UnsupportedArchitecture:
@@ -134,6 +128,14 @@ def _one_of(fields: Fields, name: str, *served: object) -> Any:
     if not any(value == one and type(value) is type(one) for one in served):
         raise _not_served(fields, name, value, ", ".join(str(one) for one in served if one is not None))
     return value
+
+
+def _object(fields: Fields, name: str) -> Fields:
+    """The object in a field, which must have fields."""
+    found = fields.object(name)
+    if found is None or not found.values:
+        raise fields.wrong(name, "missing")
+    return found
 
 
 def _group_size(fields: Fields, name: str = "group_size") -> int:
@@ -189,10 +191,6 @@ def _fp8(fields: Fields) -> tuple[LinearRule, ...]:
     return (LinearRule("whole", "fp8", 8, group=128, rows=128, activations="fp8 in groups"),)
 
 
-def _mxfp4(fields: Fields) -> tuple[LinearRule, ...]:
-    return (LinearRule("mxfp4 blocks", "mxfp4", 4, group=32),)
-
-
 # --- compressed-tensors ---------------------------------------------------------------------------------------
 
 FORMATS = {
@@ -212,15 +210,8 @@ def _compressed_tensors(fields: Fields) -> tuple[LinearRule, ...]:
         raise _not_served(sparsity, "format", sparsity.get("format"))
     if transforms is not None:
         _refuse(transforms, "config_groups")
-    groups = fields.object("config_groups")
-    if groups is None or not groups.values:
-        raise fields.wrong("config_groups", "missing")
-    rules = []
-    for name in groups.values:
-        group = groups.object(name)
-        if group is None:
-            raise groups.wrong(name, "an object is expected, not None")
-        rules.append(_group(group, fields))
+    groups = _object(fields, "config_groups")
+    rules = [_group(_object(groups, name), fields) for name in groups.values]
     return tuple(replace(rule, targets=()) if len(rules) == 1 else rule for rule in rules)
 
 
@@ -229,9 +220,7 @@ def _group(group: Fields, whole: Fields) -> LinearRule:
     holder = group if group.get("format") is not None else whole
     layout = FORMATS[_one_of(holder, "format", *FORMATS)]
     _refuse(group, "output_activations")
-    weights = group.object("weights")
-    if weights is None:
-        raise group.wrong("weights", "missing")
+    weights = _object(group, "weights")
     kind = _one_of(weights, "type", "int", "float")
     bits = _one_of(
         weights, "num_bits", *((4,) if layout == "mxfp4" else (8,) if layout == "whole" else (4, 8))
@@ -245,37 +234,37 @@ def _group(group: Fields, whole: Fields) -> LinearRule:
         raise _not_served(weights, "symmetric", False)
     codes = "mxfp4" if layout == "mxfp4" else "fp8" if kind == "float" else f"int{bits}"
     order = _one_of(weights, "actorder", "weight", "static", "group", "dynamic", None)
-    rule = LinearRule(
+    return LinearRule(
         layout,
         codes,
         bits,
         zeros=not symmetric,
+        activations=_activations(group, codes, zeros=not symmetric),
         ordered=order in ("group", "dynamic"),
         targets=_targets(group),
+        **_scales(weights, codes),
     )
-    rule = _with_scales(rule, weights)
-    return replace(rule, activations=_activations(group, rule))
 
 
-def _with_scales(rule: LinearRule, weights: Fields) -> LinearRule:
-    """``rule`` with what has one scale."""
-    if rule.codes == "mxfp4":
+def _scales(weights: Fields, codes: str) -> dict[str, Any]:
+    """The fields of a rule that say what has one scale."""
+    if codes == "mxfp4":
         _one_of(weights, "strategy", "group")
         if weights.get("group_size") != 32:
             raise _not_served(weights, "group_size", weights.get("group_size"), "32")
-        return replace(rule, group=32)
+        return {"group": 32}
     strategy = _one_of(weights, "strategy", "group", "channel", "tensor", "block", None)
     if strategy == "group" or (strategy is None and weights.get("group_size") is not None):
-        return replace(rule, group=_group_size(weights))
+        return {"group": _group_size(weights)}
     if strategy != "block":
-        return replace(rule, tensor=strategy != "channel")
+        return {"tensor": strategy != "channel"}
     block = weights.get("block_structure")
-    if rule.codes != "fp8" or block not in ([128, 128], "128x128"):
-        raise _not_served(weights, "block_structure", f"{block} of {rule.codes}", "128 by 128 of fp8")
-    return replace(rule, group=128, rows=128)
+    if codes != "fp8" or block not in ([128, 128], "128x128"):
+        raise _not_served(weights, "block_structure", f"{block} of {codes}", "128 by 128 of fp8")
+    return {"group": 128, "rows": 128}
 
 
-def _activations(group: Fields, rule: LinearRule) -> str:
+def _activations(group: Fields, codes: str, *, zeros: bool) -> str:
     """How activations are rounded: see `kernels.quantised.Scheme`."""
     given = group.object("input_activations")
     if given is None:
@@ -284,18 +273,16 @@ def _activations(group: Fields, rule: LinearRule) -> str:
     static, strategy = given.get("dynamic") in (None, False), given.get("strategy")
     if strategy is None:
         strategy = "tensor" if static else "token"
-    symmetric = given.get("symmetric") is not False
-    per_group = strategy == "group" and given.get("group_size") == 128
     found = {
         ("int", False, "token"): "int8",
         ("float", False, "token"): "fp8",
         ("float", True, "tensor"): "fp8 fixed",
-        ("float", False, "group"): "fp8 in groups" if per_group else None,
+        ("float", False, "group"): "fp8 in groups" if given.get("group_size") == 128 else None,
     }.get((kind, static, strategy))
-    served = found is not None and bits == 8 and symmetric and given.get("dynamic") != "local"
-    fits = rule.codes == ("int8" if kind == "int" else "fp8") and not rule.zeros
-    if not served or not fits or found is None:
-        told = f"{bits} bits, {kind}, {'static' if static else 'dynamic'}, by {strategy}, for {rule.codes}"
+    plain = bits == 8 and given.get("symmetric") is not False and given.get("dynamic") != "local"
+    fits = codes == ("int8" if kind == "int" else "fp8") and not zeros
+    if found is None or not plain or not fits:
+        told = f"{bits} bits, {kind}, {'static' if static else 'dynamic'}, by {strategy}, for {codes}"
         raise _not_served(group, "input_activations", told)
     return found
 
@@ -320,6 +307,6 @@ METHODS: Mapping[str, Callable[[Fields], tuple[LinearRule, ...]]] = {
     "gptq": _gptq,
     "awq": _awq,
     "fp8": _fp8,
-    "mxfp4": _mxfp4,
+    "mxfp4": lambda fields: (LinearRule("mxfp4 blocks", "mxfp4", 4, group=32),),
 }
 """The methods that are served, by their names in a configuration."""

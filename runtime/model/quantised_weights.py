@@ -18,7 +18,7 @@ with n codes in an int32, the first in the lowest bits. AWQ has the codes of 8 n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from torch import Tensor
 from ...kernels.quantised import FP8_FIXED, HALVED, Quantised, Scheme, halved
 from ..errors import TensorInvalid
 from .checkpoint import FLOAT_TYPES, Checkpoint, StoredTensor
-from .quantisation import LinearRule, Quantisation
+from .quantisation import LinearRule, rule_for
 from .weights import EMBEDDING, Piece
 
 WEIGHT = ".weight"
@@ -37,9 +37,6 @@ AWQ = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where in an int32 of AWQ the code of each of 8 neighbours is. Source: AutoAWQ, ``packing_utils.py``."""
 BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U8": 1, "F8_E8M0": 1}
 """The bytes of a scale."""
-
-Read = Callable[[str], Tensor]
-"""Reads the tensor with a suffix; it is in memory once it is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +47,14 @@ class LinearPart:
     shapes: tuple[tuple[int, ...], ...]
     types: tuple[str, ...]
     needed: bool = True
+
+    def check(self, stored: StoredTensor, what: str) -> None:
+        """Raise ``TensorInvalid`` if the tensor that is stored has another type or shape. ``what``: for which
+        matrix, for the error."""
+        stored.check_type(self.types)
+        if stored.shape not in self.shapes:
+            wanted = " or ".join(str(list(shape)) for shape in self.shapes)
+            raise stored.wrong(f"shape {list(stored.shape)}, expected {wanted} for {what}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +70,20 @@ class BesideCodes:
 
 @dataclass(frozen=True, slots=True)
 class StoredLinear:
-    """A quantised linear ``[rows, width]`` as it is stored. ``module``: its name. ``parts``: its tensors, by
-    their suffixes."""
+    """A quantised linear ``[rows, width]`` as it is stored in ``weights``. ``module``: its name. ``parts``: its
+    tensors, by their suffixes."""
 
+    weights: Checkpoint
     module: str
     rule: LinearRule
     scheme: Scheme
     rows: int
     width: int
     parts: Mapping[str, StoredTensor]
+
+    def read(self, suffix: str) -> Tensor:
+        """Read the tensor with a suffix."""
+        return self.weights.read(f"{self.module}.{suffix}")
 
     @property
     def scales(self) -> str:
@@ -99,7 +109,7 @@ class LinearLayout:
 
     codes: str
     parts: Callable[[LinearRule, int, int], dict[str, LinearPart]]
-    beside: Callable[[StoredLinear, Read], BesideCodes]
+    beside: Callable[[StoredLinear], BesideCodes]
     unpack: Callable[[StoredLinear, Tensor], Tensor]
 
 
@@ -107,21 +117,20 @@ class QuantisedCheckpoint(Checkpoint):
     """The open safetensors files of a model with quantised linears; a context manager. Opening it reads only
     headers. `check` finds the linears: ``linears``, by the names that their weights would have.
 
-    ``quantisation``: what the configuration says of them; the rest is as for `Checkpoint`.
+    ``rules``: what the configuration says of them; the rest is as for `Checkpoint`.
     """
 
-    def __init__(self, folder: Path, quantisation: Quantisation, renamed: Callable[[str], str]) -> None:
+    def __init__(self, folder: Path, rules: Sequence[LinearRule], renamed: Callable[[str], str]) -> None:
         super().__init__(folder, renamed)
         self.linears: dict[str, StoredLinear] = {}
-        self._quantisation = quantisation
+        self._rules = rules
         self._beside: dict[str, BesideCodes] = {}
 
-    def check(self, pieces: Iterable[Piece], ignorable: Callable[[str], bool]) -> None:
+    def check(self, pieces: Sequence[Piece], ignorable: Callable[[str], bool]) -> None:
         """As `Checkpoint.check`; a quantised linear is checked in place of its weight. Raises
         ``TensorInvalid``."""
-        by_name = {piece.name: piece for piece in pieces}
-        found = linears_of(self._quantisation, self.tensors, by_name.values())
-        self.linears = {one.module + WEIGHT: one for one in found}
+        found = [self._linear(piece) for piece in pieces if len(piece.shape) == 2 and piece.name != EMBEDDING]
+        self.linears = {one.module + WEIGHT: one for one in found if one is not None}
         theirs = {f"{linear.module}.{suffix}" for linear in self.linears.values() for suffix in linear.parts}
         biases = {f"{one.module}.bias" for one in self.linears.values() if one.rule.layout == "gptq"}
 
@@ -129,105 +138,68 @@ class QuantisedCheckpoint(Checkpoint):
             # AutoGPTQ has written biases of 0 for linears without one.
             return name in theirs or ignorable(name) or (name in biases and not self.read(name).any())
 
-        plain = [piece for piece in by_name.values() if piece.name not in self.linears]
-        super().check(plain, known)
+        super().check([piece for piece in pieces if piece.name not in self.linears], known)
 
     def read_scales(self) -> None:
         """Read and check all that linears have beside their codes. Raises ``TensorInvalid``."""
         for name, linear in self.linears.items():
-            self._beside[name] = beside_of(linear, self._reader(linear))
+            beside = self._beside[name] = LAYOUTS[linear.rule.layout].beside(linear)
+            for suffix, numbers in ((linear.scales, beside.scales), ("input_scale", beside.fixed)):
+                if numbers is None:
+                    continue
+                sound = numbers != 255 if numbers.dtype == torch.uint8 else numbers.isfinite()
+                if not sound.all():
+                    raise linear.parts[suffix].wrong("a scale is not finite")
+            if beside.fixed is not None and not float(beside.fixed) > 0:
+                raise linear.parts["input_scale"].wrong(f"{float(beside.fixed):g} is not above 0")
 
     def quantised(self, name: str) -> tuple[Quantised, Tensor | None]:
         """Read a quantised linear, by the name that its weight would have, to the CPU; and which column of the
         matrix each of its columns is, int64 ``[width]``, None: they are the same. `read_scales` was called
         before. Raises ``TensorInvalid``."""
         linear, beside = self.linears[name], self._beside.pop(name)
-        return quantised_of(linear, beside, self._reader(linear)), beside.order
+        layout = LAYOUTS[linear.rule.layout]
+        codes = layout.unpack(linear, linear.read(layout.codes))
+        if beside.order is not None:
+            codes = codes[:, beside.order]
+        if linear.scheme.codes in HALVED:
+            codes = halved(codes)
+        made = Quantised(linear.scheme, linear.width, codes, beside.scales, beside.zeros, beside.fixed)
+        return made, beside.order
 
-    def _reader(self, linear: StoredLinear) -> Read:
-        return lambda suffix: self.read(f"{linear.module}.{suffix}")
-
-
-def linears_of(
-    quantisation: Quantisation, tensors: Mapping[str, StoredTensor], pieces: Iterable[Piece]
-) -> Iterator[StoredLinear]:
-    """The quantised linears among ``pieces``, checked for types and shapes. Raises ``TensorInvalid``."""
-    for piece in pieces:
-        module = piece.name.removesuffix(WEIGHT)
-        rule = quantisation.rule(_stored_name(module, tensors))
-        if rule is None or len(piece.shape) != 2 or piece.name == EMBEDDING:
-            continue
+    def _linear(self, piece: Piece) -> StoredLinear | None:
+        """The quantised linear with the weight ``piece``, checked for types and shapes; None: it is not
+        quantised. Raises ``TensorInvalid``."""
+        module, tensors = piece.name.removesuffix(WEIGHT), self.tensors
+        keys = [f".{layout.codes}" for layout in LAYOUTS.values() if f"{module}.{layout.codes}" in tensors]
+        # The configuration has the names of the shards: other ones in a multimodal checkpoint.
+        names = [tensors[module + key].name.removesuffix(key) for key in keys]
+        rule = rule_for(names[0], self._rules) if names else None
+        if rule is None:
+            return None
         layout = LAYOUTS[rule.layout]
-        stored = tensors.get(f"{module}.{layout.codes}")
-        if stored is None or (layout.codes == "weight" and stored.dtype in FLOAT_TYPES):
-            continue
-        yield _linear(module, rule, stored, tensors, piece)
-
-
-def _stored_name(module: str, tensors: Mapping[str, StoredTensor]) -> str:
-    """A linear's name in the shards, which the configuration uses: another one in a multimodal checkpoint."""
-    found = [(layout.codes, tensors.get(f"{module}.{layout.codes}")) for layout in LAYOUTS.values()]
-    names = (stored.name.removesuffix(f".{codes}") for codes, stored in found if stored is not None)
-    return next(names, module)
-
-
-def _linear(
-    module: str, rule: LinearRule, codes: StoredTensor, tensors: Mapping[str, StoredTensor], piece: Piece
-) -> StoredLinear:
-    (rows, width), layout = piece.shape, LAYOUTS[rule.layout]
-    group, many = rule.group, 32 // rule.bits
-    if rule.rows == 1 and group and width % group:
-        raise codes.wrong(f"groups of {group} do not fit its {width} columns ({piece.fields})")
-    if (rule.layout == "gptq" and (rows % many or width % many)) or (rule.layout == "awq" and rows % many):
-        raise codes.wrong(f"{rows} by {width} codes do not fill int32s")
-    if group == width:
-        group = 0
-    found: dict[str, StoredTensor] = {}
-    for suffix, part in layout.parts(rule, rows, width).items():
-        stored = tensors.get(f"{module}.{suffix}")
-        if stored is None:
-            if part.needed:
+        codes = tensors.get(f"{module}.{layout.codes}")
+        if codes is None or (layout.codes == "weight" and codes.dtype in FLOAT_TYPES):
+            return None
+        (rows, width), group, many = piece.shape, rule.group, 32 // rule.bits
+        if rule.rows == 1 and group and width % group:
+            raise codes.wrong(f"groups of {group} do not fit its {width} columns ({piece.fields})")
+        if (rule.layout == "gptq" and width % many) or (rule.layout in ("gptq", "awq") and rows % many):
+            raise codes.wrong(f"{rows} by {width} codes do not fill int32s")
+        parts: dict[str, StoredTensor] = {}
+        for suffix, part in layout.parts(rule, rows, width).items():
+            if (stored := tensors.get(f"{module}.{suffix}")) is not None:
+                part.check(stored, f"{rows} by {width} ({piece.fields})")
+                parts[suffix] = stored
+            elif part.needed:
                 raise TensorInvalid(f"{codes.shard}: {module}.{suffix}: missing, {codes.name} needs it")
-            continue
-        if stored.dtype not in part.types:
-            raise stored.wrong(f"type {stored.dtype}, expected {' or '.join(part.types)}")
-        if stored.shape not in part.shapes:
-            wanted = " or ".join(str(list(shape)) for shape in part.shapes)
-            shape = f"shape {list(stored.shape)}, expected {wanted} for {rows} by {width}"
-            raise stored.wrong(f"{shape} ({piece.fields})")
-        found[suffix] = stored
-    scales = [found[name].name for name in SCALES if name in found]
-    if not scales:
-        raise TensorInvalid(f"{codes.shard}: {module}.weight_scale: missing, {codes.name} needs it")
-    if len(scales) > 1:
-        raise TensorInvalid(f"{codes.shard}: {scales[1]}: {codes.name} has {scales[0]} already")
-    scheme = Scheme(rule.codes, group, rule.zeros, rule.activations)
-    return StoredLinear(module, rule, scheme, rows, width, found)
-
-
-def beside_of(linear: StoredLinear, read: Read) -> BesideCodes:
-    """Read and check all of a linear but its codes. Raises ``TensorInvalid``."""
-    beside = LAYOUTS[linear.rule.layout].beside(linear, read)
-    for suffix, numbers in ((linear.scales, beside.scales), ("input_scale", beside.fixed)):
-        if numbers is None:
-            continue
-        sound = numbers != 255 if numbers.dtype == torch.uint8 else numbers.isfinite()
-        if not sound.all():
-            raise linear.parts[suffix].wrong("a scale is not finite")
-    if beside.fixed is not None and not float(beside.fixed) > 0:
-        raise linear.parts["input_scale"].wrong(f"{float(beside.fixed):g} is not above 0")
-    return beside
-
-
-def quantised_of(linear: StoredLinear, beside: BesideCodes, read: Read) -> Quantised:
-    """Read a linear's codes. Its columns are in the order of ``beside.order``."""
-    layout = LAYOUTS[linear.rule.layout]
-    codes = layout.unpack(linear, read(layout.codes))
-    if beside.order is not None:
-        codes = codes[:, beside.order]
-    if linear.scheme.codes in HALVED:
-        codes = halved(codes)
-    return Quantised(linear.scheme, linear.width, codes, beside.scales, beside.zeros, beside.fixed)
+        scales = [parts[name].name for name in SCALES if name in parts]
+        if not scales:
+            raise TensorInvalid(f"{codes.shard}: {module}.weight_scale: missing, {codes.name} needs it")
+        if len(scales) > 1:
+            raise TensorInvalid(f"{codes.shard}: {scales[1]}: {codes.name} has {scales[0]} already")
+        scheme = Scheme(rule.codes, 0 if group == width else group, rule.zeros, rule.activations)
+        return StoredLinear(self, module, rule, scheme, rows, width, parts)
 
 
 # --- reading --------------------------------------------------------------------------------------------------
@@ -249,17 +221,17 @@ def _signed(codes: Tensor, bits: int) -> Tensor:
     return codes if bits == 4 else (codes ^ 128).view(torch.int8)
 
 
-def _exponents(linear: StoredLinear, read: Read) -> BesideCodes:
-    return BesideCodes(read(linear.scales).view(torch.uint8))
+def _exponents(linear: StoredLinear) -> BesideCodes:
+    return BesideCodes(linear.read(linear.scales).view(torch.uint8))
 
 
-def _order(linear: StoredLinear, suffix: str, read: Read) -> Tensor | None:
+def _order(linear: StoredLinear, suffix: str) -> Tensor | None:
     """The columns sorted by their groups; None: they are. Raises ``TensorInvalid``: groups are not full."""
     if suffix not in linear.parts:
         if linear.rule.ordered and linear.scheme.group:
             raise TensorInvalid(f"{linear.module}.{suffix}: missing, the configuration says it is there")
         return None
-    group, given = linear.scheme.group or linear.width, read(suffix).long()
+    group, given = linear.scheme.group or linear.width, linear.read(suffix).long()
     usual = torch.arange(linear.width) // group
     if torch.equal(given, usual):
         return None
@@ -296,26 +268,27 @@ def _packed_parts(rule: LinearRule, rows: int, width: int) -> dict[str, LinearPa
     return found
 
 
-def _packed_beside(linear: StoredLinear, read: Read) -> BesideCodes:
-    said = read("weight_shape").tolist()
+def _packed_beside(linear: StoredLinear) -> BesideCodes:
+    said = linear.read("weight_shape").tolist()
     if said != [linear.rows, linear.width]:
         raise linear.parts["weight_shape"].wrong(
             f"says {said}, config.json asks for {[linear.rows, linear.width]}"
         )
     zeros, bits = None, linear.rule.bits
     if linear.rule.zeros:
-        lines = _codes_in(read("weight_zero_point").T, bits)
+        lines = _codes_in(linear.read("weight_zero_point").T, bits)
         zeros = _signed(lines[:, : linear.rows].T.contiguous(), bits)
-    return BesideCodes(_rows(linear, read("weight_scale")), zeros, _order(linear, "weight_g_idx", read))
+    return BesideCodes(_rows(linear, "weight_scale"), zeros, _order(linear, "weight_g_idx"))
 
 
 def _packed_codes(linear: StoredLinear, words: Tensor) -> Tensor:
     return _signed(_codes_in(words, linear.rule.bits)[:, : linear.width], linear.rule.bits).contiguous()
 
 
-def _rows(linear: StoredLinear, scales: Tensor) -> Tensor:
-    """Scales by row: ``[rows, groups]``, of fp8 in float32. Those of blocks and of a whole matrix are
+def _rows(linear: StoredLinear, suffix: str) -> Tensor:
+    """Scales or zeros by row: ``[rows, groups]``, of fp8 in float32. Those of blocks and of a whole matrix are
     repeated."""
+    scales = linear.read(suffix)
     scales = scales.float() if linear.rule.codes == "fp8" else scales
     if linear.rule.tensor:
         return scales.reshape(1, 1).expand(linear.rows, 1).contiguous()
@@ -341,13 +314,12 @@ def _whole_parts(rule: LinearRule, rows: int, width: int) -> dict[str, LinearPar
     return found
 
 
-def _whole_beside(linear: StoredLinear, read: Read) -> BesideCodes:
-    scales, zeros, fixed = _rows(linear, read(linear.scales)), None, None
-    if linear.rule.zeros:
-        zeros = _rows(linear, read("weight_zero_point"))
+def _whole_beside(linear: StoredLinear) -> BesideCodes:
+    zeros = _rows(linear, "weight_zero_point") if linear.rule.zeros else None
+    fixed = None
     if linear.rule.activations == FP8_FIXED:
-        fixed = read("input_scale").float().reshape(1)
-    return BesideCodes(scales, zeros, None, fixed)
+        fixed = linear.read("input_scale").float().reshape(1)
+    return BesideCodes(_rows(linear, linear.scales), zeros, None, fixed)
 
 
 # mxfp4: compressed-tensors; mxfp4 blocks: as gpt-oss has its experts
@@ -380,24 +352,24 @@ def _gptq_parts(rule: LinearRule, rows: int, width: int) -> dict[str, LinearPart
     return found
 
 
-def _gptq_beside(linear: StoredLinear, read: Read) -> BesideCodes:
+def _gptq_beside(linear: StoredLinear) -> BesideCodes:
     bits, shift = linear.rule.bits, linear.rule.shift
-    found, half = _codes_in(read("qzeros"), bits).T.int() + shift, 1 << bits - 1
+    found, half = _codes_in(linear.read("qzeros"), bits).T.int() + shift, 1 << bits - 1
     if not linear.rule.zeros and (found != half).any():
         raise linear.parts["qzeros"].wrong(f"not {half - shift} everywhere, but the configuration says sym")
     if linear.rule.zeros and int(found.max()) > (1 << bits) - (bits == 8):
         raise linear.parts["qzeros"].wrong(f"a zero of {int(found.max())}")
     zeros = (found.to(torch.uint8) if bits == 4 else (found - half).to(torch.int8)).contiguous()
-    scales = read("scales").T.contiguous()
-    return BesideCodes(scales, zeros if linear.rule.zeros else None, _order(linear, "g_idx", read))
+    scales = linear.read("scales").T.contiguous()
+    return BesideCodes(scales, zeros if linear.rule.zeros else None, _order(linear, "g_idx"))
 
 
 def _gptq_codes(linear: StoredLinear, words: Tensor) -> Tensor:
     return _signed(_codes_in(words.T, linear.rule.bits), linear.rule.bits)
 
 
-def _awq_beside(linear: StoredLinear, read: Read) -> BesideCodes:
-    return BesideCodes(read("scales").T.contiguous(), _awq_codes(linear, read("qzeros")))
+def _awq_beside(linear: StoredLinear) -> BesideCodes:
+    return BesideCodes(linear.read("scales").T.contiguous(), _awq_codes(linear, linear.read("qzeros")))
 
 
 def _awq_codes(linear: StoredLinear, words: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ def test_a_file_that_is_no_object(content: bytes, tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigInvalid, match=r"a\.json: No such file"):
+    with pytest.raises(ConfigInvalid, match=r"a\.json: missing"):
         read_json(tmp_path / "a.json")
     with pytest.raises(ConfigInvalid, match="directory"):
         read_json(tmp_path)
