@@ -6,12 +6,13 @@ file, the tensor or field, and the cause. No code of a folder is run: weights ar
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
 import os
 import re
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,14 +29,12 @@ from .decoder import Decoder
 from .fields import Fields, read_json
 from .files import ADAPTER
 from .kv_format import AS_COMPUTED, KVFormat
-from .weights import DecoderWeights, pieces_of, text_name
+from .weights import MAPS, DecoderWeights, Piece, kv_divisors, pieces_of, text_name
 
 WEIGHTS = "adapter_model.safetensors"
 HIGHEST_RANK = 256
 LONGEST_HEADER = 100_000_000
 """Bytes of a header that safetensors reads, at most."""
-MAPS = ("qkv", "output", "gate_up", "down")
-"""The linear maps of a layer that an adapter may change, by the names of the decoder's tensors."""
 
 _INSIDE = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
@@ -55,72 +54,46 @@ _UNSERVED = (
 """Fields of the configuration that ask for what is not computed, and what that is."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """Where the pair of a module of the checkpoint goes: part ``part`` of the decoder's map ``into``; the
-    module maps ``width`` numbers to ``rows``."""
-
-    into: str
-    part: int
-    width: int
-    rows: int
-
-
 class AdapterMaps:
     """The linear maps of a model that adapters may change. ``dtype``: in which the decoder computes; ``kv``:
     how it stores K and V, as scales of these are folded into the weights that make them."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, kv: KVFormat = AS_COMPUTED) -> None:
         self.dtype = dtype
-        self.widths: dict[str, list[int]] = {}
-        """By map, the columns of each part of its product."""
+        self.parts: dict[str, list[Piece]] = {}
+        """The weights that each map is made of, by its name in the decoder, such as ``0.qkv``."""
         self._kv = kv
-        self._targets: dict[str, _Target] = {}
+        self._weights: dict[str, Piece] = {}
         self._config = config
         for piece in pieces_of(config):
-            into = piece.into.rpartition(".")[2]
-            if into in MAPS and len(piece.shape) == 2:
-                rows, width = piece.shape
-                parts = self.widths.setdefault(piece.into, [])
-                name = piece.name.removesuffix(".weight")
-                self._targets[name] = _Target(piece.into, len(parts), width, rows)
-                parts.append(rows)
+            if piece.into.rpartition(".")[2] in MAPS:
+                self.parts.setdefault(piece.into, []).append(piece)
+                self._weights[piece.name.removesuffix(".weight")] = piece
 
-    def target(self, module: str) -> _Target | None:
-        """Where the pair of a module goes, by its name in a checkpoint; None: adapters cannot change it."""
-        return self._targets.get(text_name(module, self._config))
+    def weight(self, module: str) -> Piece | None:
+        """The weight of a module, by its name in a checkpoint; None: adapters cannot change it."""
+        return self._weights.get(text_name(module, self._config))
 
-    def scaled(self, target: _Target, pair: Pair) -> Pair:
-        """The pair as it is added to weights into which the scales of K and V are folded
+    def scaled(self, piece: Piece, pair: Pair) -> Pair:
+        """The pair as it is added to the weight ``piece``, into which the scales of K and V are folded
         (`weights.fold_kv_scales`)."""
-        name, kv = target.into.rpartition(".")[2], self._kv
+        name = piece.into.rpartition(".")[2]
         if name == "output":
-            return Pair(pair.a * kv.value_scale, pair.b)
-        if name == "qkv" and (kv.key_scale, kv.value_scale) != (1.0, 1.0):
-            # A map of fused projections has one part: its columns are those of queries, keys and values.
-            queries, keys = (
-                heads * self._config.head_dim for heads in (self._config.query_heads, self._config.kv_heads)
-            )
-            factor = torch.ones(queries + 2 * keys)
-            if self._config.family.qk_norm == "none":
-                factor[queries : queries + keys] /= kv.key_scale
-            factor[queries + keys :] /= kv.value_scale
-            first = sum(self.widths[target.into][: target.part])
-            return Pair(pair.a, pair.b * factor[first : first + target.rows])
+            return Pair(pair.a * self._kv.value_scale, pair.b)
+        if name == "qkv":
+            divisors = kv_divisors(self._kv, self._config)
+            return Pair(pair.a, pair.b / divisors[piece.row : piece.row + piece.shape[0]])
         return pair
 
     def with_slots(self, decoder: Decoder, slots: int, rank: int) -> Decoder:
         """The decoder with room for ``slots`` adapters of ``rank`` at most, on its device."""
 
-        inputs = {target.into: target.width for target in self._targets.values()}
-        sizes = [(inputs[into], widths) for into, widths in self.widths.items()]
-        pairs = dict(zip(self.widths, LowRank.several(slots, rank, sizes, decoder.weights.norm), strict=True))
+        sizes = [(parts[0].shape[1], [part.shape[0] for part in parts]) for parts in self.parts.values()]
+        pairs = dict(zip(self.parts, LowRank.several(slots, rank, sizes, decoder.weights.norm), strict=True))
 
         def roomy(layer: LayerWeights, number: int) -> LayerWeights:
-            maps: dict[str, Any] = {name: getattr(layer, name) for name in MAPS}
-            return replace(
-                layer, **{name: replace(one, pairs=pairs[f"{number}.{name}"]) for name, one in maps.items()}
-            )
+            own = {name: replace(getattr(layer, name), pairs=pairs[f"{number}.{name}"]) for name in MAPS}
+            return replace(layer, **own)
 
         layers = tuple(roomy(layer, number) for number, layer in enumerate(decoder.weights.layers))
         return decoder.with_weights(replace(decoder.weights, layers=layers))
@@ -130,9 +103,7 @@ def fill_slot(weights: DecoderWeights, slot: int, adapter: AdapterWeights) -> No
     """Put an adapter into a slot of the decoder, in place of the one that is there."""
     for number, layer in enumerate(weights.layers):
         for name in MAPS:
-            pairs = getattr(layer, name).pairs
-            none = (None,) * len(pairs.widths)
-            pairs.fill(slot, adapter.pairs.get(f"{number}.{name}", none))
+            getattr(layer, name).pairs.fill(slot, adapter.pairs[f"{number}.{name}"])
 
 
 def slot_bytes(weights: DecoderWeights) -> int:
@@ -144,7 +115,8 @@ def slot_bytes(weights: DecoderWeights) -> int:
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
     """An adapter in host memory. ``digest``: of its configuration and weights, 32 bytes. ``rank``: its highest.
-    ``pairs``: by the decoder's map, such as ``0.qkv``, the pair of each part; its scale is in them."""
+    ``pairs``: by the decoder's map, such as ``0.qkv``, the pair of each part, in which its scale is; None: the
+    part has none."""
 
     digest: bytes
     rank: int
@@ -190,13 +162,16 @@ def read_adapter(folder: Path, maps: AdapterMaps, most_rank: int = HIGHEST_RANK)
     try:
         if not folder.is_dir():
             raise AdapterInvalid(f"{folder}: not a folder")
+        if not (folder / WEIGHTS).is_file():
+            raise AdapterInvalid(f"{folder / WEIGHTS}: missing (weights are read from safetensors only)")
         before = _identity(folder)
         numbers = _read_config(folder / ADAPTER, most_rank)
-        with _Copy(folder / WEIGHTS) as copy:
-            stored = _check(copy, maps, numbers)
-            copy.fill()
-            pairs = _pairs(copy, maps, numbers, stored)
-            digests = file_digest(folder / ADAPTER) + file_digest(copy.here)
+        with _copy_of(folder / WEIGHTS) as (copy, fill):
+            with opened_file(folder / WEIGHTS, copy) as file:
+                stored = _check(folder / WEIGHTS, tensors_in(folder / WEIGHTS, file), maps, numbers)
+                fill()
+                pairs = _pairs(file, maps, numbers, stored)
+            digests = file_digest(folder / ADAPTER) + file_digest(copy)
             digest = hashlib.blake2b(digests, digest_size=DIGEST_BYTES).digest()
         if _identity(folder) != before:
             raise AdapterInvalid(f"{folder}: it changed while it was read")
@@ -207,55 +182,21 @@ def read_adapter(folder: Path, maps: AdapterMaps, most_rank: int = HIGHEST_RANK)
     return AdapterWeights(digest, max(numbers.of(module)[0] for module in stored), pairs)
 
 
-def _identity(folder: Path) -> list[tuple[int, int, int, int] | None]:
-    return [_stamp(folder / name) for name in (ADAPTER, WEIGHTS)]
+def _identity(folder: Path) -> list[tuple[int, int, int, int]]:
+    told = [(folder / name).stat() for name in (ADAPTER, WEIGHTS)]
+    return [(one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns) for one in told]
 
 
-def _stamp(path: Path) -> tuple[int, int, int, int] | None:
-    try:
-        told = path.stat()
-    except FileNotFoundError:
-        return None
-    return told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns
-
-
-class _Copy:
+@contextmanager
+def _copy_of(path: Path) -> Iterator[tuple[Path, Callable[[], None]]]:
     """A copy of the weights' file ``path`` in memory that is ours alone: a file that is cut while it is mapped
-    kills the process that reads it. ``file``: the copy, as safetensors opens it; ``here``: its path. It has
-    the header's bytes only, until `fill`. Raises ``AdapterInvalid``, `OSError`."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        if not path.is_file():
-            told = "missing (weights are read from safetensors only)" if not path.exists() else "not a file"
-            raise AdapterInvalid(f"{path}: {told}")
-        with contextlib.ExitStack() as files:
-            self._from = files.enter_context(path.open("rb")).fileno()
-            self._size = os.fstat(self._from).st_size
-            self._memory = os.memfd_create("holdfast-adapter", os.MFD_CLOEXEC)
-            files.callback(os.close, self._memory)
-            os.ftruncate(self._memory, self._size)
-            self._at = 0
-            self._send(8 + min(int.from_bytes(os.pread(self._from, 8, 0), "little"), LONGEST_HEADER))
-            self.here = Path(f"/proc/self/fd/{self._memory}")
-            self.file = files.enter_context(opened_file(path, self.here))
-            self._files = files.pop_all()
-
-    def fill(self) -> None:
-        """Copy the bytes behind the header."""
-        self._send(self._size)
-
-    def _send(self, end: int) -> None:
-        """Copy up to this byte, or where the file ends now."""
-        end = min(end, self._size)
-        while self._at < end and (sent := os.sendfile(self._memory, self._from, self._at, end - self._at)):
-            self._at += sent
-
-    def __enter__(self) -> _Copy:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._files.close()
+    kills the process that reads it. Gives the copy's path, and what copies the bytes behind the header, which
+    alone are there at first."""
+    with path.open("rb") as file, open(os.memfd_create("holdfast-adapter"), "wb", buffering=0) as copy:
+        length = file.read(8)
+        copy.write(length + file.read(min(int.from_bytes(length, "little"), LONGEST_HEADER)))
+        copy.truncate(os.fstat(file.fileno()).st_size)
+        yield Path(f"/proc/self/fd/{copy.fileno()}"), lambda: shutil.copyfileobj(file, copy)
 
 
 def _read_config(path: Path, most_rank: int) -> _Numbers:
@@ -267,10 +208,6 @@ def _read_config(path: Path, most_rank: int) -> _Numbers:
     for name, what in _UNSERVED:
         if fields.get(name):
             raise fields.wrong(name, f"{what}: not served")
-    targets = fields.get("target_modules")
-    for target in targets if isinstance(targets, list) else ():
-        if isinstance(target, str) and target.rpartition(".")[2] in _EMBEDDINGS:
-            raise fields.wrong("target_modules", f"{target[:80]}: adapters of embeddings are not served")
     own_ranks, own_alphas = _patterns(fields, "rank_pattern"), _patterns(fields, "alpha_pattern")
     ranks = {name: _rank(own_ranks, name, most_rank) for name in own_ranks.values}
     alphas = {name: own_alphas.number(name) for name in own_alphas.values}
@@ -296,12 +233,12 @@ def _patterns(fields: Fields, name: str) -> Fields:
 
 
 def _check(
-    copy: _Copy, maps: AdapterMaps, numbers: _Numbers
-) -> dict[str, tuple[_Target, dict[str, StoredTensor]]]:
-    """Check the header of the weights. Returns, of each module that has a pair, its target and the two
+    path: Path, tensors: Iterable[StoredTensor], maps: AdapterMaps, numbers: _Numbers
+) -> dict[str, tuple[Piece, dict[str, StoredTensor]]]:
+    """Check the header of the weights. Returns, of each module that has a pair, its weight and the two
     halves, by the ends of their names."""
-    found: dict[str, tuple[_Target, dict[str, StoredTensor]]] = {}
-    for stored in tensors_in(copy.path, copy.file):
+    found: dict[str, tuple[Piece, dict[str, StoredTensor]]] = {}
+    for stored in tensors:
         name = stored.name
         side = next((end for end in (_A, _B) if name.endswith(end)), "")
         module = name.removeprefix(_INSIDE).removesuffix(side)
@@ -309,42 +246,41 @@ def _check(
             raise stored.wrong("adapters of embeddings are not served")
         if not side or not name.startswith(_INSIDE):
             raise stored.wrong(f"not the name of a tensor of LoRA ({_INSIDE}….lora_A.weight)")
-        if (target := maps.target(module)) is None:
+        if (weight := maps.weight(module)) is None:
             raise stored.wrong(f"the model has no linear layer {module}")
         stored.check_type()
-        found.setdefault(module, (target, {}))[1][side] = stored
-    for module, (target, sides) in found.items():
-        rank, _ = numbers.of(module)
-        for side, shape in ((_A, (rank, target.width)), (_B, (target.rows, rank))):
+        found.setdefault(module, (weight, {}))[1][side] = stored
+    for module, (weight, sides) in found.items():
+        (rank, _), (rows, width) = numbers.of(module), weight.shape
+        for side, shape in ((_A, (rank, width)), (_B, (rows, rank))):
             if side not in sides:
-                raise AdapterInvalid(
-                    f"{copy.path}: {_INSIDE}{module}{side}: missing, its other half is there"
-                )
+                raise AdapterInvalid(f"{path}: {_INSIDE}{module}{side}: missing, its other half is there")
             if sides[side].shape != shape:
                 told = f"shape {list(sides[side].shape)}, rank and model ask for {list(shape)}"
                 raise sides[side].wrong(told)
     if not found:
-        raise AdapterInvalid(f"{copy.path}: it holds no tensors")
+        raise AdapterInvalid(f"{path}: it holds no tensors")
     return found
 
 
 def _pairs(
-    copy: _Copy,
+    file: Any,
     maps: AdapterMaps,
     numbers: _Numbers,
-    stored: Mapping[str, tuple[_Target, Mapping[str, StoredTensor]]],
+    stored: Mapping[str, tuple[Piece, Mapping[str, StoredTensor]]],
 ) -> dict[str, tuple[Pair | None, ...]]:
-    pairs: dict[str, list[Pair | None]] = {}
-    for module, (target, sides) in stored.items():
+    pairs: dict[str, Pair] = {}
+    for module, (weight, sides) in stored.items():
         halves = [sides[_A], sides[_B]]
-        read = [tensor_of(copy.file, half) for half in halves]
+        read = [tensor_of(file, half) for half in halves]
         _check_finite(halves, read, "not all its numbers are finite")
         a, b = (half.float() for half in read)
-        pair = maps.scaled(target, Pair(a.T, b.T * numbers.of(module)[1]))
-        own = Pair(pair.a.to(maps.dtype).contiguous(), pair.b.to(maps.dtype).contiguous())
+        pair = maps.scaled(weight, Pair(a.T, b.T * numbers.of(module)[1]))
+        own = pairs[weight.name] = Pair(
+            pair.a.to(maps.dtype).contiguous(), pair.b.to(maps.dtype).contiguous()
+        )
         _check_finite(halves, [own.a, own.b], f"too large for {str(maps.dtype).removeprefix('torch.')}")
-        pairs.setdefault(target.into, [None] * len(maps.widths[target.into]))[target.part] = own
-    return {into: tuple(parts) for into, parts in pairs.items()}
+    return {into: tuple(pairs.get(part.name) for part in parts) for into, parts in maps.parts.items()}
 
 
 def _check_finite(halves: list[StoredTensor], tensors: list[Tensor], cause: str) -> None:

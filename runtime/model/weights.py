@@ -21,6 +21,8 @@ from .families import PICTURES, TEXT_NAMES
 from .kv_format import KVFormat
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+MAPS = ("qkv", "output", "gate_up", "down")
+"""The linear maps of a layer, by the names of the decoder's tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,22 +112,29 @@ def assemble(
     )
 
 
+def kv_divisors(kv: KVFormat, config: ModelConfig) -> Tensor:
+    """What the columns of queries, keys and values are divided by, as the scales of ``kv`` are folded into the
+    weights that make them: ``[(query_heads + 2 * kv_heads) * head_dim]``, powers of two. Keys that are normed
+    are not, as a norm would undo it: the norm's weight is."""
+    keys = kv.key_scale if config.family.qk_norm == "none" else 1.0
+    scales = torch.tensor((1.0, keys, kv.value_scale))
+    heads = torch.tensor((config.query_heads, config.kv_heads, config.kv_heads))
+    return scales.repeat_interleave(heads * config.head_dim)
+
+
 def fold_kv_scales(kv: KVFormat, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
     """Change weights in place so that K and V come out divided by the scales of ``kv``.
 
-    The weights that make K and V are divided by the scales. For V, the output projection is multiplied by its
-    scale again. For K, attention multiplies scores by its scale: see `Decoder`. If K is normed, the norm's
-    weight is divided instead, as a norm would undo a factor on its input.
+    The weights that make K and V are divided by the scales (`kv_divisors`). For V, the output projection is
+    multiplied by its scale again. For K, attention multiplies scores by its scale: see `Decoder`.
     """
     if (kv.key_scale, kv.value_scale) == (1.0, 1.0):
         return
-    queries, keys = config.query_heads * config.head_dim, config.kv_heads * config.head_dim
+    divisors = kv_divisors(kv, config).to(tensors["norm"].device)
     for layer in range(config.layers):
-        for name in (f"{layer}.qkv", f"{layer}.qkv_bias"):
-            if name in tensors:
-                tensors[name][queries + keys :] /= kv.value_scale
-                if config.family.qk_norm == "none":
-                    tensors[name][queries : queries + keys] /= kv.key_scale
+        tensors[f"{layer}.qkv"] /= divisors[:, None]
+        if config.biases.qkv:
+            tensors[f"{layer}.qkv_bias"] /= divisors
         if config.family.qk_norm != "none":
             tensors[f"{layer}.k_norm"] /= kv.key_scale
         tensors[f"{layer}.output"] *= kv.value_scale
@@ -183,7 +192,7 @@ def _layer(
     config: ModelConfig, tensors: Mapping[str, Tensor], parts: Mapping[str, Sequence[Matrix]], at: str
 ) -> LayerWeights:
     fields: dict[str, Any] = {name: tensors.get(at + name) for name in asdict(config.family.norms)}
-    for name in ("qkv", "output", "gate_up", "down"):
+    for name in MAPS:
         fields[name] = Linear(tuple(parts[at + name]), tensors.get(f"{at}{name}_bias"))
     head_norm = None
     if config.family.qk_norm != "none":

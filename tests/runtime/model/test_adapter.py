@@ -156,8 +156,6 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"modules_to_save": ["lm_head"]}, "modules_to_save: whole modules"),
     ({"lora_bias": True}, "lora_bias"),
     ({"fan_in_fan_out": True}, "fan_in_fan_out"),
-    ({"target_modules": ["q_proj", "embed_tokens"]}, "target_modules: embed_tokens: adapters of embeddings"),
-    ({"target_modules": ["lm_head"]}, "target_modules: lm_head: adapters of embeddings"),
     ({"r": 0}, "r: a whole number from 1 to 256 is expected, not 0"),
     ({"r": 257}, "r: a whole number from 1 to 256 is expected, not 257"),
     ({"r": True}, "r: a whole number"),
@@ -271,15 +269,18 @@ def test_broken_files_are_refused_before_a_tensor_is_read(
         with pytest.raises(AdapterInvalid) as caught:
             read_adapter(folder, here[1])
         assert str(folder / WEIGHTS) in caught.value.message and "\n" not in caught.value.message
+    (folder / CONFIG).write_text("{")
+    with pytest.raises(AdapterInvalid, match=f"{CONFIG}: not JSON"):
+        read_adapter(folder, here[1])
+    (folder / CONFIG).unlink()
+    with pytest.raises(AdapterInvalid, match=f"{CONFIG}: No such file"):
+        read_adapter(folder, here[1])
     (folder / WEIGHTS).unlink()
     (folder / "adapter_model.bin").write_bytes(b"\x80\x04")
     with pytest.raises(AdapterInvalid, match=r"missing \(weights are read from safetensors only"):
         read_adapter(folder, here[1])
-    (folder / CONFIG).write_text("{")
-    with pytest.raises(AdapterInvalid, match=f"{CONFIG}: not JSON"):
-        read_adapter(folder, here[1])
     with pytest.raises(AdapterInvalid, match="not a folder"):
-        read_adapter(folder / CONFIG, here[1])
+        read_adapter(here[0] / CONFIG, here[1])
 
 
 DURING = """
