@@ -6,6 +6,7 @@ import logging
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from math import prod
 from pathlib import Path
@@ -155,14 +156,13 @@ def load_model(
         tensors = allocate((piece for piece in pieces if piece.name not in forms.together), target, kind)
         matrices: dict[str, list[Matrix]] = {}
         for piece in pieces:
-            told.begin(piece.name)
             if names := forms.together.get(piece.name):
                 made = _matrix(checkpoint, names, forms, target, told)
                 matrices.setdefault(piece.into, []).append(made)
             elif names is None:
                 rows = tensors[piece.into][piece.row : piece.row + piece.shape[0]]
                 _fill(rows, piece, checkpoint, forms)
-                told.done(rows.nbytes)
+                told.done(piece.name, rows.nbytes)
         digest = checkpoint.digest()
     fold_kv_scales(kv, config, tensors)
     if keeping == "packed" and target.type == "cpu":
@@ -192,11 +192,11 @@ def _matrix(
     """Read the tensors ``names``, which are kept as one matrix on ``device``."""
     form = forms.of[names[0]]
     if form.scheme is None:
-        return weights.packed(names, told.done)
+        return weights.packed(names, partial(told.done, names[0]))
     parts = [_quantised(weights, name, form.scheme, device) for name in names]
     whole, order = joined([part for part, _ in parts]), parts[0][1]
     matrix = whole.to(device) if form.packed is None else panels(whole)
-    told.done(form.bytes_of(*whole.shape))
+    told.done(names[0], form.bytes_of(*whole.shape))
     return matrix if order is None else Permuted(matrix, order.to(device))
 
 

@@ -26,22 +26,17 @@ class WeightsProgress:
         self._progress = progress
         self._clock = clock
         self._began = clock()
-        self._name = ""
         self._done = 0
         self._lock = threading.Lock()
 
-    def begin(self, name: str) -> None:
-        """The tensor ``name`` is loaded from now on."""
-        self._name = name
-
-    def done(self, count: int) -> None:
-        """``count`` more bytes are loaded. Raises what ``progress`` raises."""
+    def done(self, name: str, count: int) -> None:
+        """``count`` more bytes are loaded, of the tensor ``name``. Raises what ``progress`` raises."""
         with self._lock:
             self._done += count
-            self._progress(self._done / self._total, self._words())
+            self._progress(self._done / self._total, self._words(name))
 
-    def _words(self) -> str:
-        words = f"loading {self._name}: {self._done / 1e6:,.0f} of {self._total / 1e6:,.0f} MB"
+    def _words(self, name: str) -> str:
+        words = f"loading {name}: {self._done / 1e6:,.0f} of {self._total / 1e6:,.0f} MB"
         taken = self._clock() - self._began
         if taken < SURE_SECONDS or self._done >= self._total:
             return words

@@ -10,14 +10,12 @@ def test_bytes_and_the_seconds_left_at_the_rate_so_far() -> None:
     progress = WeightsProgress(
         400_000_000, lambda share, what: told.append((share, what)), clock=lambda: now[0]
     )
-    progress.begin("first")
-    for seconds, size in ((0.1, 20), (1.9, 80), (2.0, 100), (1.5, 200)):
+    for name, seconds, size in (("first", 0.1, 20), ("b", 1.9, 80), ("b", 2.0, 100), ("c", 1.5, 200)):
         now[0] += seconds
-        progress.done(size * 1_000_000)
-        progress.begin("second")
+        progress.done(name, size * 1_000_000)
     assert told == [
         (0.05, "loading first: 20 of 400 MB"),  # too early for an estimate
-        (0.25, "loading second: 100 of 400 MB, 6 s left"),
-        (0.5, "loading second: 200 of 400 MB, 4 s left"),
-        (1.0, "loading second: 400 of 400 MB"),
+        (0.25, "loading b: 100 of 400 MB, 6 s left"),
+        (0.5, "loading b: 200 of 400 MB, 4 s left"),
+        (1.0, "loading c: 400 of 400 MB"),
     ]
