@@ -47,11 +47,10 @@ def find_model(name: str) -> Path:
     try:
         if folder.is_dir():
             return folder
-        exists = folder.exists()
+        if folder.exists():
+            return _checked(folder)
     except (OSError, ValueError) as error:
         raise ModelUnreadable(f"{name!r}: not a folder's name: {error}") from error
-    if exists:
-        return _checked(folder)
     if _HUB_ID.fullmatch(name):
         return _download(name)
     raise ModelUnreadable(f"{name}: no such folder, and not a hub id (owner/name)")

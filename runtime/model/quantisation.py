@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigInvalid, UnsupportedArchitecture
@@ -75,11 +74,9 @@ def read_quantisation(files: ModelFiles, *holders: Fields) -> tuple[LinearRule, 
     """
     for name in INSIDE:
         for fields in holders:
-            given = fields.get(name)
-            if given and not isinstance(given, dict):
-                raise _unserved(fields.path, fields.inside + name, str(given))
-            if given and (found := fields.object(name)) is not None:
-                return _read(_method(name, given), found)
+            if fields.get(name):
+                found = _object(fields, name)
+                return _read(_method(name, found), found)
     for file, usual in BESIDE.items():
         beside = read_object(files, file, required=False)
         inner = beside.get("quantization")
@@ -89,7 +86,7 @@ def read_quantisation(files: ModelFiles, *holders: Fields) -> tuple[LinearRule, 
     return ()
 
 
-def _method(name: str, given: Mapping[str, Any]) -> str:
+def _method(name: str, given: Fields) -> str:
     if given.get("load_in_4bit") or given.get("load_in_8bit"):
         return "bitsandbytes"
     usual = {"compression_config": "compressed-tensors", "quantization": "mlx"}.get(name, "an unnamed method")
@@ -98,15 +95,10 @@ def _method(name: str, given: Mapping[str, Any]) -> str:
 
 def _read(method: str, fields: Fields) -> tuple[LinearRule, ...]:
     if (reader := METHODS.get(method)) is None:
-        raise _unserved(fields.path, fields.inside.removesuffix(".") or "the folder's weights", method)
+        what = fields.inside.removesuffix(".") or "the folder's weights"
+        told = f"quantised with {' '.join(method.split())[:60]}, which is not served"
+        raise UnsupportedArchitecture(f"{fields.path}: {what}: {told} (served: {', '.join(METHODS)})")
     return reader(fields)
-
-
-def _unserved(path: Path, what: str, method: str) -> UnsupportedArchitecture:
-    return UnsupportedArchitecture(
-        f"{path}: {what}: quantised with {' '.join(method.split())[:60]}, which is not served (served:"
-        f" {', '.join(METHODS)})"
-    )
 
 
 def _refuse(fields: Fields, *names: str) -> None:

@@ -232,7 +232,6 @@ def test_what_the_decoder_does_not_compute_is_refused_by_name(
         ({"quantization_config": {"load_in_4bit": True}}, "bitsandbytes"),
         ({"quantization": {"group_size": 64, "bits": 4}}, "mlx"),
         ({"quantization_config": {"bits": 4}}, "an unnamed method"),
-        ({"quantization_config": "int\n8"}, "int 8"),
         ({**TEXT_OF_GEMMA3, "quantization_config": {"quant_method": "quark"}}, "quark"),
         (
             {**TEXT_OF_GEMMA3, "text_config": {**PLAIN, "quantization_config": {"quant_method": "quark"}}},
