@@ -19,7 +19,7 @@ from .fields import Fields, read_object
 from .files import ADAPTER, ModelFiles, files_of
 from .kv_format import DTYPES
 from .quantisation import LinearRule, read_quantisation
-from .rope import LAYER_TYPES, UNROTATED, RopeConfig, Ropes, read_ropes
+from .rope import LAYER_TYPES, UNROTATED, RopeConfig, read_ropes
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 MOST_LAYERS = 4096
@@ -156,13 +156,13 @@ def read_config(folder: Path, max_context: int | None = None) -> ModelConfig:
     tied = fields if inside is None else replace(stated, defaults={"tie_word_embeddings": True})
     vocab_size, hidden_size = fields.integer("vocab_size"), fields.integer("hidden_size")
     query_heads, kv_heads, head_dim = _heads(fields, hidden_size)
-    ropes = read_ropes(fields, family, head_dim, max_context)
-    if max_context is not None and max_context > ropes.context:
+    full, sliding, allowed, rope_notes = read_ropes(fields, family, head_dim, max_context)
+    if max_context is not None and max_context > allowed:
         raise SettingsInvalid(
-            f"--max-context {max_context} is more than the {ropes.context} tokens that {stated.path} allows"
+            f"--max-context {max_context} is more than the {allowed} tokens that {stated.path} allows"
         )
-    context = max_context or ropes.context
-    layers = _layers(fields, family, ropes, context)
+    context = max_context or allowed
+    layers = _layers(fields, family, full, sliding, context)
     kinds = tuple(dict.fromkeys(layers))
     return ModelConfig(
         family=family,
@@ -184,7 +184,7 @@ def read_config(folder: Path, max_context: int | None = None) -> ModelConfig:
         dtype=_stored_dtype(stated if stated.get("dtype") or stated.get("torch_dtype") else given),
         inside=inside,
         quantisation=quantisation,
-        notes=(*_notes(stated, inside, given, family, context), *ropes.notes),
+        notes=(*_notes(stated, inside, given, family, context), *rope_notes),
     )
 
 
@@ -326,18 +326,20 @@ def _stored_dtype(fields: Fields) -> str | None:
     return str(name)
 
 
-def _layers(fields: Fields, family: Family, ropes: Ropes, context: int) -> list[LayerKind]:
-    """The kind of each layer, in order. A window of ``context`` tokens or more counts as no window."""
+def _layers(
+    fields: Fields, family: Family, full: RopeConfig, sliding: RopeConfig, context: int
+) -> list[LayerKind]:
+    """The kind of each layer, in order. ``full``, ``sliding``: rotary settings of layers without and with a
+    window. A window of ``context`` tokens or more counts as no window."""
     layers = fields.integer("num_hidden_layers", most=MOST_LAYERS)
     # A window of 1 is refused: transformers' cache and its attention disagree about it.
     window = fields.optional_integer("sliding_window", least=2) if fields.flag("use_sliding_window") else None
     rotated = _rotated(fields, layers)
     slides = _sliding(fields, layers, window, rotated if family.unrotated_slide else None)
     seen = None if window is None or window >= context else window
-    full, sliding = LayerKind(None, ropes.full), LayerKind(seen, ropes.sliding)
-    kinds = [sliding if slide else full for slide in slides]
-    bare = {kind: LayerKind(kind.window, UNROTATED) for kind in (full, sliding)}
-    return [kind if turns else bare[kind] for kind, turns in zip(kinds, rotated, strict=True)]
+    usual = [LayerKind(seen, sliding) if slide else LayerKind(None, full) for slide in slides]
+    both = zip(usual, rotated, strict=True)
+    return [kind if turns else replace(kind, rope=UNROTATED) for kind, turns in both]
 
 
 def _rotated(fields: Fields, layers: int) -> Sequence[bool]:

@@ -60,23 +60,13 @@ UNROTATED = RopeConfig("none", 1.0, 2)
 """The settings of layers without rotary positions: all angles are 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ropes:
-    """The rotary settings of a model: ``full``, of layers without a window, and ``sliding``, of layers with
-    one. ``context``: the most positions that those of layers without a window allow.
-
-    ``notes``: lines for the operator that say where the output differs from that of transformers.
-    """
-
-    full: RopeConfig
-    sliding: RopeConfig
-    context: int
-    notes: tuple[str, ...]
-
-
-def read_ropes(fields: Fields, family: Family, head_dim: int, max_context: int | None) -> Ropes:
+def read_ropes(
+    fields: Fields, family: Family, head_dim: int, max_context: int | None
+) -> tuple[RopeConfig, RopeConfig, int, list[str]]:
     """Read the rotary settings in ``fields``, for heads of ``head_dim`` numbers. ``max_context``: the most
-    tokens of a sequence to serve; None: as many as the model allows.
+    tokens of a sequence to serve; None: as many as the model allows. Returns the settings of layers without a
+    window, those of layers with one, the most positions that the first allow, and lines for the operator that
+    say where the output differs from that of transformers.
 
     Settings are spelled in one of three ways: ``rope_theta`` with ``rope_scaling``; ``rope_parameters``, as
     in transformers 5; or ``rope_parameters`` with one object for each layer type.
@@ -111,7 +101,7 @@ def read_ropes(fields: Fields, family: Family, head_dim: int, max_context: int |
     context = settings.context(full)
     served = min(max_context or context, context)
     notes = (*settings.notes(full, served), *settings.notes(sliding, served))
-    return Ropes(full, sliding, context, tuple(dict.fromkeys(notes)))
+    return full, sliding, context, list(dict.fromkeys(notes))
 
 
 @dataclass(frozen=True, slots=True)
