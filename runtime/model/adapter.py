@@ -248,16 +248,13 @@ def _check(
             raise stored.wrong(f"not the name of a tensor of LoRA ({_INSIDE}….lora_A.weight)")
         if (weight := maps.weight(module)) is None:
             raise stored.wrong(f"the model has no linear layer {module}")
-        stored.check_type()
         found.setdefault(module, (weight, {}))[1][side] = stored
     for module, (weight, sides) in found.items():
         (rank, _), (rows, width) = numbers.of(module), weight.shape
         for side, shape in ((_A, (rank, width)), (_B, (rows, rank))):
             if side not in sides:
                 raise AdapterInvalid(f"{path}: {_INSIDE}{module}{side}: missing, its other half is there")
-            if sides[side].shape != shape:
-                told = f"shape {list(sides[side].shape)}, rank and model ask for {list(shape)}"
-                raise sides[side].wrong(told)
+            sides[side].check("rank and model ask", shape)
     if not found:
         raise AdapterInvalid(f"{path}: it holds no tensors")
     return found

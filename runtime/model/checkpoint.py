@@ -46,10 +46,16 @@ class StoredTensor:
         """Make the error that says what is wrong with this tensor: ``cause``. The caller raises it."""
         return TensorInvalid(f"{self.shard}: {self.name}: {cause}")
 
-    def check_type(self, served: Sequence[str] = FLOAT_TYPES) -> None:
-        """Raise ``TensorInvalid`` if its type is none of ``served``."""
-        if self.dtype not in served:
-            raise self.wrong(f"type {self.dtype} is not served ({', '.join(served)})")
+    def check(
+        self, asks: str, *shapes: tuple[int, ...], types: Sequence[str] = FLOAT_TYPES, by: str = ""
+    ) -> None:
+        """Raise ``TensorInvalid`` if its type is none of ``types``, or its shape none of ``shapes``. ``asks``:
+        what asks for them; ``by``: the configuration's fields that do."""
+        if self.dtype not in types:
+            raise self.wrong(f"type {self.dtype} is not served ({', '.join(types)})")
+        if self.shape not in shapes:
+            wanted = " or ".join(str(list(shape)) for shape in shapes)
+            raise self.wrong(f"shape {list(self.shape)}, {asks} for {wanted}" + (f" ({by})" if by else ""))
 
 
 class StoredWeights(ABC):
@@ -85,13 +91,11 @@ class StoredWeights(ABC):
         """
         wanted = {piece.name: piece for piece in pieces}
         for name, piece in wanted.items():
-            stored, by = self.tensors.get(name), f" ({piece.fields})" if piece.fields else ""
-            if stored is None:
+            if (stored := self.tensors.get(name)) is None:
                 place = self.shards[0] if len(self.shards) == 1 else self.shards[0].parent / INDEX
-                raise TensorInvalid(f"{place}: {self._stored_name(name)}: missing, {self.asks} for it{by}")
-            if stored.shape != piece.shape:
-                raise stored.wrong(f"shape {list(stored.shape)}, {self.asks} for {list(piece.shape)}{by}")
-            stored.check_type(self.types)
+                told = f"missing, {self.asks} for it ({piece.fields})"
+                raise TensorInvalid(f"{place}: {self._stored_name(name)}: {told}")
+            stored.check(self.asks, piece.shape, types=self.types, by=piece.fields)
         for name, stored in self.tensors.items():
             if name not in wanted and not ignorable(name):
                 raise stored.wrong(f"{self.asks} for no such tensor")

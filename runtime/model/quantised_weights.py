@@ -48,14 +48,6 @@ class LinearPart:
     types: tuple[str, ...]
     needed: bool = True
 
-    def check(self, stored: StoredTensor, what: str) -> None:
-        """Raise ``TensorInvalid`` if the tensor that is stored has another type or shape. ``what``: for which
-        matrix, for the error."""
-        stored.check_type(self.types)
-        if stored.shape not in self.shapes:
-            wanted = " or ".join(str(list(shape)) for shape in self.shapes)
-            raise stored.wrong(f"shape {list(stored.shape)}, expected {wanted} for {what}")
-
 
 @dataclass(frozen=True, slots=True)
 class BesideCodes:
@@ -189,7 +181,7 @@ class QuantisedCheckpoint(Checkpoint):
         parts: dict[str, StoredTensor] = {}
         for suffix, part in layout.parts(rule, rows, width).items():
             if (stored := tensors.get(f"{module}.{suffix}")) is not None:
-                part.check(stored, f"{rows} by {width} ({piece.fields})")
+                stored.check(self.asks, *part.shapes, types=part.types, by=piece.fields)
                 parts[suffix] = stored
             elif part.needed:
                 raise TensorInvalid(f"{codes.shard}: {module}.{suffix}: missing, {codes.name} needs it")
