@@ -32,7 +32,7 @@ from ...kernels.quantised import (
 from ...kvstore.groups import HeadLayout, KVGroup
 from ...kvstore.keys import namespace_digest
 from ..errors import SettingsInvalid
-from .checkpoint import Checkpoint, StoredWeights
+from .checkpoint import StoredWeights
 from .config import ModelConfig, read_config
 from .decoder import Decoder
 from .folder import find_model
@@ -148,7 +148,7 @@ def load_model(
         config, pieces = as_stored(config, checkpoint, kind)
         checkpoint.start_digest()
         forms = forms_of(pieces, checkpoint, kind, target, kv, keeping, quantization)
-        if isinstance(checkpoint, QuantisedCheckpoint):
+        if isinstance(checkpoint, QuantisedCheckpoint) and checkpoint.linears:
             progress(0.0, "reading scales")
             checkpoint.read_scales()
         prepare(config, kind, forms.packed)
@@ -334,9 +334,7 @@ def _dequantised(form: WeightForm, scheme: Scheme) -> WeightForm:
 def open_weights(path: Path, config: ModelConfig) -> StoredWeights:
     """The weights of the model in a folder or a GGUF file, opened. Raises ``ModelUnreadable``."""
     if not path.is_file():
-        if config.quantisation:
-            return QuantisedCheckpoint(path, config.quantisation, lambda tensor: text_name(tensor, config))
-        return Checkpoint(path, lambda tensor: text_name(tensor, config))
+        return QuantisedCheckpoint(path, config.quantisation, lambda tensor: text_name(tensor, config))
     from .gguf_weights import GGUFWeights  # it imports the library, which other models do not need
 
     return GGUFWeights(path)

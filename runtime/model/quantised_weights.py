@@ -106,10 +106,10 @@ class LinearLayout:
 
 
 class QuantisedCheckpoint(Checkpoint):
-    """The open safetensors files of a model with quantised linears; a context manager. Opening it reads only
-    headers. `check` finds the linears: ``linears``, by the names that their weights would have.
+    """The open safetensors files of a model that may have quantised linears; a context manager. Opening it
+    reads only headers. `check` finds the linears: ``linears``, by the names that their weights would have.
 
-    ``rules``: what the configuration says of them; the rest is as for `Checkpoint`.
+    ``rules``: what the configuration says of them, if there are any; the rest is as for `Checkpoint`.
     """
 
     def __init__(self, folder: Path, rules: Sequence[LinearRule], renamed: Callable[[str], str]) -> None:
