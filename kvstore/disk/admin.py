@@ -30,7 +30,8 @@ from .store import RecordStore, clear, held, hold, throw_away
 
 ABOUT = "about.json"
 MOST_BLOCK_BYTES = 1 << 32
-REFUSED = 2  # exit code of the process that opens a file, with the error on its stdout
+CODES = {FolderHeld: 2, StoreFailed: 3, StoreTorn: 4}
+"""Exit codes of the process that opens a file, by its error, whose text is the last line on its stderr."""
 
 log = logging.getLogger(__name__)
 
@@ -69,63 +70,47 @@ def spaces(kv: Path) -> list[Path]:
     return sorted(path.parent for path in kv.glob(f"*/{ABOUT}"))
 
 
-def others(folder: Path) -> int:
-    """How many other record spaces have folders of records beside ``folder``."""
-    return sum(beside != folder for beside in spaces(folder.parent))
-
-
-def clear_unreadable(folder: Path) -> None:
-    """Remove folders of KV beside ``folder`` that are of an older form, which no server can read: they have an
-    index but no file of payloads. One that a process holds stays."""
-    for path in folder.parent.glob(f"*/{FILE}"):
-        if path.parent != folder and not (path.parent / PAYLOADS).exists():
-            with contextlib.suppress(OSError, FolderHeld):
-                clear(path.parent)
-                log.warning("KV in %s is of an older form, and removed", path.parent)
-
-
-def clear_others(folder: Path, wanted: int) -> int:
+def clear_others(folder: Path, wanted: int = 0) -> None:
     """Remove folders of other models and settings beside ``folder``, the longest unused first, until
-    ``wanted`` bytes are given back. Returns the bytes given back. A folder that a process holds stays."""
-    freed = 0
-    for path in sorted(folder.parent.glob(f"*/{FILE}"), key=_last_use):
-        if path.parent == folder or freed >= wanted:
-            continue
-        with contextlib.suppress(OSError, FolderHeld):
-            taken = held(path.parent)
-            clear(path.parent)
-            freed += taken
-            log.warning("KV in %s is of another model, and removed for its space", path.parent)
-    return freed
+    ``wanted`` bytes are given back; and all of an older form, which no server can read: they have an index but
+    no file of payloads. A folder that a process holds stays."""
+    for other in _by_use(folder.parent):
+        older = not (other / PAYLOADS).exists()
+        if other != folder and (older or wanted > 0):
+            with contextlib.suppress(OSError, FolderHeld):
+                taken = held(other)
+                clear(other)
+                wanted -= taken
+                why = "an older form" if older else "another model"
+                log.warning("KV in %s is of %s, and removed", other, why)
 
 
 def file_bytes(kv: Path) -> int:
     """Bytes of the disk that all KV files in the folders directly below ``kv`` take, and could give back."""
-    return sum(held(path.parent) for path in kv.glob(f"*/{FILE}"))
+    return sum(map(held, _by_use(kv)))
 
 
-def stat(kv: Path) -> Iterator[Account]:
-    """Yield an account of each record space below ``kv``. Raises `FolderHeld`: a process holds a folder;
-    `StoreFailed`: one cannot be read; `StoreTorn`: one is damaged, or of another form."""
-    return _each(kv, "stat")
+def accounts(kv: Path, act: str) -> Iterator[Account]:
+    """Do ``act`` to each record space below ``kv``, and yield its account. ``stat`` only looks. ``verify``
+    reads and checks every byte, and drops damaged records. ``gc`` does so, too, and removes the folders in
+    which no record is left.
 
-
-def verify(kv: Path) -> Iterator[Account]:
-    """Read and check every byte of each record space below ``kv``, drop damaged records, and yield its account.
-    Raises `FolderHeld`: a process holds a folder; `StoreFailed`: one cannot be read; `StoreTorn`: a file is
-    damaged and was thrown away, raised only after all others were read."""
-    return _each(kv, "verify")
-
-
-def gc(kv: Path) -> Iterator[Account]:
-    """Read and check every byte of each record space below ``kv``, drop damaged records, and remove the folders
-    in which no record is left. Yields the account of each. Raises `FolderHeld`: a process holds a folder;
-    `StoreFailed`: one cannot be read; `StoreTorn`: a file is damaged and was thrown away, raised only after
-    all others were read."""
-    for account in verify(kv):
-        if not account.records:
-            clear(kv / account.name)
+    Raises `FolderHeld`: a process holds a folder; `StoreFailed`: one cannot be read; `StoreTorn`: one is
+    damaged or of another form. That is raised only after all others were read, and unless ``act`` is stat the
+    file was thrown away.
+    """
+    torn: StoreTorn | None = None
+    for folder in spaces(kv):
+        try:
+            account = _apart(act, folder)
+        except StoreTorn as error:
+            torn = torn or error
+            continue
+        if act == "gc" and not account.records:
+            clear(folder)
         yield account
+    if torn is not None:
+        raise torn
 
 
 def give_back(kv: Path, floor: int) -> None:
@@ -135,12 +120,12 @@ def give_back(kv: Path, floor: int) -> None:
     For a start on a full disk, while no disk process runs. Raises nothing: what is held or damaged is left
     alone.
     """
-    for path in sorted(kv.glob(f"*/{FILE}"), key=_last_use):
+    for folder in _by_use(kv):
         if shutil.disk_usage(kv).free >= floor:
             return
         with contextlib.suppress(KVStoreError, OSError):
             log.warning("the disk of %s is full: KV gives way", kv)
-            _apart("give-back", path.parent, floor)
+            _apart("give-back", folder, floor)
 
 
 def remove(kv: Path) -> int:
@@ -179,22 +164,9 @@ def _opened(folder: Path, floor: int | None = None) -> RecordStore:
     return RecordStore(folder, space, block_bytes, 1 << 62, floor=floor, keep=floor is None)
 
 
-def _each(kv: Path, act: str) -> Iterator[Account]:
-    torn: StoreTorn | None = None
-    for folder in spaces(kv):
-        try:
-            account = _apart(act, folder)
-        except StoreTorn as error:
-            torn = torn or error
-        else:
-            yield account
-    if torn is not None:
-        raise torn
-
-
 def _apart(act: str, folder: Path, floor: int = 0) -> Account:
-    """Do ``act`` (stat, verify or give-back) to ``folder`` in a process of its own, which a damaged file may
-    kill. Returns its account, or raises what the act raised there. A file that is damaged is thrown away,
+    """Do ``act`` (stat, verify, gc or give-back) to ``folder`` in a process of its own, which a damaged file
+    may kill. Returns its account, or raises what the act raised there. A file that is damaged is thrown away,
     unless ``act`` is stat."""
     command = [sys.executable, "-m", __spec__.name, act, str(folder), str(floor)]
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
@@ -202,31 +174,27 @@ def _apart(act: str, folder: Path, floor: int = 0) -> Account:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, check=False
         )
-    torn = ""
-    if -done.returncode in CRASHES:
-        killer = signal.Signals(-done.returncode).name
-        torn = f"{folder / FILE} is damaged: the process that read it ended by {killer}"
-    if done.returncode == REFUSED:
-        told = json.loads(done.stdout)
-        if told["error"] != StoreTorn.__name__:
-            raise {kind.__name__: kind for kind in (FolderHeld, StoreFailed)}[told["error"]](told["text"])
-        torn = told["text"]
-    if torn and act == "stat":
-        raise StoreTorn(f"{torn}; `holdfast store gc` throws it away")
-    if torn:
+    code, text = done.returncode, done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    if not code:
+        return msgspec.json.decode(done.stdout, type=Account)
+    if -code in CRASHES:
+        text = f"{folder / FILE} is damaged: the process that read it ended by {signal.Signals(-code).name}"
+        code = CODES[StoreTorn]
+    if code == CODES[StoreTorn] and act == "stat":
+        raise StoreTorn(f"{text}; `holdfast store gc` throws it away")
+    if code == CODES[StoreTorn]:
         throw_away(folder)
-        raise StoreTorn(f"{torn}; it is thrown away")
-    if done.returncode:
-        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise StoreFailed(
-            f"{folder / FILE} cannot be read: the process that does ended with {done.returncode}: {last}"
-        )
-    return msgspec.json.decode(done.stdout, type=Account)
+        raise StoreTorn(f"{text}; it is thrown away")
+    if code == CODES[FolderHeld]:
+        raise FolderHeld(text)
+    if code != CODES[StoreFailed]:
+        text = f"{folder / FILE} cannot be read: the process that does ended with {code}: {text}"
+    raise StoreFailed(text)
 
 
 def _act(act: str, folder: Path, floor: int) -> Account:
     with closing(_opened(folder, floor if act == "give-back" else None)) as store:
-        damaged = sum(1 for _ in store.damaged()) if act == "verify" else 0
+        damaged = sum(1 for _ in store.damaged()) if act in ("verify", "gc") else 0
         if act == "give-back":
             store.relieve()
         size, file_size = store.size, store.file_bytes
@@ -234,23 +202,25 @@ def _act(act: str, folder: Path, floor: int) -> Account:
 
 
 def main(words: Sequence[str]) -> int:
-    """Do one act to one folder in this process, and print its account or error as JSON. ``words``: act,
+    """Do one act to one folder in this process, and print its account as JSON, or its error. ``words``: act,
     folder and floor. Returns the exit code."""
     act, folder, floor = words
     try:
         account = _act(act, Path(folder), int(floor))
     except (FolderHeld, StoreFailed, StoreTorn) as error:
-        print(json.dumps({"error": type(error).__name__, "text": str(error)}))
-        return REFUSED
+        print(error, file=sys.stderr)
+        return CODES[type(error)]
     print(msgspec.json.encode(account).decode())
     return 0
 
 
-def _last_use(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
+def _by_use(kv: Path) -> list[Path]:
+    """The folders with an index directly below ``kv``, the longest unused first."""
+    used: dict[Path, float] = {}
+    for path in kv.glob(f"*/{FILE}"):
+        with contextlib.suppress(OSError):
+            used[path.parent] = path.stat().st_mtime
+    return sorted(used, key=used.__getitem__)
 
 
 if __name__ == "__main__":

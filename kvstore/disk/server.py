@@ -20,7 +20,7 @@ from ..errors import RecordCorrupt, RecordUnavailable
 from ..host.slots import SlotMemory
 from ..slices import sliced
 from . import messages
-from .admin import clear_others, clear_unreadable, others, write_about
+from .admin import clear_others, spaces, write_about
 from .index import StoreFailed
 from .messages import KEYS_PER_PACKET, RECORDS_PER_PACKET, RecordAt
 from .store import RecordStore, StoreFull
@@ -252,8 +252,8 @@ def serve(sock: socket.socket, memory_fd: int, *, anew: bool = False) -> None:
         reserve=Path(begin.reserve) if begin.reserve else None,
         anew=anew,
     )
-    clear_unreadable(folder)
-    if beside := others(folder):
+    clear_others(folder)
+    if beside := len({*spaces(folder.parent)} - {folder}):
         log.warning("%s holds KV of %d other models or settings: ignored", folder.parent, beside)
     with contextlib.suppress(OSError):  # a full disk: only the operator's commands miss it
         write_about(folder, begin.block_bytes)

@@ -26,7 +26,7 @@ def tend(act: str, store: Path) -> Iterator[str]:
             yield f"{admin.remove(kv)} kinds of records removed"
             return
         found = False
-        for account in {"stat": admin.stat, "verify": admin.verify, "gc": admin.gc}[act](kv):
+        for account in admin.accounts(kv, act):
             found = True
             checked = "" if act == "stat" else f", {account.damaged} damaged and dropped"
             yield (

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.gateway.server import Serving, serving
 from holdfast.gateway.settings import GatewaySettings
-from holdfast.kvstore.disk.admin import stat
+from holdfast.kvstore.disk.admin import accounts
 from holdfast.runtime.settings import EngineSettings
 from holdfast.sdk import Client, ServerError, SessionLost, connect
 
@@ -114,7 +114,7 @@ async def test_limits_hold_after_a_restart(tmp_path: Path, pocket: EngineSetting
                 assert (await chat.settle("disk")).tokens
                 handles.append(chat.handle)
         assert (await figures(running.url, "alpha"))["used", "acme", "kept"] == 4
-    (account,) = stat(tmp_path / "store" / "kv")
+    (account,) = accounts(tmp_path / "store" / "kv", "stat")
     assert account.records == RECORDS, "what went to disk beyond the cap replaced what was there"
     async with served(tmp_path, pocket) as (running, clients), AsyncExitStack() as stack:
         seen = await figures(running.url, "alpha")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from holdfast.kvstore.disk.admin import stat, write_about
+from holdfast.kvstore.disk.admin import accounts, write_about
 from holdfast.kvstore.disk.eviction import RecordEviction
 from holdfast.kvstore.disk.payload_file import stride_of
 from holdfast.kvstore.disk.store import RecordStore
@@ -157,7 +157,7 @@ def test_on_disk_a_flood_passes_through_its_own_share_and_after_a_restart_too(tm
     assert store.held() == {MINE: 8, THEIRS: 12}
     write_about(folder, SIZE)
     store.close()
-    (account,) = stat(tmp_path)
+    (account,) = accounts(tmp_path, "stat")
     assert account.tenants == {MINE: 8, THEIRS: 12}
     store = RecordStore(folder, bytes(16), SIZE, 20 * ROOM)
     evicted = store.put([given_of(THEIRS, number) for number in range(100, 109)])
@@ -174,11 +174,11 @@ def test_on_disk_what_a_lease_covers_goes_last_for_every_tenant() -> None:
     for number in range(2):
         order.add(key(THEIRS, number), THEIRS)
     order.lease([key(MINE, 0), key(MINE, 1)], on=True)
-    gone = order.evicted(7, [THEIRS], ())
+    gone = order.evicted(7, {THEIRS: 1}, ())
     assert gone[:2] == [key(MINE, 2), key(MINE, 3)] and gone[-1] in (key(MINE, 0), key(MINE, 1))
     assert set(gone[:6]) == {key(MINE, n) for n in range(2, 6)} | {key(THEIRS, n) for n in range(2)}
     order.lease([key(MINE, 0)], on=False)
-    assert order.evicted(1, [MINE], ()) == [key(MINE, 0)]
+    assert order.evicted(1, {MINE: 1}, ()) == [key(MINE, 0)]
 
 
 def test_a_tenants_number_is_its_roots_and_the_same_ever_after() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from holdfast.kvstore.disk import client
 from holdfast.kvstore.disk import process as process_module
-from holdfast.kvstore.disk.admin import remove, stat, verify
+from holdfast.kvstore.disk.admin import accounts, remove
 from holdfast.kvstore.disk.client import DEADLINE, DiskTier
 from holdfast.kvstore.disk.index import FILE as INDEX
 from holdfast.kvstore.disk.messages import (
@@ -408,9 +408,10 @@ def test_another_start_knows_what_is_there(stage: Stage, tmp_path: Path) -> None
     again.until(again.settled)
     again.check(4)
     again.close()
-    (account,) = verify(tmp_path)
-    assert (account.records, account.damaged) == (10, 0) and [one.records for one in stat(tmp_path)] == [10]
-    assert remove(tmp_path) == 1 and not list(stat(tmp_path))
+    (account,) = accounts(tmp_path, "verify")
+    assert (account.records, account.damaged) == (10, 0)
+    assert [one.records for one in accounts(tmp_path, "stat")] == [10]
+    assert remove(tmp_path) == 1 and not list(accounts(tmp_path, "stat"))
     stage.__init__(tmp_path)  # for the fixture to close
     stage.until(stage.settled)
 
@@ -478,7 +479,7 @@ def test_what_is_erased_is_gone_whatever_the_disk_process_does(
     assert all(all(stage.has(number)) for number in range(4) if number not in erased)
     stage.down(9)
     stage.close()
-    (account,) = verify(tmp_path)
+    (account,) = accounts(tmp_path, "verify")
     assert account.records == 5 - len(erased)
     stage.__init__(tmp_path)  # for the fixture to close
     stage.until(stage.settled)
@@ -486,15 +487,14 @@ def test_what_is_erased_is_gone_whatever_the_disk_process_does(
     assert all(stage.has(1)), "written again, it is a record as others"
 
 
-def test_a_superseded_record_is_erased_without_another_store(stage: Stage, tmp_path: Path) -> None:
-    """What replaced it is erased with it, so no other store may come."""
+def test_a_dropped_record_is_removed_without_another_store(stage: Stage, tmp_path: Path) -> None:
     stage.down(*range(4))
     stage.disk.drop(key(1))
-    stage.disk.drop(key(1), erase=True)
+    stage.disk.drop(key(2), erase=True)
     stage.tiers.poll(stage.now)
     stage.close()
-    (account,) = verify(tmp_path)
-    assert account.records == 3
+    (account,) = accounts(tmp_path, "verify")
+    assert account.records == 2
     stage.__init__(tmp_path)  # for the fixture to close
     stage.until(stage.settled)
 
