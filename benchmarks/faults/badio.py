@@ -198,7 +198,7 @@ FILE_ROOM = 20_480  # bytes that one takes, with what is between two
 
 
 def kv(folder: Path, disk: BadDisk, arm: Callable[[], None], found: dict[str, Any]) -> int:
-    """The workload on the KV store: records are put, read, superseded and evicted; reads must give what was
+    """The workload on the KV store: records are put, read, dropped and evicted; reads must give what was
     put, and the store must recover. ``arm`` makes the calls fail that are to fail. Adds what came of it to
     ``found``. Returns how many calls there were."""
     from ...kvstore.disk.index import StoreFailed
@@ -223,7 +223,8 @@ def kv(folder: Path, disk: BadDisk, arm: Callable[[], None], found: dict[str, An
             numbers = [batch * 5 + at for at in range(5)]
             gone = [key(batch * 5 - 3)] if batch else []
             with suppress(StoreFailed):
-                store.put([given(number) for number in numbers], gone)
+                store.drop(gone)
+                store.put([given(number) for number in numbers])
                 found["acknowledged"] += 5
             with suppress(StoreFailed):
                 store.sync()

@@ -151,7 +151,7 @@ class InlineDisk(Tier):
         if given:
             self._store.evict_first(self._yielding)
             self._yielding.clear()
-            self._store.put(given, (), self._touched)
+            self._store.put(given, self._touched)
             self._touched.clear()
         ended = [MoveEnd(ticket, done=True) for ticket in self._storing]
         self._storing.clear()

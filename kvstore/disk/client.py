@@ -16,7 +16,7 @@ import os
 import socket
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Sequence
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
@@ -29,7 +29,7 @@ from .payload_file import stride_of
 
 DEADLINE = 5.0  # seconds a request may take
 STORES_IN_FLIGHT = 64
-MOST_SUPERSEDED = 1024
+MOST_HINTS = 1024  # keys of one kind that a store carries
 MOST_ERASED = 1 << 16  # keys that are remembered as erased, the last ones
 PIECES_AT_ONCE = 4  # pieces that one `poll` takes, so that they go on to the device while others come,
 PIECES_A_SECOND = 10_000  # and as many more as may have come during a long step
@@ -107,14 +107,14 @@ class DiskTier(Tier):
         self._looked = 0.0  # time when answers were taken last
         self._storing: set[bytes] = set()
         self._ended: list[MoveEnd] = []
-        self._superseded: dict[bytes, None] = {}  # in order
         self._dropped: list[bytes] = []
         self._erased: dict[bytes, None] = {}  # the oldest first: no answer of a disk process brings them back
-        self._touched: dict[bytes, bool] = {}  # key: counts as used now, else is evicted first
+        # Since the disk process was told. By key: it counts as used now, else is evicted first; it is leased.
+        self._touched: OrderedDict[bytes, bool] = OrderedDict()
+        self._lease_news: OrderedDict[bytes, bool] = OrderedDict()
         self._leased: set[bytes] = set()
-        self._lease_news: OrderedDict[bytes, None] = OrderedDict()  # since the disk process was told
-        self._told: set[bytes] = set()  # leased keys that the disk process knows of
-        self._stored = self._fetched = self._failed = self._lost = self._pieces = self._read = 0
+        self._pieces = 0  # that have come
+        self._counts = dict.fromkeys(("stored", "fetched", "failed", "lost", "read"), 0)
         control.setblocking(False)
 
     def __len__(self) -> int:
@@ -150,16 +150,11 @@ class DiskTier(Tier):
         key = record.key
         if self.room <= 0 or key in self._records or key in self._storing:
             return False
-        superseded, self._superseded = list(self._superseded), {}
-        moved, self._touched = self._touched, {}
-        touched = [one for one, used in moved.items() if used]
-        yielding = [one for one, used in moved.items() if not used]
         self._storing.add(key)
         self._erased.pop(key, None)
-        told = superseded, touched, yielding, *self._changed_leases()
         self._post_drops()  # the record may be one of them
-        self._send(Store(ticket, slot, record, *told), [ticket], now)
-        self._forget(superseded)
+        hints = *_hints(self._touched), *_hints(self._lease_news)
+        self._send(Store(ticket, slot, record, *hints), [ticket], now)
         return True
 
     def fetch(self, key: bytes, slot: int | None, ticket: int, now: float) -> bool:
@@ -184,29 +179,24 @@ class DiskTier(Tier):
         finds out."""
         records = [self._records[key] for key in keys]
         came = self._reader.read(records, blocks[: len(keys)])
-        self._read += came
+        self._counts["read"] += came
         self.evict_first(keys[:came])
         if came < len(keys):
             self._doubted.add(keys[came])
         return [record.tokens for record in records[:came]]
 
     def drop(self, key: bytes, *, erase: bool = False) -> None:
-        """Forget a record, also on its way to or from the disk.
+        """Forget a record, also on its way to or from the disk. The disk process is told at the next `poll`.
 
-        With ``erase`` the disk process removes it at the next `poll`, so that its bytes leave the disk soon. If
-        that process dies before it does, or has not sent its keys yet, the record is removed when its key is
-        sent: the last `MOST_ERASED` keys are remembered. Else the process is told with the next `store`, and
-        nothing happens if too many such messages wait for that."""
+        With ``erase`` its bytes leave the disk soon even if that process dies before it removes it, or has not
+        sent its keys yet: then the record is removed when its key is sent. The last `MOST_ERASED` keys are
+        remembered."""
         stored = key in self._records or key in self._storing
-        if not erase:
-            if stored and len(self._superseded) < MOST_SUPERSEDED:
-                self._superseded[key] = None
-                self._forget([key])
-            return
-        self._erased[key] = None
-        if len(self._erased) > MOST_ERASED:
-            del self._erased[next(iter(self._erased))]
-        if stored or key in self._superseded:
+        if erase or key in self._storing:
+            self._erased[key] = None
+            if len(self._erased) > MOST_ERASED:
+                del self._erased[next(iter(self._erased))]
+        if stored:
             self._dropped.append(key)
             self._forget([key])
 
@@ -223,7 +213,7 @@ class DiskTier(Tier):
         """The disk process is told with the next `store`."""
         changed = list(keys)
         (self._leased.update if on else self._leased.difference_update)(changed)
-        self._lease_news.update(dict.fromkeys(changed))
+        self._lease_news.update(dict.fromkeys(changed, on))
 
     @property
     def full(self) -> bool:
@@ -258,11 +248,7 @@ class DiskTier(Tier):
         return {
             "records": len(self),
             "waiting": len(self._requests),
-            "stored": self._stored,
-            "fetched": self._fetched,
-            "failed": self._failed,
-            "lost": self._lost,
-            "read": self._read,
+            **self._counts,
             "budget": self._budget,
         }
 
@@ -280,23 +266,10 @@ class DiskTier(Tier):
 
     def _move(self, keys: Iterable[bytes], *, used: bool) -> None:
         for key in keys:
-            if len(self._touched) >= MOST_SUPERSEDED:
+            if len(self._touched) >= MOST_HINTS:
                 return
             if key in self._records or key in self._storing:
                 self._touched[key] = used
-
-    def _changed_leases(self) -> tuple[list[bytes], list[bytes]]:
-        """The keys that leases began to cover, and those that they cover no longer, since the disk process
-        was told last; at most `MOST_SUPERSEDED`, the others later. They are noted as told. On disk, leased
-        records are evicted after all others."""
-        changed = list(islice(self._lease_news, MOST_SUPERSEDED))
-        for key in changed:
-            del self._lease_news[key]
-        fresh = [key for key in changed if key in self._leased and key not in self._told]
-        over = [key for key in changed if key not in self._leased and key in self._told]
-        self._told.update(fresh)
-        self._told.difference_update(over)
-        return fresh, over
 
     def _ask_for_pieces(self, now: float, *, full: bool = False) -> None:
         """Ask for the records that `fetch` has collected, in pieces of about a MiB. With ``full`` for a full
@@ -353,8 +326,6 @@ class DiskTier(Tier):
                 self._dropped += erased
                 self._records.update(one for one in answer.records.items() if one[0] not in erased)
                 self._ready = self._ready or answer.last
-                if answer.ignored:
-                    log.warning("%d records on disk are of another model or layout: ignored", answer.ignored)
             case messages.Gone():
                 self._forget(answer.keys)
             case messages.Room():
@@ -371,12 +342,9 @@ class DiskTier(Tier):
     def _end_store(self, message: Store, at: int | None) -> None:
         record = message.record
         self._storing.discard(record.key)
-        if at is not None:
-            self._stored += 1
-            if record.key not in self._erased:
-                self._records[record.key] = RecordAt(at, record.digest, record.tokens)
-        else:
-            self._failed += 1
+        self._counts["failed" if at is None else "stored"] += 1
+        if at is not None and record.key not in self._erased:
+            self._records[record.key] = RecordAt(at, record.digest, record.tokens)
         self._ended.append(MoveEnd(message.ticket, at is not None))
 
     def _take_up(self, piece: Fetch, tickets: list[int], answer: messages.Fetched) -> None:
@@ -387,8 +355,7 @@ class DiskTier(Tier):
             if found is not None:
                 self._doubted.discard(key)
             if piece.slots:
-                self._fetched += found is not None
-                self._failed += found is None
+                self._counts["failed" if found is None else "fetched"] += 1
             record = None if found is None else Record(key, found.tokens, found.digest)
             self._ended.append(MoveEnd(ticket, found is not None, record))
         self._forget(piece.keys[at] for at in answer.gone)
@@ -402,7 +369,7 @@ class DiskTier(Tier):
         """Close the link to this disk process and ask for another. Until that one is there, slots that this
         one may still be writing to are left alone. ``how``: what was wrong with it, for the log."""
         log.warning("the disk process %s: another one is started", how)
-        self._lost += 1
+        self._counts["lost"] += 1
         if self._sock is not None:
             self._sock.close()
         self._sock, self._ready = None, False
@@ -410,8 +377,7 @@ class DiskTier(Tier):
         self._records.clear()  # the next one sends its own
         self._doubted.clear()
         self._reader.leave()
-        self._told.clear()
-        self._lease_news = OrderedDict.fromkeys(self._leased)
+        self._lease_news = OrderedDict.fromkeys(self._leased, True)
         ask(self._control)
 
     def _accept_process(self, now: float) -> None:
@@ -435,3 +401,9 @@ class DiskTier(Tier):
         self._deadline.heard(now)
         self._budget = self._begin.budget
         self._post(self._begin)
+
+
+def _hints(news: OrderedDict[bytes, bool]) -> tuple[list[bytes], list[bytes]]:
+    """Take the first of ``news``, `MOST_HINTS` at most: the keys with true, and those with false."""
+    some = [news.popitem(last=False) for _ in range(min(MOST_HINTS, len(news)))]
+    return [key for key, on in some if on], [key for key, on in some if not on]

@@ -6,7 +6,7 @@ The rule among tenants is that of `quotas`. Knows keys and tenants.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from itertools import chain, islice
 
 from ..quotas import by_largest
@@ -64,10 +64,10 @@ class RecordEviction:
                 self.add(key, tenant)
                 self.move(key, last=on)
 
-    def evicted(self, count: int, coming: Iterable[int], besides: Container[bytes]) -> list[bytes]:
+    def evicted(self, count: int, coming: Mapping[int, int], besides: Container[bytes]) -> list[bytes]:
         """Choose ``count`` records to evict, in order (fewer, if there are not so many), to make room for new
-        records. ``coming``: the tenants of these, one entry for each. None of ``besides`` is chosen. What is
-        chosen stays here until `remove`."""
+        records. ``coming``: how many of these each tenant has. None of ``besides`` is chosen. What is chosen
+        stays here until `remove`."""
         held = Counter(self.held()) + Counter(coming)
 
         def given_up(queues: dict[int, OrderedDict[bytes, None]]) -> Iterator[bytes]:
@@ -76,13 +76,9 @@ class RecordEviction:
 
         return list(islice(chain(given_up(self._free), given_up(self._covered)), count))
 
-    def surplus(self, tenant: int, most: int, coming: int, besides: Collection[bytes] = ()) -> list[bytes]:
-        """The records of ``tenant``, which has a cap of ``most`` records, that must go for ``coming`` new
-        ones of its own, in eviction order. ``besides``: keys that are removed anyway, and are not chosen."""
-        leaving = sum(self._tenants.get(key) == tenant for key in besides)
-        staying = self.held().get(tenant, 0) - leaving
-        own = (key for key in self._of(tenant) if key not in besides)
-        return list(islice(own, max(0, staying + coming - most)))
+    def surplus(self, tenant: int, most: int) -> list[bytes]:
+        """The records of ``tenant`` beyond ``most`` of them, in eviction order."""
+        return list(islice(self._of(tenant), max(0, self.held().get(tenant, 0) - most)))
 
     def _of(self, tenant: int) -> Iterator[bytes]:
         """A tenant's records, in the order in which it gives them up."""

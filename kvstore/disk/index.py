@@ -11,7 +11,6 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import lmdb
 from xxhash import xxh3_64_intdigest
@@ -95,11 +94,10 @@ class RecordEntry:
 
 class RecordIndex:
     """The index in ``folder``, of records of the record space ``space``, 16 bytes, with payloads of ``length``
-    bytes in slots of ``stride``. ``entries``: what it has. ``ignored``: how many records of another form were
-    found; they are dropped. ``anew``: throw away what is there.
+    bytes in slots of ``stride``. ``entries``: what it has. ``anew``: throw away what is there.
 
-    A damaged index is thrown away, and one that finds no memory: reading a truncated map kills the process.
-    Raises `StoreFailed`; with ``keep`` `StoreTorn` in place of throwing away.
+    An index that is damaged or of another form is thrown away, and one that finds no memory: reading a
+    truncated map kills the process. Raises `StoreFailed`; with ``keep`` `StoreTorn` in place of throwing away.
     """
 
     def __init__(
@@ -108,26 +106,22 @@ class RecordIndex:
         self._folder = folder
         self.path = folder / FILE
         self._layout = _LAYOUT.pack(VERSION, space, length, stride)
-        self.ignored = 0
         self.entries: dict[bytes, RecordEntry] = {}
         for thrown in (anew, True):
             if thrown:
                 throw_away(folder)
             try:
-                if self._opened():
-                    return
-                wrong = "holds records of another form"
+                self._open()
+                return
             except lmdb.Error as error:
                 # The first pages say how much is mapped: damaged, they ask for more memory than there is.
                 lost = (*TORN, lmdb.PanicError, lmdb.MemoryError)
                 if thrown or (not isinstance(error, lost) and ANOTHER_FORMAT not in str(error)):
                     raise StoreFailed(explained(error, f"the KV index {self.path}")) from error
-                wrong = f"is damaged: {error}"
+                told = f"the KV index {self.path} is damaged or of another form: {error}"
             if keep:
-                raise StoreTorn(f"the KV index {self.path} {wrong}")
-            if not self.ignored:
-                log.warning("the KV index %s %s; all KV in the folder is given up", self.path, wrong)
-        raise StoreFailed(f"{folder}: cannot be opened, even anew")
+                raise StoreTorn(told)
+            log.warning("%s; all KV in the folder is given up", told)
 
     def write(self, put: Mapping[bytes, RecordEntry], delete: Iterable[bytes] = ()) -> None:
         """Delete some records and put others, in one transaction. If LMDB's map is too small, it is made
@@ -160,37 +154,28 @@ class RecordIndex:
         """Close the environment."""
         self._env.close()
 
-    def _opened(self) -> bool:
-        """Open the environment and read it; returns whether it could be used. Raises what LMDB raises."""
+    def _open(self) -> None:
+        """Open the environment and read all entries. Raises what LMDB raises."""
         size = max(FIRST_MAP, self.path.stat().st_size if self.path.exists() else 0)
         self._env = env = lmdb.open(
             str(self._folder), map_size=size, max_dbs=1, sync=False, lock=False, mode=0o600
         )
-        used = False
         try:
             if self.path.stat().st_size < (env.info()["last_pgno"] + 1) * env.stat()["psize"]:
                 raise lmdb.CorruptedError("the file is cut")
-            used = self._read(env)
-        finally:
-            if not used:
-                env.close()
-        return used
-
-    def _read(self, env: Any) -> bool:
-        """Read all entries. False, and ``ignored``: they are of another form."""
-        with env.begin(write=True) as txn:
-            layout, entries = txn.get(LAYOUT), txn.stat()["entries"]
-            if layout is None and not entries:
-                txn.put(LAYOUT, self._layout)
-            elif layout != self._layout:
-                with contextlib.suppress(lmdb.Error):
-                    self.ignored = txn.stat(env.open_db(b"records", txn, create=False))["entries"]
-                return False
-        self._records = env.open_db(b"records")
-        with env.begin(db=self._records) as txn:
-            found = {key: RecordEntry.unpacked(key, value) for key, value in txn.cursor()}
+            with env.begin(write=True) as txn:
+                layout, entries = txn.get(LAYOUT), txn.stat()["entries"]
+                if layout is None and not entries:
+                    txn.put(LAYOUT, self._layout)
+                elif layout != self._layout:
+                    raise lmdb.InvalidError("its records have another layout")
+            self._records = env.open_db(b"records")
+            with env.begin(db=self._records) as txn:
+                found = {key: RecordEntry.unpacked(key, value) for key, value in txn.cursor()}
+        except BaseException:
+            env.close()
+            raise
         self.entries = dict(sorted(found.items(), key=lambda one: one[1].age))
-        return True
 
     def _failed(self, error: Exception) -> KVStoreError:
         """The error that the caller raises for ``error``: `StoreTorn` if the file is damaged, which is then
@@ -203,7 +188,7 @@ class RecordIndex:
             return StoreFailed(explained(error, f"the KV index {self.path}"))
         with contextlib.suppress(OSError, lmdb.Error):
             self._env.close()
-            self._opened()
+            self._open()
         return StoreFailed(explained(error, f"the KV index {self.path}"))
 
 

@@ -42,7 +42,7 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
 
 class Store(msgspec.Struct, frozen=True, array_like=True, tag="store"):
     """Ask to write the record in ``slot`` to disk; answered by ``Done``. ``ticket``: the number
-    of the request, which its answer repeats. ``superseded``: keys of records to remove in the same transaction.
+    of the request, which its answer repeats.
 
     ``touched``: keys of records that count as used now. ``yielding``: records that are on a tier above, to be
     evicted first. ``leased``, ``released``: keys that leases cover from now on, and no longer.
@@ -51,7 +51,6 @@ class Store(msgspec.Struct, frozen=True, array_like=True, tag="store"):
     ticket: int
     slot: int
     record: Record
-    superseded: list[bytes] = []
     touched: list[bytes] = []
     yielding: list[bytes] = []
     leased: list[bytes] = []
@@ -77,14 +76,10 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
 
 
 class Known(msgspec.Struct, frozen=True, array_like=True, tag="known"):
-    """Records on disk, by their keys, in answer to ``Begin``; ``last``: there are no more.
-
-    ``ignored``: how many records are of another model or layout.
-    """
+    """Records on disk, by their keys, in answer to ``Begin``; ``last``: there are no more."""
 
     records: dict[bytes, RecordAt]
     last: bool
-    ignored: int = 0
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):

@@ -75,7 +75,7 @@ class DiskServer:
         for part in sliced(self._store.entries.items(), RECORDS_PER_PACKET):
             told = {key: RecordAt(one.slot, one.digest, one.tokens) for key, one in part}
             self._send(messages.Known(told, last=False))
-        self._send(messages.Known({}, last=True, ignored=self._store.ignored))
+        self._send(messages.Known({}, last=True))
 
     def _look(self) -> None:
         """Look at the disk's free space: if it is short, give some back, first of other models' records. Tell
@@ -193,11 +193,10 @@ class DiskServer:
         for store in stores:
             self._store.lease(store.released, on=False)
             self._store.lease(store.leased, on=True)
-        superseded = [key for store in stores for key in store.superseded]
         try:
             touched = [key for store in stores for key in store.touched]
             self._store.evict_first(key for store in stores for key in store.yielding)
-            evicted = self._store.put(records, superseded, touched)
+            evicted = self._store.put(records, touched)
         except StoreFailed as error:
             self._refused(error)
             for store in stores:

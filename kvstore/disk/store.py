@@ -19,7 +19,6 @@ import shutil
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
 from xxhash import xxh3_64_intdigest
@@ -90,9 +89,9 @@ class RecordStore:
 
     ``caps``: most bytes of a tenant's records, by the tenant's number. ``floor``: bytes of the disk that stay
     free, however full it is; None: the disk is not looked at. ``reserve``: a file of which the bytes count as
-    free. ``ignored``: how many records were found that are not of this record space, block size or layout; they
-    are dropped. ``given_up``: keys of records that went without a `put` that returned them; the caller takes
-    them. ``anew``: throw away what is there, since the process that opened it last died of it.
+    free. ``given_up``: keys of records that went without a `put` that returned them; the caller takes them.
+    ``anew``: throw away what is there, since the process that opened it last died of it. Records that are not
+    of this record space, block size or layout are dropped.
 
     Raises `FolderHeld`: another process holds it; `StoreFailed`: the folder or a file cannot be opened, even
     anew; with ``keep`` `StoreTorn` in place of throwing away an index that is damaged or of another form.
@@ -127,10 +126,7 @@ class RecordStore:
             undo.callback(self._file.close)
             self._begin(anew=anew, keep=keep)
             undo.pop_all()
-        self.ignored = self._index.ignored
-        if surplus := [
-            key for tenant, most in self._most.items() for key in self._order.surplus(tenant, most, 0)
-        ]:
+        if surplus := [key for tenant in self._most for key in self._surplus(tenant)]:
             self.drop(surplus)
 
     def __len__(self) -> int:
@@ -182,38 +178,35 @@ class RecordStore:
     def put(
         self,
         records: Iterable[tuple[Record, memoryview]],
-        superseded: Iterable[bytes] = (),
         touched: Iterable[bytes] = (),
     ) -> list[bytes]:
-        """Store the records and remove those of ``superseded``. Returns the keys of records that are not here
-        now: those evicted for the new ones, and new ones that were left out. ``records``: each with its bytes,
-        which are read only during the call.
+        """Store the records. Returns the keys of records that are not here now: those evicted for the new ones,
+        and new ones that were left out. ``records``: each with its bytes, which are read only during the call.
 
         ``touched``: keys of records that count as used now. A tenant with a cap gives up its own records;
         where the new ones alone exceed the cap, the first of them are left out. Where the disk is short of
         space others are evicted before these are stored (``given_up``); where that is not enough, the first
         of these are left out. Raises `StoreFailed`: none of the records is stored.
         """
-        kept, payloads = set(superseded), dict(records)
+        payloads = dict(records)
         for key in touched:
             self._order.move(key, last=True)
             self._used.pop(key, None)
             self._used[key] = None
             if len(self._used) > MOST_USED:
                 self._used.popitem(last=False)
-        fresh = [record for record in payloads if record.key not in self._entries or record.key in kept]
+        fresh = [record for record in payloads if record.key not in self._entries]
         fresh, refused = self._within_caps(fresh)
         fresh, crowded = self._within_disk(fresh)
-        gone = [key for key in kept if key in self._entries]
-        surplus = self._surplus(fresh, kept)
-        going = kept.union(surplus)
-        room = self.budget - self.size - self._stride * (len(fresh) - len(gone) - len(surplus))
-        wanted = max(0, -(room // self._stride))
-        evicted = [*surplus, *self._order.evicted(wanted, [record.tenant for record in fresh], going)]
-        if len(evicted) < wanted + len(surplus):
+        coming = Counter(record.tenant for record in fresh)
+        evicted = [key for one in coming for key in self._surplus(one, coming[one])]
+        room = self.budget - self.size - self._stride * (len(fresh) - len(evicted))
+        wanted = len(evicted) + max(0, -(room // self._stride))
+        evicted += self._order.evicted(wanted - len(evicted), coming, set(evicted))
+        if len(evicted) < wanted:
             raise StoreFailed(f"{len(fresh)} records do not fit a budget of {self.budget} bytes")
-        if leaving := (*gone, *evicted):
-            self._remove(leaving)
+        if evicted:
+            self._remove(evicted)
         try:
             self._store(fresh, payloads)
         except KVStoreError:
@@ -302,7 +295,7 @@ class RecordStore:
             lack -= self._punch()
             if lack > 0 and len(self):
                 count = -(-lack // self._stride) + len(self) // GIVEN_SHARE
-                keys = self._order.evicted(count, (), ())
+                keys = self._order.evicted(count, {}, ())
                 self._remove(keys)
                 self.given_up += keys
                 self._punch()
@@ -357,16 +350,15 @@ class RecordStore:
         """Leave out those of the new records for which their tenants' caps have no room, the first ones
         first. Returns the records that stay, in order, and the keys of the others. Tenants without a cap keep
         all."""
-        left = dict(self._most)
+        coming = Counter[int]()
         staying: list[Record] = []
         refused: list[bytes] = []
         for record in reversed(fresh):
-            if left.get(record.tenant, 1) < 1:
+            coming[record.tenant] += 1
+            if coming[record.tenant] <= self._most.get(record.tenant, len(fresh)):
+                staying.append(record)
+            else:
                 refused.append(record.key)
-                continue
-            staying.append(record)
-            if record.tenant in left:
-                left[record.tenant] -= 1
         return staying[::-1], refused
 
     def _within_disk(self, fresh: list[Record]) -> tuple[list[Record], list[bytes]]:
@@ -380,12 +372,11 @@ class RecordStore:
             raise StoreFull(f"the disk of {self.folder} has no space for KV beyond what is kept free there")
         return fresh[-most:], [record.key for record in fresh[:-most]]
 
-    def _surplus(self, fresh: list[Record], besides: Collection[bytes]) -> list[bytes]:
-        """The keys of records that tenants with a cap must give up for the new records ``fresh``.
-        ``besides``: keys that are removed anyway."""
-        coming = Counter(record.tenant for record in fresh if record.tenant in self._most)
-        found = (self._order.surplus(one, self._most[one], coming[one], besides) for one in coming)
-        return list(chain.from_iterable(found))
+    def _surplus(self, tenant: int, coming: int = 0) -> list[bytes]:
+        """The keys of records that a tenant must give up for ``coming`` new ones, in eviction order; none if it
+        has no cap."""
+        most = self._most.get(tenant)
+        return [] if most is None else self._order.surplus(tenant, most - coming)
 
     # --- the files ------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Records in their file: budget, order of use, what is superseded, and every way a file goes bad."""
+"""Records in their file: budget, order of use, what is dropped, and every way a file goes bad."""
 
 from __future__ import annotations
 
@@ -116,21 +116,16 @@ def test_the_longest_unused_goes_first_and_a_use_is_remembered(tmp_path: Path) -
     again.close()
 
 
-def test_what_is_superseded_goes_with_what_replaces_it(store: RecordStore) -> None:
-    store.put([given(1), given(2)])
-    store.put([given(3)], superseded=[key(1), key(77)])
-    assert set(store.keys()) == {key(2), key(3)}
-    with pytest.raises(RecordMissing):
-        read(store, 1)
-
-
-def test_what_is_superseded_is_gone_after_a_restart_too(tmp_path: Path) -> None:
+def test_what_is_dropped_is_gone_after_a_restart_too(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.put([given(1), given(2)])
-    store.put([given(3)], superseded=[key(1)])
+    store.drop([key(1), key(77)])
+    assert set(store.keys()) == {key(2)}
+    with pytest.raises(RecordMissing):
+        read(store, 1)
     store.close()
     again = opened(tmp_path)
-    assert set(again.keys()) == {key(2), key(3)}
+    assert set(again.keys()) == {key(2)}
     again.close()
 
 
@@ -143,7 +138,8 @@ def test_a_tenant_with_a_cap_gives_up_its_own(tmp_path: Path) -> None:
     assert store.put([given(14, 7)]) == [key(12)], "what a lease covers goes last"
     assert set(store.put([given(n, 7) for n in range(20, 25)])) == {*map(key, (11, 13, 14, 20, 21))}
     assert store.held() == {0: 5, 7: 3} and read(store, 24)
-    assert store.put([given(25, 7)], superseded=[key(24)]) == []
+    store.drop([key(24)])
+    assert store.put([given(25, 7)]) == []
     store.close()
     again = opened(tmp_path, caps={7: 2 * ROOM})
     assert again.held() == {0: 5, 7: 2} and key(25) in again, "a smaller cap counts at once"
@@ -195,7 +191,7 @@ def test_records_of_another_block_size_are_ignored_and_dropped(tmp_path: Path) -
     store.put([given(1), given(2)])
     store.close()
     other = opened(tmp_path, size=SIZE // 2)
-    assert (other.ignored, len(other)) == (2, 0)
+    assert len(other) == 0
     other.close()
 
 
@@ -284,11 +280,11 @@ def test_an_index_without_a_layout_is_thrown_away(tmp_path: Path) -> None:
             for number in range(5):
                 txn.put(key(number), bytes(80))
     store = opened(tmp_path)
-    assert (store.ignored, len(store)) == (5, 0)
+    assert len(store) == 0
     store.put([given(1)])
     store.close()
     store = opened(tmp_path)
-    assert store.ignored == 0 and read(store, 1)
+    assert len(store) == 1 and read(store, 1)
     store.close()
 
 
@@ -507,10 +503,11 @@ def test_a_kill_between_any_two_writes_costs_the_records_in_flight_alone(
         try:
             for first in range(2, 14, 2):
                 batch = [first, first + 1]
-                evicted = store.put([given(n) for n in batch], [key(first - 2)])
+                store.drop([key(first - 2)])
+                evicted = store.put([given(n) for n in batch])
                 there = {n for n in there | set(batch) if key(n) not in evicted} - {first - 2}
         except Killed:
-            going = [*sorted(there)[: len(batch)], batch[0] - 2]  # were to be evicted, or superseded
+            going = [*sorted(there)[: len(batch)], batch[0] - 2]  # were to be evicted, or dropped
         else:
             going = []
         whole, left[0] = left[0] > 0, 0

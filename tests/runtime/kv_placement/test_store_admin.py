@@ -91,7 +91,7 @@ def test_a_folder_of_nothing_but_damage_is_tidied_away(tmp_path: Path) -> None:
 @pytest.mark.parametrize("act", ["stat", "verify", "gc"])
 def test_records_dropped_for_their_length_are_told(tmp_path: Path, act: str) -> None:
     write_about(records(tmp_path), SIZE + 1)
-    with pytest.raises(SettingsInvalid, match="holds records of another form"):
+    with pytest.raises(SettingsInvalid, match="its records have another layout"):
         list(tend(act, tmp_path))
 
 
