@@ -13,7 +13,6 @@ turn wait for all of its deadline is left alone for a while. Knows keys, slots a
 
 from __future__ import annotations
 
-import socket
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -22,9 +21,6 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from .disk.client import DiskTier
-from .disk.messages import Begin
-from .host.slots import SlotMemory
 from .host.tier import HostTier
 from .slices import sliced
 from .tier import MoveEnd, Presence, Record, Tier
@@ -83,21 +79,6 @@ class Tiers:
         self._try_again = 0.0
         self.reading_seconds = 0.0
 
-    @classmethod
-    def opened(
-        cls,
-        memory: SlotMemory,
-        reach: Callable[[int], memoryview] | None,
-        disk: tuple[socket.socket, Begin] | None,
-        *,
-        recheck: bool,
-    ) -> Tiers:
-        """The host tier in ``memory``, and below it a disk tier with this control socket, over which a disk
-        process was asked for, and this first message to it. ``recheck``: see `HostTier`."""
-        host = HostTier(memory, recheck=recheck)
-        below = () if disk is None else (DiskTier(*disk, reads=reach is not None),)
-        return cls(host, below, reach)
-
     def wait_ready(self, seconds: float) -> None:
         """Wait until all tiers answer, or for so many seconds."""
         deadline = time.monotonic() + seconds
@@ -108,6 +89,10 @@ class Tiers:
     def __bool__(self) -> bool:
         """Whether any tier has a record."""
         return self.host is not None and (len(self.host) > 0 or self.stocked)
+
+    @property
+    def _all(self) -> tuple[HostTier | Tier, ...]:
+        return () if self.host is None else (self.host, *self.below)
 
     @property
     def stocked(self) -> bool:
@@ -262,7 +247,7 @@ class Tiers:
         came = True
         while came and len(found) < len(keys):
             came = False
-            for tier in (self.host, *self.below):
+            for tier in self._all:
                 run = list(takewhile(tier.readable, keys[len(found) :]))
                 tokens = tier.read(run, memory[len(found) :]) if run else []
                 found, came = found + tokens, came or bool(tokens)
@@ -327,7 +312,7 @@ class Tiers:
         slot = self.host.here.get(key)
         if slot is None or self.stored(key):
             return False
-        record, ticket = self.host.record_in(slot), next(self._tickets)
+        record, ticket = self.host.memory.record(slot), next(self._tickets)
         for number, tier in sorted(self._asked(), key=lambda one: one[1].full):
             if tier.room > 0 and tier.store(record, slot, ticket, now):
                 self.host.hold(slot, used=False)
@@ -393,7 +378,7 @@ class Tiers:
 
     def drop(self, key: bytes, *, erase: bool = False) -> None:
         """Drop a record from all tiers; with ``erase`` its bytes leave the lower ones soon."""
-        for tier in () if self.host is None else (self.host, *self.below):
+        for tier in self._all:
             tier.drop(key, erase=erase)
 
     def _touch(self, keys: Sequence[bytes]) -> None:
@@ -432,7 +417,7 @@ class Tiers:
             return  # `read` finds out whether it came
         record = ended.record if ended.done else None
         if record is not None and record.key == move.key and self._is_sound(record, move.slot, tier):
-            self.host.store(record, move.slot, ended.ticket, now)
+            self.host.filled(move.slot, record)
         elif not self._ask_for(move.key, move.slot, now, behind=move.tier):
             self.host.abandon(move.slot)
 
@@ -442,9 +427,8 @@ class Tiers:
 
     def statistics(self) -> dict[str, float]:
         """The statistics of each tier, under its name, and how many records wait to go down."""
-        tiers = () if self.host is None else (self.host, *self.below)
         told: dict[str, float] = {
-            f"{tier.name}_{name}": value for tier in tiers for name, value in tier.statistics().items()
+            f"{tier.name}_{name}": value for tier in self._all for name, value in tier.statistics().items()
         }
         if self.below:
             told[f"{self.below[0].name}_queue"] = self.to_send

@@ -81,15 +81,14 @@ def ask(control: socket.socket) -> None:
 class DiskTier(Tier):
     """The engine's side of the disk tier: sends requests to a disk process and takes its answers. ``control``:
     the engine's end of a `process.DiskProcess`'s socket, over which a disk process is asked for. ``begin``: the
-    first message to each disk process. ``reads``: this process may `read` records from the page cache. `ask`
-    was called on the socket before.
+    first message to each disk process. `ask` was called on the socket before.
     """
 
     name = "disk"
     checks = True
+    reads = True
 
-    def __init__(self, control: socket.socket, begin: messages.Begin, *, reads: bool = False) -> None:
-        self.reads = reads
+    def __init__(self, control: socket.socket, begin: messages.Begin) -> None:
         self._control = control
         self._begin = begin
         self._budget = begin.budget

@@ -22,7 +22,6 @@ import mmap
 import os
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -30,6 +29,7 @@ from numpy.typing import NDArray
 
 from ..errors import GroupInvalid, SlotMisused
 from ..keys import KEY_BYTES
+from ..tier import Record
 
 MAGIC = b"holdfast"
 LAYOUT_VERSION = 2
@@ -62,20 +62,6 @@ _MAY_MOVE[SlotState.FREE, SlotState.FILLING] = True
 _MAY_MOVE[SlotState.FILLING, [SlotState.READY, SlotState.FREE]] = True
 _MAY_MOVE[SlotState.READY, [SlotState.READING, SlotState.FREE]] = True
 _MAY_MOVE[SlotState.READING, [SlotState.READING, SlotState.READY]] = True
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One slot's entry in the directory: the record's ``key``, number of ``tokens`` and ``tenant``; the
-    slot's ``state``. ``digest``: xxh3 of the payload. ``stamp``: a number that rises with each use of any
-    record."""
-
-    key: bytes
-    tokens: int
-    state: SlotState
-    digest: int
-    stamp: int
-    tenant: int
 
 
 def make_memory(size: int) -> int:
@@ -121,10 +107,14 @@ class SlotMemory:
             self.directory["state"] = SlotState.FREE
             self.map[: HEADER.size] = header
 
-    def entry(self, slot: int) -> Entry:
-        """The directory's entry of ``slot``."""
-        key, tokens, state, *others = self.directory[self._checked(slot)].item()
-        return Entry(key, tokens, SlotState(state), *others)
+    def record(self, slot: int) -> Record:
+        """The record in ``slot``, as the directory says."""
+        key, tokens, _, digest, _, tenant = self.directory[self._checked(slot)].item()
+        return Record(key, tokens, digest, tenant)
+
+    def state(self, slot: int) -> SlotState:
+        """The state of ``slot``."""
+        return SlotState(self._states[self._checked(slot)])
 
     def payload(self, slot: int) -> memoryview:
         """The bytes of ``slot``, ``[block_bytes]``, writable."""
@@ -152,7 +142,7 @@ class SlotMemory:
         """
         state = self._states[self._checked(slot)]
         if not _MAY_MOVE[state, wanted]:
-            raise SlotMisused(slot, SlotState(state).name, wanted.name)
+            raise SlotMisused(slot, self.state(slot).name, wanted.name)
         self._states[slot] = wanted
 
     def move_each(self, slots: Sequence[int], wanted: SlotState) -> None:
@@ -161,7 +151,7 @@ class SlotMemory:
         indexes = np.asarray(slots, dtype=np.intp)
         refused = indexes[~_MAY_MOVE[self._states[indexes], wanted]]
         if len(refused):
-            raise SlotMisused(int(refused[0]), self.entry(refused[0]).state.name, wanted.name)
+            raise SlotMisused(int(refused[0]), self.state(refused[0]).name, wanted.name)
         self._states[indexes] = wanted
 
     def describe(self, slot: int, key: bytes, tokens: int, tenant: int = 0) -> None:

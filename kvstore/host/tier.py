@@ -8,8 +8,7 @@ clock.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import ceil
 from threading import Thread
 
@@ -20,7 +19,7 @@ from ..errors import LeakFound
 from ..quotas import FairOrder
 from ..slices import SLICE, sliced
 from ..system_limits import roam
-from ..tier import MoveEnd, Presence, Record, Tier
+from ..tier import Record
 from .slots import SlotMemory, SlotState
 
 AHEAD_SHARE, AHEAD_BYTES = 1 / 8, 256 << 20
@@ -29,7 +28,7 @@ many bytes. Taking a page may cost ten times what filling it costs: a virtual ma
 its host."""
 
 
-class HostTier(Tier):
+class HostTier:
     """The records in the slots of ``memory``, and the order in which they are evicted. ``recheck``: bytes are
     hashed each time before they are read; for tests and debug.
 
@@ -39,8 +38,6 @@ class HostTier(Tier):
     """
 
     name = "host"
-    checks = True
-    reads = True
 
     def __init__(self, memory: SlotMemory, *, recheck: bool = True) -> None:
         self.memory = memory
@@ -58,7 +55,7 @@ class HostTier(Tier):
         self._promised: dict[bytes, dict[int, float]] = {}  # key: sequence with a lease: return
         self._covers: dict[int, list[bytes]] = {}
         self._stamp = 0  # rises with each use
-        self._hits = self._misses = self._damaged = self._refused = self._dropped = 0
+        self._counts = dict.fromkeys(("hits", "misses", "damaged", "refused", "dropped"), 0)
         self._free = self._adopt()
         self._untouched = len(self._free)  # so many at the beginning of the free ones
         self._ahead = min(ceil(AHEAD_SHARE * memory.slots), AHEAD_BYTES // memory.stride)
@@ -78,40 +75,15 @@ class HostTier(Tier):
         """Whether the record is in a slot, or one is being filled with it."""
         return key in self._slot_of
 
-    def lookup(self, keys: Collection[bytes]) -> list[Presence]:
-        """Whether each record can be read; PENDING while its slot is being filled."""
-        here, slots = self._here, self._slot_of
-        return [
-            Presence.FOUND if key in here else Presence.PENDING if key in slots else Presence.ABSENT
-            for key in keys
-        ]
-
-    def store(self, record: Record, slot: int, ticket: int, now: float) -> bool:
-        """Note that all bytes of the record are in ``slot``, which was reserved for it: from now on it is
-        found, and counts as used now. Returns whether it is: not if it was dropped meanwhile, or if with
-        ``recheck`` its bytes have another digest. The slot is free then."""
-        return self.filled(slot, record)
-
-    def fetch(self, key: bytes, slot: int | None, ticket: int, now: float) -> bool:
-        """False: nothing has to come, as the record's own slot can be read."""
-        return False
-
-    def poll(self, now: float) -> list[MoveEnd]:
-        """Nothing ends later."""
-        return []
-
-    @property
-    def waiting(self) -> bool:
-        return False
-
     def readable(self, key: bytes) -> bool:
+        """Whether the record is here; its bytes are checked by `find`."""
         return key in self._here
 
-    near = readable
-
     def read(self, keys: Sequence[bytes], blocks: Sequence[memoryview]) -> list[int]:
-        """Copy records into memory; they are evicted first then, as the device has them."""
-        slots = self.find(takewhile(self._here.__contains__, keys))
+        """Copy records into memory, ``keys[i]`` into ``blocks[i]``; they are evicted first then, as the device
+        has them. Returns the number of tokens of each that came: the longest beginning that is here and sound.
+        """
+        slots = self.find(keys)
         self.hold(*slots)
         for slot, block in zip(slots, blocks, strict=False):
             block[:] = self.memory.payload(slot)
@@ -125,14 +97,14 @@ class HostTier(Tier):
         for key in keys:
             slot = self._here.get(key)
             if slot is None:
-                self._misses += 1
+                self._counts["misses"] += 1
                 break
             if (self._recheck or slot not in self._checked) and not self._sound(slot):
-                self._damaged += 1
+                self._counts["damaged"] += 1
                 self.drop(key)
                 break
             found.append(slot)
-        self._hits += len(found)
+        self._counts["hits"] += len(found)
         self._order.hit(found)
         return found
 
@@ -147,11 +119,6 @@ class HostTier(Tier):
     def tokens_of(self, slot: int) -> int:
         """Tokens of the record in ``slot``."""
         return int(self._tokens[slot])
-
-    def record_in(self, slot: int) -> Record:
-        """The record in a slot that is filled."""
-        entry = self.memory.entry(slot)
-        return Record(entry.key, entry.tokens, entry.digest, entry.tenant)
 
     @property
     def room(self) -> int:
@@ -238,7 +205,7 @@ class HostTier(Tier):
         if key in self._slot_of:
             return None
         if not self._free and not self._evict(tenant, spare=spare):
-            self._refused += 1
+            self._counts["refused"] += 1
             return None
         slot = self._free.pop()
         self._untouched = min(self._untouched, len(self._free))
@@ -270,12 +237,12 @@ class HostTier(Tier):
         if slot not in self._key_of:  # dropped meanwhile
             self._free_slot(slot)
             return False
-        digest = self.memory.entry(slot).digest or None if record is None else record.digest
+        digest = self.memory.record(slot).digest or None if record is None else record.digest
         seen = digest
         if seen is None or self._recheck:
             seen = xxh3_64_intdigest(self.memory.payload(slot))
         if digest not in (None, seen):
-            self._damaged += 1
+            self._counts["damaged"] += 1
             self._forget(slot)
             self._free_slot(slot)
             return False
@@ -336,7 +303,7 @@ class HostTier(Tier):
         slot = self._slot_of.get(key)
         if slot is None:
             return
-        self._dropped += 1
+        self._counts["dropped"] += 1
         self._forget(slot)
         self._order.remove(slot)
         if slot not in self._filling and slot not in self._readers:
@@ -353,11 +320,7 @@ class HostTier(Tier):
             "records": len(self._slot_of),
             "bytes": len(self._slot_of) * size,
             "capacity": self.memory.slots * size,
-            "hits": self._hits,
-            "misses": self._misses,
-            "damaged": self._damaged,
-            "refused": self._refused,
-            "dropped": self._dropped,
+            **self._counts,
         }
 
     def audit(self) -> None:
@@ -415,15 +378,15 @@ class HostTier(Tier):
         entries = memory.directory[["state", "stamp"]]
         used = np.nonzero(entries["state"] != SlotState.FREE)[0]
         for slot in used[np.argsort(entries["stamp"][used], kind="stable")].tolist():
-            entry = memory.entry(slot)
-            if entry.state is SlotState.READING:
+            record, state = memory.record(slot), memory.state(slot)
+            if state is SlotState.READING:
                 memory.move(slot, SlotState.READY)
-            if entry.state is SlotState.FILLING or entry.key in self._slot_of:
+            if state is SlotState.FILLING or record.key in self._slot_of:
                 memory.move(slot, SlotState.FREE)
                 continue
-            self._slot_of[entry.key] = self._here[entry.key] = slot
-            self._key_of[slot] = entry.key
-            self._order.take(slot, entry.tenant)
+            self._slot_of[record.key] = self._here[record.key] = slot
+            self._key_of[slot] = record.key
+            self._order.take(slot, record.tenant)
             self._rank([slot])
         return [slot for slot in range(memory.slots - 1, -1, -1) if slot not in self._key_of]
 
@@ -435,7 +398,7 @@ class HostTier(Tier):
 
     def _sound(self, slot: int) -> bool:
         memory = self.memory
-        if xxh3_64_intdigest(memory.payload(slot)) != memory.entry(slot).digest:
+        if xxh3_64_intdigest(memory.payload(slot)) != memory.record(slot).digest:
             return False
         self._checked.add(slot)
         return True
@@ -448,7 +411,7 @@ class HostTier(Tier):
         self._evicted.append(self._key_of[slot])
         self._forget(slot)
         self._free_slot(slot)
-        self._dropped += 1
+        self._counts["dropped"] += 1
         return True
 
     def _rank(self, slots: list[int], *, first: bool = False) -> None:

@@ -105,7 +105,7 @@ def disk(folder: Path) -> Stand:
     control = process.theirs.dup()
     process.start()
     ask(control)
-    tier = DiskTier(control, Begin(str(folder / SPACE.hex()), SPACE, SIZE, 1 << 22), reads=True)
+    tier = DiskTier(control, Begin(str(folder / SPACE.hex()), SPACE, SIZE, 1 << 22))
     Tiers(HostTier(memory), (tier,)).wait_ready(120)
 
     def end() -> None:

@@ -411,7 +411,7 @@ class FakeRunner:
     def _load(self, load: BlockLoad) -> None:
         self._positions[load.block], self._digests[load.block] = self._slot(load.slot)
         assert self.memory is not None
-        self._check_moved(load.slot, load.block, self.memory.entry(load.slot).tokens)
+        self._check_moved(load.slot, load.block, self.memory.record(load.slot).tokens)
 
     def _check_moved(self, slot: int, block: int, tokens: int) -> None:
         """What block and slot hold now is what was first moved under the slot's key."""
@@ -421,7 +421,7 @@ class FakeRunner:
         positions, digests = self._slot(slot)
         assert content == positions[:tokens].tobytes() + digests[:tokens].tobytes(), "moved bytes differ"
         seen = xxh3_64_intdigest(content)
-        assert self._ledger.setdefault(self.memory.entry(slot).key, seen) == seen, "other bytes under a key"
+        assert self._ledger.setdefault(self.memory.record(slot).key, seen) == seen, "other bytes under a key"
 
     def reach(self, block: int) -> memoryview:
         """A block's bytes, to be written beside all plans; what stands there is not needed any more."""

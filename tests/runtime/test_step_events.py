@@ -88,7 +88,7 @@ def test_moves_that_are_done_are_made(parts: Parts) -> None:
     assert list(handle.tokens()) == [] and not handle.moved()
     assert handle.moved(wait=True) and handle.moved()
     assert bytes(parts.memory.payload(1)) == bytes([7]) * parts.memory.block_bytes
-    assert parts.memory.entry(1).digest == xxh3_64_intdigest(parts.memory.payload(1))
+    assert parts.memory.record(1).digest == xxh3_64_intdigest(parts.memory.payload(1))
     parts.memory.payload(3)[:] = bytes(len(payload))
     parts.device.synchronize()
     assert parts.block(5) == payload
@@ -102,7 +102,7 @@ def test_moves_are_told_done_when_the_device_has_made_them(parts: Parts) -> None
         looks += 1
         assert parts.device.advance(), "told late"
     assert looks == 3 and parts.block(5) == bytes(parts.memory.payload(3))
-    assert parts.memory.entry(1).digest == xxh3_64_intdigest(parts.memory.payload(1))
+    assert parts.memory.record(1).digest == xxh3_64_intdigest(parts.memory.payload(1))
 
 
 def test_tokens_wait_for_no_save_and_for_loads_of_others_neither(parts: Parts) -> None:

@@ -87,7 +87,7 @@ class Stage(Stand):
         begin = Begin(str(folder / space.hex()), space, SIZE, 1 << 22, floor=floor)
         self.blocks = [memoryview(bytearray(SIZE)) for _ in range(20)]
         client.ask(control)
-        self.disk = DiskTier(control, begin, reads=True)
+        self.disk = DiskTier(control, begin)
         self.tiers = Tiers(self.host, (self.disk,), lambda block: self.blocks[block])
         self.file = Path(begin.folder) / FILE
         self._fd: int | None = fd
@@ -517,14 +517,14 @@ def test_slots_of_a_process_that_is_lost_come_back_when_it_is_dead(stage: Stage,
     stage.keep(3)
     storing = stage.store(3)
     stage.until_lost()
-    filling = [slot for slot in range(40) if stage.host.memory.entry(slot).state is SlotState.FILLING]
+    filling = [slot for slot in range(40) if stage.host.memory.state(slot) is SlotState.FILLING]
     assert storing or how is signal.SIGKILL, (
         "a stopped one takes what comes, a dead one may be noticed at once"
     )
     assert len(filling) == 1, "the slot is the lost one's until that is dead"
     stage.until(stage.settled)
     assert stage.disk_process.pid != first
-    assert stage.host.memory.entry(filling[0]).state is SlotState.FREE
+    assert stage.host.memory.state(filling[0]) is SlotState.FREE
     assert stage.fetch(1)
     stage.until(stage.settled)
     stage.check(1)

@@ -45,7 +45,7 @@ def test_a_block_goes_to_the_disk_and_comes_back_the_same_bytes(layout: Layout, 
     arena.poison([1])
     tokens, payload = get(tier, KEY)
     with closing(RecordStore(tmp_path, bytes(16), GROUP.block_bytes, 1 << 20)) as store:
-        store.put([(Record(KEY, tokens, tier.memory.entry(slot).digest), payload)])
+        store.put([(Record(KEY, tokens, tier.memory.record(slot).digest), payload)])
     with closing(RecordStore(tmp_path, bytes(16), GROUP.block_bytes, 1 << 20)) as store:
         assert store.get(KEY, into := memoryview(bytearray(GROUP.block_bytes))).tokens == 3
     assert put(after, KEY, 3, into)

@@ -46,7 +46,7 @@ def test_every_illegal_move_is_refused_with_both_states(fd: int) -> None:
                 memory.move(slot, step)
             if (state.name, wanted.name) in legal:
                 memory.move(slot, wanted)
-                assert memory.entry(slot).state is wanted
+                assert memory.state(slot) is wanted
                 continue
             with pytest.raises(SlotMisused, match=f"slot {slot} is {state.name}: .* {wanted.name}"):
                 memory.move(slot, wanted)
@@ -61,7 +61,7 @@ def test_slots_lie_beside_each_other_and_inside_the_memory(fd: int, block_bytes:
         memory.describe(slot, bytes([slot % 256]) * 16, slot)
     for slot in range(memory.slots):
         assert bytes(memory.payload(slot)) == bytes([slot % 251]) * block_bytes
-        assert (memory.entry(slot).key, memory.entry(slot).tokens) == (bytes([slot % 256]) * 16, slot)
+        assert (memory.record(slot).key, memory.record(slot).tokens) == (bytes([slot % 256]) * 16, slot)
     assert memory.offset_of(memory.slots - 1) + block_bytes <= 1 << 16
     assert block_bytes < 4096 or memory.offset_of(1) % 4096 == 0
     every = np.arange(memory.slots)
@@ -73,7 +73,7 @@ def test_the_same_description_adopts_and_any_other_begins_anew(fd: int) -> None:
     assert not first.adopted
     first.move(3, SlotState.FILLING)
     again = SlotMemory(fd, SPACE, 100)
-    assert again.adopted and again.entry(3).state is SlotState.FILLING
+    assert again.adopted and again.state(3) is SlotState.FILLING
     for space, block_bytes in ((bytes(16), 100), (SPACE, 100), (SPACE, 200)):
         other = SlotMemory(fd, space, block_bytes)
         assert not other.adopted and not other.directory["state"].any()

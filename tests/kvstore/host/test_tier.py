@@ -128,10 +128,10 @@ class HostMachine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 999))
     def flip(self, number) -> None:
         slot = number % SLOTS
-        entry = self.memory.entry(slot)
-        if entry.state is SlotState.READY and entry.key not in self.damaged:
+        record = self.memory.record(slot)
+        if self.memory.state(slot) is SlotState.READY and record.key not in self.damaged:
             self.memory.payload(slot)[number % SIZE] ^= 1 << number % 8
-            self.damaged.add(entry.key)
+            self.damaged.add(record.key)
 
     @rule()
     def die(self) -> None:
@@ -241,7 +241,7 @@ def test_what_a_dead_process_was_filling_is_free_and_what_it_was_reading_is_ther
     assert half is not None
     tier = HostTier(memory)
     assert (len(tier), tier.has_slot(b"h" * 16)) == (1, False)
-    assert memory.entry(half).state is SlotState.FREE and memory.entry(read).state is SlotState.READY
+    assert memory.state(half) is SlotState.FREE and memory.state(read) is SlotState.READY
     tier.audit()
     assert find(tier, b"k" * 16) == read
 
@@ -253,7 +253,7 @@ def test_bytes_that_come_from_elsewhere_are_checked() -> None:
         slot = tier.reserve(b"k" * 16, 0)
         assert slot is not None
         tier.memory.payload(slot)[:] = content(b"k" * 16, version)
-        tier.store(Record(b"k" * 16, 3, digest), slot, 1, 0.0)
+        tier.filled(slot, Record(b"k" * 16, 3, digest))
         assert (b"k" * 16 in tier) is found
     assert get(tier, b"k" * 16)[0] == 3 and tier.statistics()["damaged"] == 1
     assert get(HostTier(tier.memory), b"k" * 16)[0] == 3
@@ -329,7 +329,7 @@ def test_what_was_checked_in_its_slot_is_hashed_again_only_where_all_is() -> Non
         tier = HostTier(memory, recheck=recheck)
         slot = tier.reserve(KEY_A, 0)
         assert slot is not None
-        tier.store(Record(KEY_A, 4, 99), slot, 1, 0.0)
+        tier.filled(slot, Record(KEY_A, 4, 99))
         assert (KEY_A in tier) is not recheck and tier.statistics()["damaged"] == recheck
     after = HostTier(memory, recheck=False)
     assert find(after, KEY_A) is None, "another process's word is not believed"

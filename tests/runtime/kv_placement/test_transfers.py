@@ -118,10 +118,10 @@ def test_what_stands_behind_a_tail_leaves_as_zeros() -> None:
     here.reply(0, 3)
     here.run()
     assert here.memory is not None
-    entries = [here.memory.entry(slot) for slot in range(here.memory.slots)]
-    (tail,) = [slot for slot, entry in enumerate(entries) if entry.state and entry.tokens < 4]
+    records = [here.memory.record(slot) for slot in range(here.memory.slots)]
+    (tail,) = [slot for slot, record in enumerate(records) if here.memory.state(slot) and record.tokens < 4]
     cells = np.frombuffer(here.memory.payload(tail), np.uint64)
-    used = entries[tail].tokens
+    used = records[tail].tokens
     assert not cells[4 + used :].any() and cells[4 : 4 + used].all()
 
 
@@ -132,7 +132,7 @@ def test_a_changed_byte_is_computed_again() -> None:
     away(here, 0)
     assert here.memory is not None
     for slot in range(here.memory.slots):
-        if here.memory.entry(slot).key == here.sequence(0).keys[1]:
+        if here.memory.record(slot).key == here.sequence(0).keys[1]:
             here.memory.payload(slot)[5] ^= 4
     here.extend(0, [8])
     here.reply(0, 4)
@@ -172,7 +172,7 @@ def test_a_record_is_found_only_when_its_bytes_are_there() -> None:
     for _ in range(3):
         here.step()
         for slot in np.nonzero(states == SlotState.READY)[0].tolist():
-            assert xxh3_64_intdigest(here.memory.payload(slot)) == here.memory.entry(slot).digest
+            assert xxh3_64_intdigest(here.memory.payload(slot)) == here.memory.record(slot).digest
     away(here, 0)
     here.reply(0, 3)
     assert here.scheduler.statistics()["host_damaged"] == 0
@@ -378,7 +378,7 @@ def sound(here: World) -> int:
     tier = here.scheduler.tiers.host
     assert tier is not None
     for slot in tier.here.values():
-        assert xxh3_64_intdigest(tier.memory.payload(slot)) == tier.memory.entry(slot).digest
+        assert xxh3_64_intdigest(tier.memory.payload(slot)) == tier.memory.record(slot).digest
     return len(tier.here)
 
 

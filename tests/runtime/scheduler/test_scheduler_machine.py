@@ -270,7 +270,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """A bit of a record that is not being filled or read."""
         memory = self.world.memory
         slot = number % memory.slots
-        if memory.entry(slot).state is SlotState.READY:
+        if memory.state(slot) is SlotState.READY:
             self.damaged = True
             memory.payload(slot)[number % memory.block_bytes] ^= 1 << number % 8
 
@@ -289,7 +289,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.world.step()
         memory, disk = self.world.memory, self.world.disk
         if memory is not None:
-            filling = sum(memory.entry(slot).state is SlotState.FILLING for slot in range(memory.slots))
+            filling = sum(memory.state(slot) is SlotState.FILLING for slot in range(memory.slots))
             assert filling == (0 if disk is None else disk.lent), "slots leak"
         if not self.damaged:
             assert not self.world.scheduler.statistics().get("host_damaged"), "a slot changed under its hash"
