@@ -194,11 +194,11 @@ def _apart(act: str, folder: Path, floor: int = 0) -> Account:
 
 def _act(act: str, folder: Path, floor: int) -> Account:
     with closing(_opened(folder, floor if act == "give-back" else None)) as store:
-        damaged = sum(1 for _ in store.damaged()) if act in ("verify", "gc") else 0
+        damaged = store.verify() if act in ("verify", "gc") else 0
         if act == "give-back":
             store.relieve()
         size, file_size = store.size, store.file_bytes
-        return Account(folder.name, len(store), size, file_size, damaged, store.held())
+        return Account(folder.name, len(store), size, file_size, damaged, store.order.held())
 
 
 def main(words: Sequence[str]) -> int:

@@ -5,7 +5,7 @@ The rule among tenants is that of `quotas`. Knows keys and tenants.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping
 from itertools import chain, islice
 
@@ -17,33 +17,27 @@ class RecordEviction:
     longest unused first, and behind those the ones that leases cover."""
 
     def __init__(self) -> None:
-        self._free: dict[int, OrderedDict[bytes, None]] = {}
-        self._covered: dict[int, OrderedDict[bytes, None]] = {}
+        self._free: defaultdict[int, OrderedDict[bytes, None]] = defaultdict(OrderedDict)
+        self._covered: defaultdict[int, OrderedDict[bytes, None]] = defaultdict(OrderedDict)
         self._tenants: dict[bytes, int] = {}
         self._leased: set[bytes] = set()  # keys that leases cover, also of records that are not here
 
-    def __iter__(self) -> Iterator[bytes]:
-        return chain.from_iterable(map(self._of, self.held()))
-
-    def held(self) -> dict[int, int]:
+    def held(self) -> Counter[int]:
         """The number of records of each tenant."""
-        tenants = dict.fromkeys((*self._free, *self._covered))
-        return {one: len(self._free.get(one, ())) + len(self._covered.get(one, ())) for one in tenants}
+        free, covered = ({t: len(queue) for t, queue in one.items()} for one in (self._free, self._covered))
+        return Counter(free) + Counter(covered)
 
     def add(self, key: bytes, tenant: int) -> None:
         """Add a record of ``tenant`` that counts as used now: it is evicted after the tenant's others."""
         self.remove(key)
         self._tenants[key] = tenant
-        self._queue_of(key).setdefault(tenant, OrderedDict())[key] = None
+        self._queue_of(key)[tenant][key] = None
 
     def remove(self, key: bytes) -> None:
         """Remove a record, if it is there."""
         tenant = self._tenants.pop(key, None)
         if tenant is not None:
-            queues = self._queue_of(key)
-            del queues[tenant][key]
-            if not queues[tenant]:
-                del queues[tenant]
+            del self._queue_of(key)[tenant][key]
 
     def move(self, key: bytes, *, last: bool) -> None:
         """Change a record's position among its tenant's: it is evicted after the others if ``last``, else
@@ -68,7 +62,7 @@ class RecordEviction:
         """Choose ``count`` records to evict, in order (fewer, if there are not so many), to make room for new
         records. ``coming``: how many of these each tenant has. None of ``besides`` is chosen. What is chosen
         stays here until `remove`."""
-        held = Counter(self.held()) + Counter(coming)
+        held = self.held() + Counter(coming)
 
         def given_up(queues: dict[int, OrderedDict[bytes, None]]) -> Iterator[bytes]:
             left = {t: (key for key in queue if key not in besides) for t, queue in queues.items()}
@@ -78,12 +72,9 @@ class RecordEviction:
 
     def surplus(self, tenant: int, most: int) -> list[bytes]:
         """The records of ``tenant`` beyond ``most`` of them, in eviction order."""
-        return list(islice(self._of(tenant), max(0, self.held().get(tenant, 0) - most)))
+        own = chain(self._free[tenant], self._covered[tenant])
+        return list(islice(own, max(0, self.held()[tenant] - most)))
 
-    def _of(self, tenant: int) -> Iterator[bytes]:
-        """A tenant's records, in the order in which it gives them up."""
-        return chain(self._free.get(tenant, ()), self._covered.get(tenant, ()))
-
-    def _queue_of(self, key: bytes) -> dict[int, OrderedDict[bytes, None]]:
+    def _queue_of(self, key: bytes) -> defaultdict[int, OrderedDict[bytes, None]]:
         """The queues, by tenant, in one of which the record stands."""
         return self._covered if key in self._leased else self._free

@@ -109,7 +109,7 @@ class RecordIndex:
         self.entries: dict[bytes, RecordEntry] = {}
         for thrown in (anew, True):
             if thrown:
-                throw_away(folder)
+                remove(self.path)
             try:
                 self._open()
                 return
@@ -190,12 +190,6 @@ class RecordIndex:
             self._env.close()
             self._open()
         return StoreFailed(explained(error, f"the KV index {self.path}"))
-
-
-def throw_away(folder: Path) -> None:
-    """Remove the index in ``folder``."""
-    remove(folder / FILE)
-    (folder / "lock.mdb").unlink(missing_ok=True)
 
 
 def remove(path: Path) -> None:

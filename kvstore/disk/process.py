@@ -78,9 +78,10 @@ class DiskProcess:
             if time.monotonic() - self._began > STEADY:
                 delay = FIRST
             self._end(0.0)
-            while not self._left_within(delay) and not self._spawned():
-                delay = _longer(delay)
-            delay = _longer(delay)
+            spawned = False
+            while not spawned and not self._left_within(delay):
+                delay = min(LONGEST, max(FIRST, 2 * delay))
+                spawned = self._spawned()
         self._end(GRACE)
 
     def _left_within(self, seconds: float) -> bool:
@@ -143,7 +144,3 @@ class DiskProcess:
                 "a disk process died of %s: its records are thrown away",
                 signal.Signals(-process.returncode).name,
             )
-
-
-def _longer(delay: float) -> float:
-    return min(LONGEST, 2 * delay) if delay else FIRST

@@ -191,8 +191,8 @@ class DiskServer:
     def _keep(self, stores: list[messages.Store]) -> None:
         records = [(store.record, self._memory.payload(store.slot)) for store in stores]
         for store in stores:
-            self._store.lease(store.released, on=False)
-            self._store.lease(store.leased, on=True)
+            self._store.order.lease(store.released, on=False)
+            self._store.order.lease(store.leased, on=True)
         try:
             touched = [key for store in stores for key in store.touched]
             self._store.evict_first(key for store in stores for key in store.yielding)

@@ -17,7 +17,7 @@ import heapq
 import logging
 import shutil
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,7 +91,7 @@ class RecordStore:
     free, however full it is; None: the disk is not looked at. ``reserve``: a file of which the bytes count as
     free. ``given_up``: keys of records that went without a `put` that returned them; the caller takes them.
     ``anew``: throw away what is there, since the process that opened it last died of it. Records that are not
-    of this record space, block size or layout are dropped.
+    of this record space, block size or layout are dropped. ``order``: that in which records are evicted.
 
     Raises `FolderHeld`: another process holds it; `StoreFailed`: the folder or a file cannot be opened, even
     anew; with ``keep`` `StoreTorn` in place of throwing away an index that is damaged or of another form.
@@ -165,11 +165,6 @@ class RecordStore:
         """Bytes that records may take now: the budget, or what the disk allows. Raises `StoreFailed`."""
         return min(self.budget, max(0, self.file_bytes + self.headroom))
 
-    def keys(self) -> list[bytes]:
-        """The keys of all records, tenant by tenant; those of a tenant in the order in which it gives them
-        up."""
-        return list(self._order)
-
     @property
     def entries(self) -> Mapping[bytes, RecordEntry]:
         """What the index has of each record, by key; not a copy."""
@@ -190,7 +185,7 @@ class RecordStore:
         """
         payloads = dict(records)
         for key in touched:
-            self._order.move(key, last=True)
+            self.order.move(key, last=True)
             self._used.pop(key, None)
             self._used[key] = None
             if len(self._used) > MOST_USED:
@@ -202,7 +197,7 @@ class RecordStore:
         evicted = [key for one in coming for key in self._surplus(one, coming[one])]
         room = self.budget - self.size - self._stride * (len(fresh) - len(evicted))
         wanted = len(evicted) + max(0, -(room // self._stride))
-        evicted += self._order.evicted(wanted - len(evicted), coming, set(evicted))
+        evicted += self.order.evicted(wanted - len(evicted), coming, set(evicted))
         if len(evicted) < wanted:
             raise StoreFailed(f"{len(fresh)} records do not fit a budget of {self.budget} bytes")
         if evicted:
@@ -233,22 +228,13 @@ class RecordStore:
         self._age += len(fresh)
         self._entries.update(entries)
         for record in fresh:
-            self._order.add(record.key, record.tenant)
+            self.order.add(record.key, record.tenant)
 
     def evict_first(self, keys: Iterable[bytes]) -> None:
         """Let these records be evicted before all others of their tenants, in this order: they are on a tier
         above."""
         for key in reversed(list(keys)):
-            self._order.move(key, last=False)
-
-    def lease(self, keys: Iterable[bytes], *, on: bool) -> None:
-        """With ``on``, note that leases cover these keys: their records, also those that come later, are
-        evicted after all others. Without, note that no lease covers them any longer."""
-        self._order.lease(keys, on=on)
-
-    def held(self) -> dict[int, int]:
-        """The number of records of each tenant."""
-        return self._order.held()
+            self.order.move(key, last=False)
 
     def get(self, key: bytes, into: memoryview) -> RecordEntry:
         """Copy the record's payload into ``into`` and check it there. Returns its entry. From now on the record
@@ -263,7 +249,7 @@ class RecordStore:
         if not whole or xxh3_64_intdigest(into) != entry.digest:
             self.drop([key])
             raise RecordCorrupt(key, "its bytes on disk are not those that were stored")
-        self._order.move(key, last=False)
+        self.order.move(key, last=False)
         return entry
 
     def cache(self, key: bytes) -> bool:
@@ -273,7 +259,7 @@ class RecordStore:
         entry = self._entry(key)
         with self._named():
             came = self._file.cache(entry.slot)
-        self._order.move(key, last=False)
+        self.order.move(key, last=False)
         return came
 
     def drop(self, keys: Iterable[bytes]) -> None:
@@ -295,7 +281,7 @@ class RecordStore:
             lack -= self._punch()
             if lack > 0 and len(self):
                 count = -(-lack // self._stride) + len(self) // GIVEN_SHARE
-                keys = self._order.evicted(count, {}, ())
+                keys = self.order.evicted(count, {}, ())
                 self._remove(keys)
                 self.given_up += keys
                 self._punch()
@@ -324,14 +310,13 @@ class RecordStore:
             self._file.sync()
         self._index.sync()
 
-    def damaged(self) -> Iterator[bytes]:
-        """Read and check all records, one at a time. Damaged ones are dropped; yields the keys of these."""
-        buffer = memoryview(bytearray(self._length))
-        for key in self.keys():
-            try:
+    def verify(self) -> int:
+        """Read and check all records, one at a time. Damaged ones are dropped; returns how many."""
+        buffer, before = memoryview(bytearray(self._length)), len(self)
+        for key in list(self._entries):
+            with contextlib.suppress(RecordCorrupt):
                 self.get(key, buffer)
-            except RecordCorrupt:
-                yield key
+        return before - len(self)
 
     def close(self) -> None:
         """Write the ages of records that were used, close the files and release the lock."""
@@ -376,7 +361,7 @@ class RecordStore:
         """The keys of records that a tenant must give up for ``coming`` new ones, in eviction order; none if it
         has no cap."""
         most = self._most.get(tenant)
-        return [] if most is None else self._order.surplus(tenant, most - coming)
+        return [] if most is None else self.order.surplus(tenant, most - coming)
 
     # --- the files ------------------------------------------------------------------------------------------
 
@@ -390,9 +375,9 @@ class RecordStore:
             key: entry for key, entry in found.items() if entry.slot < slots and holders[entry.slot] == key
         }
         self._used: OrderedDict[bytes, None] = OrderedDict()
-        self._order = RecordEviction()
+        self.order = RecordEviction()
         for key, entry in self._entries.items():
-            self._order.add(key, entry.tenant)
+            self.order.add(key, entry.tenant)
         self._age = max((entry.age for entry in found.values()), default=0)
         self._free = FreeSlots({entry.slot for entry in self._entries.values()})
         if len(self._entries) < len(found):
@@ -411,7 +396,7 @@ class RecordStore:
                 raise
         self._free.give(self._entries.pop(key).slot for key in keys)
         for key in keys:
-            self._order.remove(key)
+            self.order.remove(key)
 
     def _punch(self) -> int:
         """Turn the free slots of the file into holes. Returns the bytes given back."""
@@ -421,7 +406,7 @@ class RecordStore:
 
     def _empty(self) -> int:
         """Throw all records away; their keys are noted in ``given_up``. Returns the bytes given back."""
-        before, keys = self.file_bytes, self.keys()
+        before, keys = self.file_bytes, list(self._entries)
         with contextlib.suppress(OSError, KVStoreError):  # the next call tries to have another
             self._index.close()
             self._begin(anew=True)
@@ -457,8 +442,8 @@ def held(folder: Path) -> int:
 
 def throw_away(folder: Path) -> None:
     """Remove the records in ``folder``: see `index.remove`."""
-    index.throw_away(folder)
-    index.remove(folder / FILE)
+    for name in (index.FILE, FILE):
+        index.remove(folder / name)
 
 
 def hold(folder: Path) -> FolderLock:

@@ -25,9 +25,9 @@ def tend(act: str, store: Path) -> Iterator[str]:
         if act == "clear":
             yield f"{admin.remove(kv)} kinds of records removed"
             return
-        found = False
+        if not admin.spaces(kv):
+            yield f"{kv}: no records"
         for account in admin.accounts(kv, act):
-            found = True
             checked = "" if act == "stat" else f", {account.damaged} damaged and dropped"
             yield (
                 f"{account.name}: {account.records} records, {account.bytes} bytes"
@@ -36,7 +36,5 @@ def tend(act: str, store: Path) -> Iterator[str]:
             for tenant, records in sorted(account.tenants.items(), key=lambda held: -held[1]):
                 share = records * account.bytes // max(1, account.records)
                 yield f"  tenant {tenant:016x}: {records} records, {share} bytes"
-        if not found:
-            yield f"{kv}: no records"
     except (KVStoreError, OSError, ValueError) as error:
         raise SettingsInvalid(str(error)) from error

@@ -154,7 +154,7 @@ def test_on_disk_a_flood_passes_through_its_own_share_and_after_a_restart_too(tm
     store.put([given_of(MINE, number) for number in range(8)])
     for number in range(60):
         store.put([given_of(THEIRS, number)])
-    assert store.held() == {MINE: 8, THEIRS: 12}
+    assert store.order.held() == {MINE: 8, THEIRS: 12}
     write_about(folder, SIZE)
     store.close()
     (account,) = accounts(tmp_path, "stat")
@@ -163,7 +163,7 @@ def test_on_disk_a_flood_passes_through_its_own_share_and_after_a_restart_too(tm
     evicted = store.put([given_of(THEIRS, number) for number in range(100, 109)])
     assert {one[0] for one in evicted} == {THEIRS}
     store.put([given_of(MINE, number) for number in range(20, 26)])
-    assert store.held() == {MINE: 10, THEIRS: 10}, "the asker counts: from then on it takes from itself"
+    assert store.order.held() == {MINE: 10, THEIRS: 10}, "the asker counts: from then on it takes from itself"
     store.close()
 
 

@@ -105,12 +105,12 @@ def test_the_store_of_records_does_the_same_beside_many(tmp_path: Path) -> None:
         store = RecordStore(tmp_path / str(size), SPACE, SIZE, 100 * size * stride_of(SIZE))
         fresh, numbers = records(), count(1 << 20)
         store.put([next(fresh) for _ in range(100 * size)])
-        store.lease((key(next(numbers)) for _ in range(60 * size)), on=True)
+        store.order.lease((key(next(numbers)) for _ in range(60 * size)), on=True)
 
         def one(store: RecordStore = store, fresh: Iterator[tuple[Record, memoryview]] = fresh) -> None:
             assert len(store.put([next(fresh)], touched=[key((1 << 20) + 1)])) == 1
-            store.lease([key(1 << 20)], on=False)
-            store.lease([key(1 << 20)], on=True)
+            store.order.lease([key(1 << 20)], on=False)
+            store.order.lease([key(1 << 20)], on=True)
             store.evict_first([key((1 << 20) + 2)])
             store.get(key(1 << 20), memoryview(bytearray(SIZE)))
 

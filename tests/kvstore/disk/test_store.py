@@ -120,12 +120,12 @@ def test_what_is_dropped_is_gone_after_a_restart_too(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.put([given(1), given(2)])
     store.drop([key(1), key(77)])
-    assert set(store.keys()) == {key(2)}
+    assert set(store.entries) == {key(2)}
     with pytest.raises(RecordMissing):
         read(store, 1)
     store.close()
     again = opened(tmp_path)
-    assert set(again.keys()) == {key(2)}
+    assert set(again.entries) == {key(2)}
     again.close()
 
 
@@ -134,15 +134,15 @@ def test_a_tenant_with_a_cap_gives_up_its_own(tmp_path: Path) -> None:
     store.put([given(n) for n in range(4)])
     assert store.put([given(n, 7) for n in range(10, 13)]) == []
     assert store.put([given(13, 7), given(4)]) == [key(10)]
-    store.lease([key(11)], on=True)
+    store.order.lease([key(11)], on=True)
     assert store.put([given(14, 7)]) == [key(12)], "what a lease covers goes last"
     assert set(store.put([given(n, 7) for n in range(20, 25)])) == {*map(key, (11, 13, 14, 20, 21))}
-    assert store.held() == {0: 5, 7: 3} and read(store, 24)
+    assert store.order.held() == {0: 5, 7: 3} and read(store, 24)
     store.drop([key(24)])
     assert store.put([given(25, 7)]) == []
     store.close()
     again = opened(tmp_path, caps={7: 2 * ROOM})
-    assert again.held() == {0: 5, 7: 2} and key(25) in again, "a smaller cap counts at once"
+    assert again.order.held() == {0: 5, 7: 2} and key(25) in again, "a smaller cap counts at once"
     again.close()
 
 
@@ -167,7 +167,7 @@ def test_caps_hold_whatever_comes_and_cost_no_other_tenant(data: st.DataObject) 
                 gone -= surplus
                 kept = [pair for pair in kept if pair[1] not in surplus]
             assert not gone
-            assert set(store.keys()) == {one for _, one in kept}
+            assert set(store.entries) == {one for _, one in kept}
 
 
 def test_more_than_the_budget_is_refused_and_changes_nothing(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_more_than_the_budget_is_refused_and_changes_nothing(tmp_path: Path) -> 
     store.put([given(1)])
     with pytest.raises(StoreFailed, match="do not fit"):
         store.put([given(2), given(3), given(4)])
-    assert store.keys() == [key(1)] and read(store, 1)
+    assert [*store.entries] == [key(1)] and read(store, 1)
     store.close()
 
 
@@ -269,7 +269,7 @@ def test_a_record_that_could_not_be_removed_gives_way_to_the_next_in_its_slot(
     store.put([given(9)])
     store.close()
     store = opened(tmp_path)
-    assert set(store.keys()) == {key(0), key(2), key(3), key(9)} and read(store, 9)
+    assert set(store.entries) == {key(0), key(2), key(3), key(9)} and read(store, 9)
     store.close()
 
 
