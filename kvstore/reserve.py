@@ -74,9 +74,9 @@ class DiskReserve:
         return open(self.path, "ab", opener=partial(os.open, mode=0o600))
 
 
-def held_by(path: Path) -> int:
+def held_by(path: Path | None) -> int:
     """How many bytes of the disk the file at ``path`` takes; holes do not count. 0 if there is none."""
     try:
-        return path.stat().st_blocks * 512
+        return 0 if path is None else path.stat().st_blocks * 512
     except OSError:
         return 0

@@ -157,8 +157,7 @@ class RecordStore:
         if self.floor is None:
             return self.budget
         with named(f"the folder {self.folder}"):
-            held = 0 if self._reserve is None else held_by(self._reserve)
-            return shutil.disk_usage(self.folder).free + held - self.floor
+            return shutil.disk_usage(self.folder).free + held_by(self._reserve) - self.floor
 
     @property
     def room(self) -> int:

@@ -96,25 +96,21 @@ def disk_floor(settings: EngineSettings, folder: Path) -> int:
     """How many bytes KV leaves free on the disk of ``folder``: a margin, and the journal's reserve if the
     journal is on the same disk."""
     margin = settings.disk_reserve // MARGIN_SHARE
-    return settings.disk_reserve + margin if _is_shared(folder) else margin
+    return margin if journal_reserve(folder) is None else settings.disk_reserve + margin
 
 
-def held_beside(folder: Path) -> tuple[int, Path | None]:
-    """How many bytes of the disk of KV the journal's reserve holds, which count as free, and the file that
-    holds them; None if the journal is on another disk. ``folder``: of KV in the store."""
-    file = folder.parent / reserve.NAME
-    return (reserve.held_by(file), file) if _is_shared(folder) else (0, None)
-
-
-def _is_shared(folder: Path) -> bool:
-    return folder.stat().st_dev == folder.parent.stat().st_dev
+def journal_reserve(folder: Path) -> Path | None:
+    """The file of the journal's reserve, of which the bytes count as free; None if the journal is on another
+    disk than KV. ``folder``: of KV in the store."""
+    shared = folder.stat().st_dev == folder.parent.stat().st_dev
+    return folder.parent / reserve.NAME if shared else None
 
 
 def disk_room(settings: EngineSettings, folder: Path) -> int:
     """How many bytes KV could take under ``folder`` now: those free beyond the floor (`disk_floor`), and
     those it has."""
-    free = shutil.disk_usage(folder).free + held_beside(folder)[0] + admin.file_bytes(folder)
-    return max(0, free - disk_floor(settings, folder))
+    held = reserve.held_by(journal_reserve(folder)) + admin.file_bytes(folder)
+    return max(0, shutil.disk_usage(folder).free + held - disk_floor(settings, folder))
 
 
 def clipped(settings: EngineSettings) -> str | None:
@@ -146,7 +142,7 @@ def make_room(settings: EngineSettings) -> None:
     folder = kv_folder(settings)
     if folder is not None and folder.is_dir():
         floor = disk_floor(settings, folder)
-        held, _ = held_beside(folder)
+        held = reserve.held_by(journal_reserve(folder))
         if shutil.disk_usage(folder).free + held < min(floor, settings.disk_reserve):
             admin.give_back(folder, floor - held)
 
@@ -208,7 +204,7 @@ def open_tiers(
     floor, space = disk_floor(settings, folder), memory.space
     begin = Begin(
         *(str(folder / space.hex()), space, memory.block_bytes, budget, caps, floor),
-        str(held_beside(folder)[1] or ""),
+        str(journal_reserve(folder) or ""),
     )
     return Tiers(host, (DiskTier(control, begin),), reach)
 
