@@ -329,22 +329,19 @@ class DiskTier(Tier):
                 self._forget(answer.keys)
             case messages.Room():
                 self._budget = answer.bytes
-            case messages.Done():
-                message, _, _ = self._requests.pop(answer.ticket)
+            case messages.Done(ticket, at):
+                message, _, _ = self._requests.pop(ticket)
                 assert isinstance(message, Store)
-                self._end_store(message, answer.at)
+                record = message.record
+                self._storing.discard(record.key)
+                self._counts["failed" if at is None else "stored"] += 1
+                if at is not None and record.key not in self._erased:
+                    self._records[record.key] = RecordAt(at, record.digest, record.tokens)
+                self._ended.append(MoveEnd(ticket, at is not None))
             case messages.Fetched():
                 piece, _, tickets = self._requests.pop(answer.ticket)
                 assert isinstance(piece, Fetch)
                 self._take_up(piece, tickets, answer)
-
-    def _end_store(self, message: Store, at: int | None) -> None:
-        record = message.record
-        self._storing.discard(record.key)
-        self._counts["failed" if at is None else "stored"] += 1
-        if at is not None and record.key not in self._erased:
-            self._records[record.key] = RecordAt(at, record.digest, record.tokens)
-        self._ended.append(MoveEnd(message.ticket, at is not None))
 
     def _take_up(self, piece: Fetch, tickets: list[int], answer: messages.Fetched) -> None:
         self._pieces += 1

@@ -113,13 +113,12 @@ class DiskServer:
         elif now - self._stained_at >= SCRUB_SECONDS:
             self._stained_at = now  # if it cannot be done now, it is tried again as much later
             try:
-                hindered = not self._store.scrub()
+                self._store.scrub()
+                self._hindered = False
             except StoreFailed as error:
-                self._refused(error)
-                return
-            if hindered and not self._hindered:
-                log.warning("deleted KV stays in %s for now: the disk refuses", self._store.folder)
-            self._hindered = hindered
+                if not self._hindered:
+                    log.warning("deleted KV stays in %s for now: %s", self._store.folder, error)
+                self._hindered = True
 
     def _tell_given_up(self) -> None:
         keys, self._store.given_up = self._store.given_up, []

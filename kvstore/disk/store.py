@@ -266,17 +266,17 @@ class RecordStore:
         again after a restart."""
         self._remove([key for key in keys if key in self._entries], surely=True)
 
-    def relieve(self, coming: int = 0) -> int:
+    def relieve(self, coming: int = 0) -> None:
         """If ``coming`` more bytes do not fit on the disk beside the floor, make room: turn free slots of the
         file into holes, and evict the longest unused records to free more.
 
-        Returns by how many bytes the files are smaller; the keys of evicted records are in ``given_up``. Raises
-        `StoreTorn` only: what cannot be given back now is tried again by the next call.
+        The keys of evicted records are in ``given_up``. Raises `StoreTorn` only: what cannot be given back now
+        is tried again by the next call.
         """
         try:
-            before, lack = self.file_bytes, coming - self.headroom
+            lack = coming - self.headroom
             if lack <= 0 or self.floor is None:
-                return 0
+                return
             lack -= self._punch()
             if lack > 0 and len(self):
                 count = -(-lack // self._stride) + len(self) // GIVEN_SHARE
@@ -284,24 +284,19 @@ class RecordStore:
                 self._remove(keys)
                 self.given_up += keys
                 self._punch()
-            return max(0, before - self.file_bytes)
         except (OSError, StoreFailed) as error:
             if errno_of(error) in OUT_OF_DESCRIPTORS:
-                return 0
+                return
             if len(self):
                 log.warning("all KV in %s is given up for space: %s", self.folder / FILE, error)
-            return self._empty()
+            self._empty()
 
-    def scrub(self) -> bool:
-        """Remove the bytes of records that are gone from the file. Returns whether that was done. Raises
-        `StoreFailed`, `StoreTorn`."""
-        try:
+    def scrub(self) -> None:
+        """Remove the bytes of records that are gone from the file. Raises `StoreFailed`, `StoreTorn`."""
+        with self._named():
             self._file.clear(self._free.stained)
-        except OSError:
-            return False
         self._free.emptied()
         self.sync()
-        return True
 
     def sync(self) -> None:
         """Flush what was stored so far to the medium, the payloads first. Raises `StoreFailed`, `StoreTorn`."""
@@ -403,14 +398,13 @@ class RecordStore:
         self._free.emptied()
         return given
 
-    def _empty(self) -> int:
-        """Throw all records away; their keys are noted in ``given_up``. Returns the bytes given back."""
-        before, keys = self.file_bytes, list(self._entries)
+    def _empty(self) -> None:
+        """Throw all records away; their keys are noted in ``given_up``."""
+        keys = list(self._entries)
         with contextlib.suppress(OSError, KVStoreError):  # the next call tries to have another
             self._index.close()
             self._begin(anew=True)
         self.given_up += keys
-        return max(0, before - self.file_bytes)
 
     def _named(self, *others: type[Exception]) -> contextlib.AbstractContextManager[None]:
         return named(f"the KV file {self.folder / FILE}", (OSError, *others))

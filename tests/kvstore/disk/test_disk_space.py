@@ -79,7 +79,7 @@ def test_whatever_comes_and_goes_records_are_what_was_stored(tmp_path: Path, see
         for one in gone:
             del kept[one]
         if step % 7 == 6:
-            assert store.scrub()
+            store.scrub()
             data = (tmp_path / FILE).read_bytes()
             assert data.count(0) >= len(data) - len(kept) * length
         if step % 20 == 19:
@@ -99,7 +99,7 @@ def test_space_goes_back_to_the_disk_when_another_fills_it(store: RecordStore, d
     kept = store.file_bytes
     assert kept > 9 * MIB
     fill(disk, FLOOR - 4 * MIB)
-    assert store.relieve() >= 4 * MIB
+    store.relieve()
     assert free(disk) >= FLOOR and store.file_bytes <= kept - 4 * MIB
     gone = [number for number in range(160) if not holds(store, number)]
     assert set(store.given_up) >= {key(number) for number in gone} and 60 < len(gone) < 160
@@ -132,8 +132,8 @@ def test_a_disk_filled_to_the_last_byte_gets_the_file_back(store: RecordStore, d
     for number in range(0, 160, 4):
         store.put([given(one) for one in range(number, number + 4)])
     fill(disk, 0)
-    while store.relieve():
-        pass
+    while free(disk) < FLOOR:
+        store.relieve()
     assert free(disk) >= FLOOR
     (disk / "ballast").unlink()
     store.put([given(200)])
