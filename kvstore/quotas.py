@@ -89,10 +89,6 @@ class FairOrder:
         """The tenant of the slot's record."""
         return self._tenants[slot]
 
-    def held(self) -> dict[int, int]:
-        """The number of slots of each tenant."""
-        return dict(self._held)
-
     def lease(self, slot: int, returns: float | None) -> None:
         """Note that a lease covers the record in the slot, which is wanted again at ``returns`` (seconds), so
         that it is evicted late; with None, that no lease covers it any more."""

@@ -133,10 +133,6 @@ class HostTier:
         """The tenant of the record in ``slot``."""
         return self._order.tenant(slot)
 
-    def held(self) -> dict[int, int]:
-        """The number of slots of each tenant."""
-        return self._order.held()
-
     def evict_first(self, keys: Iterable[bytes]) -> None:
         """Let these records be evicted before all others of their tenants, the last of them first: they are
         on the device too. Records outside the eviction order, as those that are read, are left alone.

@@ -12,6 +12,7 @@ from holdfast.kvstore.host.slots import SlotMemory, make_memory
 from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.tier import MoveEnd, Presence, Record, Tier
 from holdfast.kvstore.tiers import ASKED, AWAY_SECONDS, BELOW, HOST, REFUSED_SECONDS, SAVING, Tiers
+from holdfast.tests.kvstore.host.records import held
 
 SIZE = 4096
 KEY, OTHER = b"k" * 16, b"o" * 16
@@ -99,7 +100,7 @@ def test_a_record_that_comes_is_found_and_counts_for_its_tenant() -> None:
     here.memory.payload(slot)[:] = BYTES
     here.near.ends = [MoveEnd(ticket, True, RECORD)] * 2
     here.tiers.poll(0.0)
-    assert here.level() == HOST and here.host.held() == {7: 1} and not here.far.asked
+    assert here.level() == HOST and held(here.host) == {7: 1} and not here.far.asked
     here.host.audit()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from pathlib import Path
 from random import Random
 
@@ -19,6 +18,7 @@ from holdfast.kvstore.host.slots import SlotMemory, make_memory
 from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.quotas import FairOrder, by_largest, tenant_of
 from holdfast.kvstore.tier import Record
+from holdfast.tests.kvstore.host.records import held
 
 SIZE = 64
 ROOM = stride_of(SIZE)
@@ -66,13 +66,13 @@ def test_one_tenant_alone_has_all_and_shares_it_when_another_comes() -> None:
     tier = HostTier(memory_of_exactly(40))
     for number in range(100):
         fill(tier, MINE, number)
-    assert tier.held() == {MINE: 40}
+    assert held(tier) == {MINE: 40}
     for number in range(15):
         fill(tier, THEIRS, number)
-    assert tier.held() == {MINE: 25, THEIRS: 15}
+    assert held(tier) == {MINE: 25, THEIRS: 15}
     for number in range(15, 200):
         fill(tier, THEIRS, number)
-    assert tier.held() == {MINE: 20, THEIRS: 20}
+    assert held(tier) == {MINE: 20, THEIRS: 20}
     assert all(key(MINE, number) in tier for number in range(80, 100)), "its latest"
     tier.audit()
 
@@ -104,7 +104,7 @@ def test_what_another_process_left_keeps_its_tenant() -> None:
     for number in range(14):
         fill(first, THEIRS, number)
     again = HostTier(memory)
-    assert again.held() == {MINE: 6, THEIRS: 14}
+    assert held(again) == {MINE: 6, THEIRS: 14}
     for number in range(50, 90):
         fill(again, THEIRS, number)
     assert all(key(MINE, number) in again for number in range(6))
@@ -119,10 +119,10 @@ def test_no_tenant_loses_a_record_while_another_has_more_that_could_go(acts: lis
     for number, (tenant, act) in enumerate(acts):
         mine = [one for one in tier.in_order() if one[0] == tenant]
         if act == "fill":
-            before, could = Counter(tier.held()), set(tier.in_order()) - leased
+            before, could = held(tier), set(tier.in_order()) - leased
             fill(tier, tenant, number)
             before[tenant] += 1
-            after = Counter(tier.held())
+            after = held(tier)
             for loser in [one for one in before if after[one] < before[one]]:
                 rivals = {one[0] for one in could if before[one[0]] > before[loser]}
                 assert not rivals, "another holds more, and has what no lease covers"
@@ -132,7 +132,7 @@ def test_no_tenant_loses_a_record_while_another_has_more_that_could_go(acts: lis
             leased.add(mine[-1])
             tier.promise(number, [mine[-1]], 1.0)
         tier.audit()
-    assert sum(tier.held().values()) == len(tier)
+    assert sum(held(tier).values()) == len(tier)
 
 
 def test_the_order_of_slots_forgets_tenants_that_are_gone() -> None:
@@ -140,7 +140,7 @@ def test_the_order_of_slots_forgets_tenants_that_are_gone() -> None:
     order.take(1, MINE)
     order.add([1])
     order.free(1)
-    assert not order.held() and 1 not in order and list(order.slots()) == []
+    assert 1 not in order and list(order.slots()) == []
 
 
 def given_of(tenant: int, number: int) -> tuple[Record, memoryview]:

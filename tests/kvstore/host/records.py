@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from holdfast.kvstore.errors import RecordCorrupt, RecordMissing
 from holdfast.kvstore.host.tier import HostTier
 
@@ -9,6 +11,11 @@ from holdfast.kvstore.host.tier import HostTier
 def find(tier: HostTier, key: bytes) -> int | None:
     """The slot that holds the record, its bytes checked."""
     return next(iter(tier.find([key])), None)
+
+
+def held(tier: HostTier) -> Counter[int]:
+    """The number of records of each tenant."""
+    return Counter(map(tier.tenant_of, tier.here.values()))
 
 
 def put(tier: HostTier, key: bytes, tokens: int, payload: bytes | memoryview) -> bool:

@@ -11,6 +11,7 @@ import pytest
 
 from holdfast.kvstore.groups import Windows
 from holdfast.runtime.verbs import Work
+from holdfast.tests.kvstore.host.records import held
 from holdfast.tests.runtime.worlds import World, world
 
 
@@ -196,7 +197,7 @@ def test_blocks_of_all_groups_count_for_the_tenant_that_computed_them() -> None:
     here.open(8, some(9), salt=b"one")
     tenants.add(here.sequence(8).tenant)
     here.open(7, some(9), salt=b"other")
-    assert host.held().keys() <= {*tenants, here.sequence(7).tenant} and tenants <= host.held().keys()
+    assert held(host).keys() <= {*tenants, here.sequence(7).tenant} and tenants <= held(host).keys()
 
 
 def test_a_lease_covers_all_or_nothing() -> None:
