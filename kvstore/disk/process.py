@@ -135,7 +135,7 @@ class DiskProcess:
         if process is None:
             return
         try:
-            process.wait(grace) if grace else process.kill()
+            process.wait(grace)
         except subprocess.TimeoutExpired:
             process.kill()
         self._crashed = -process.wait() in CRASHES

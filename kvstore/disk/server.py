@@ -65,11 +65,11 @@ class DiskServer:
                     self._sync()
                 continue
             self._sync_at = now + SYNC_SECONDS
-            first = self._sock.recv(messages.PACKET_BYTES)
-            if not first:
+            requests = self._waiting()
+            if not requests:
                 self._sync()
                 return
-            self._serve([messages.down_decoder.decode(first), *self._more()])
+            self._serve(requests)
 
     def _introduce(self) -> None:
         for part in sliced(self._store.entries.items(), RECORDS_PER_PACKET):
@@ -131,8 +131,9 @@ class DiskServer:
         for part in sliced(keys, KEYS_PER_PACKET):
             self._send(messages.Gone(part))
 
-    def _more(self) -> list[messages.Down]:
-        """Read the requests that wait in the socket, as many as fit a batch; does not wait for any."""
+    def _waiting(self) -> list[messages.Down]:
+        """Read the requests that wait in the socket, as many as fit a batch; does not wait for any. There are
+        none at the socket's end."""
         most = max(1, BATCH_BYTES // self._memory.block_bytes)
         found: list[messages.Down] = []
         with contextlib.suppress(BlockingIOError):

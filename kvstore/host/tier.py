@@ -319,17 +319,9 @@ class HostTier:
             **self._counts,
         }
 
-    def audit(self) -> None:
-        """Check that the tier's own state and the memory's directory agree. O(slots).
-
-        Raises `LeakFound`: they do not.
-        """
-        for _ in self.audit_in_slices():
-            continue
-
     def audit_in_slices(self) -> Iterator[None]:
-        """Audit, a slice of bounded size at a time: yields between two slices, and the tier may change
-        meanwhile. Raises `LeakFound`."""
+        """Check that the tier's own state and the memory's directory agree, a slice of bounded size at a time:
+        yields between two slices, and the tier may change meanwhile. Raises `LeakFound`: they do not."""
         states, known = self.memory.directory["state"], self._key_of.keys()
         for part in sliced(range(self.memory.slots), 16 * SLICE):
             if states[part[0] : part[-1] + 1].any() or not known.isdisjoint(part):

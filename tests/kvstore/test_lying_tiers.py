@@ -12,7 +12,7 @@ from holdfast.kvstore.host.slots import SlotMemory, make_memory
 from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.tier import MoveEnd, Presence, Record, Tier
 from holdfast.kvstore.tiers import ASKED, AWAY_SECONDS, BELOW, HOST, REFUSED_SECONDS, SAVING, Tiers
-from holdfast.tests.kvstore.host.records import held
+from holdfast.tests.kvstore.host.records import audit, held
 
 SIZE = 4096
 KEY, OTHER = b"k" * 16, b"o" * 16
@@ -101,7 +101,7 @@ def test_a_record_that_comes_is_found_and_counts_for_its_tenant() -> None:
     here.near.ends = [MoveEnd(ticket, True, RECORD)] * 2
     here.tiers.poll(0.0)
     assert here.level() == HOST and held(here.host) == {7: 1} and not here.far.asked
-    here.host.audit()
+    audit(here.host)
 
 
 WRONG = {
@@ -126,7 +126,7 @@ def test_what_one_tier_does_not_bring_is_asked_of_the_next_into_the_same_slot(ho
     here.far.ends = [WRONG[how]._replace(ticket=again)]
     here.tiers.poll(0.0)
     assert not here.tiers.fetching(KEY) and here.host.room == here.slots, "nobody has it: the slot is free"
-    here.host.audit()
+    audit(here.host)
 
 
 def test_what_nobody_asked_for_is_not_believed() -> None:
@@ -175,7 +175,7 @@ def test_a_tier_that_says_it_has_it_and_is_not_willing_costs_no_slot() -> None:
     here = Stand()
     here.near.refuses = here.far.refuses = True
     assert here.tiers.fetch(KEY, 0.0, 7) is Presence.ABSENT and here.host.room == here.slots
-    here.host.audit()
+    audit(here.host)
 
 
 def _kept(here: Stand) -> int:
@@ -200,7 +200,7 @@ def test_a_record_that_goes_down_keeps_its_slot_until_the_tier_says_so() -> None
     here.near.ends = [MoveEnd(ticket, True), MoveEnd(ticket, False), MoveEnd(ticket, True, RECORD)]
     here.tiers.poll(0.0)
     assert here.host.room == here.slots and here.tiers.room == 1
-    here.host.audit()
+    audit(here.host)
 
 
 def test_a_record_that_the_nearest_tier_does_not_take_goes_to_the_next() -> None:

@@ -38,7 +38,7 @@ from holdfast.kvstore.host.slots import SlotMemory, SlotState, make_memory
 from holdfast.kvstore.host.tier import HostTier
 from holdfast.kvstore.tier import Presence
 from holdfast.kvstore.tiers import Tiers
-from holdfast.tests.kvstore.host.records import get, put
+from holdfast.tests.kvstore.host.records import audit, get, put
 
 SIZE = 8192
 SPACE = bytes(range(16))
@@ -146,7 +146,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     stage = Stage(tmp_path)
     stage.until(stage.settled)
     yield stage
-    stage.host.audit()
+    audit(stage.host)
     stage.close()
 
 
@@ -360,7 +360,7 @@ def test_what_is_fetched_bare_takes_no_slot_and_is_read_where_it_lies(stage: Sta
     assert again.host.room == free - 1 and not any(map(again.tiers.fetching, keys))
     assert again.tiers.read(keys, range(20)) == [number % 4 + 1 for number in range(20)]
     assert [bytes(block) == payload(number) for number, block in enumerate(again.blocks)] == [True] * 20
-    again.host.audit()
+    audit(again.host)
     again.close()
 
 
