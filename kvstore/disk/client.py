@@ -244,12 +244,8 @@ class DiskTier(Tier):
         ``read``: records read directly from the page cache. ``budget``: bytes that records may take; less
         than was asked for where the disk is short of space.
         """
-        return {
-            "records": len(self),
-            "waiting": len(self._requests),
-            **self._counts,
-            "budget": self._budget,
-        }
+        now = {"records": len(self), "waiting": len(self._requests), "budget": self._budget}
+        return {**now, **self._counts}
 
     def close(self) -> None:
         """Close the sockets. The disk process then writes what it was given, and ends."""

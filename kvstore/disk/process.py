@@ -140,7 +140,5 @@ class DiskProcess:
             process.kill()
         self._crashed = -process.wait() in CRASHES
         if self._crashed:
-            log.warning(
-                "a disk process died of %s: its records are thrown away",
-                signal.Signals(-process.returncode).name,
-            )
+            cause = signal.Signals(-process.returncode).name
+            log.warning("a disk process died of %s: its records are thrown away", cause)

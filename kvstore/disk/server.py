@@ -124,10 +124,7 @@ class DiskServer:
         keys, self._store.given_up = self._store.given_up, []
         if keys and not self._giving:
             self._giving = True
-            least = self._store.floor or 0
-            log.warning(
-                "less than %d bytes are free on the disk of %s: KV gives way", least, self._store.folder
-            )
+            log.warning("the disk of %s is nearly full: KV gives way", self._store.folder)
         for part in sliced(keys, KEYS_PER_PACKET):
             self._send(messages.Gone(part))
 

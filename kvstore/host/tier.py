@@ -312,12 +312,8 @@ class HostTier:
         slot. ``dropped``: records evicted or dropped.
         """
         size = self.memory.block_bytes
-        return {
-            "records": len(self._slot_of),
-            "bytes": len(self._slot_of) * size,
-            "capacity": self.memory.slots * size,
-            **self._counts,
-        }
+        now = {"records": len(self), "bytes": len(self) * size, "capacity": self.memory.slots * size}
+        return {**now, **self._counts}
 
     def audit_in_slices(self) -> Iterator[None]:
         """Check that the tier's own state and the memory's directory agree, a slice of bounded size at a time:
