@@ -167,22 +167,16 @@ class DiskServer:
         failed: list[int] = []
         gone: list[int] = []
         for at, key in enumerate(request.keys):
-            came = True
             try:
-                if request.slots:
-                    self._store.get(key, self._memory.payload(request.slots[at]))
-                else:
-                    came = self._store.cache(key)
+                self._store.get(key, self._memory.payload(request.slots[at]) if request.slots else None)
+                continue
             except RecordUnavailable as error:
                 if isinstance(error, RecordCorrupt):
                     log.warning("%s", error)
                 gone.append(at)
-                came = False
             except StoreFailed as error:
                 self._refused(error)
-                came = False
-            if not came:
-                failed.append(at)
+            failed.append(at)
         self._send(messages.Fetched(request.ticket, failed, gone))
 
     def _keep(self, stores: list[messages.Store]) -> None:

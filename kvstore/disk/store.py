@@ -235,31 +235,23 @@ class RecordStore:
         for key in reversed(list(keys)):
             self.order.move(key, last=False)
 
-    def get(self, key: bytes, into: memoryview) -> RecordEntry:
-        """Copy the record's payload into ``into`` and check it there. Returns its entry. From now on the record
-        is the first of its tenant's to be evicted.
+    def get(self, key: bytes, into: memoryview | None) -> RecordEntry:
+        """Copy the record's payload into ``into`` and check it there; None: bring it into the page cache alone,
+        where a reader must check it. Returns its entry. From now on the record is the first of its tenant's to
+        be evicted.
 
         Raises `RecordMissing`: it is not here; `RecordCorrupt`: its bytes are not what was stored, and it is
         dropped; `StoreFailed`: the medium refused.
         """
-        entry = self._entry(key)
+        if (entry := self._entries.get(key)) is None:
+            raise RecordMissing(key, "not on disk")
         with self._named():
-            whole = self._file.read(entry.slot, into)
-        if not whole or xxh3_64_intdigest(into) != entry.digest:
+            whole = self._file.cache(entry.slot) if into is None else self._file.read(entry.slot, into)
+        if not whole or (into is not None and xxh3_64_intdigest(into) != entry.digest):
             self.drop([key])
             raise RecordCorrupt(key, "its bytes on disk are not those that were stored")
         self.order.move(key, last=False)
         return entry
-
-    def cache(self, key: bytes) -> bool:
-        """Bring the record's payload into the page cache, without a check: a reader must check it. From now on
-        the record is the first of its tenant's to be evicted. False: the file is too short; `get` drops the
-        record. Raises `RecordMissing`, `StoreFailed`."""
-        entry = self._entry(key)
-        with self._named():
-            came = self._file.cache(entry.slot)
-        self.order.move(key, last=False)
-        return came
 
     def drop(self, keys: Iterable[bytes]) -> None:
         """Remove these records. Where the medium refuses, they are only forgotten in memory, and are found
@@ -408,11 +400,6 @@ class RecordStore:
 
     def _named(self, *others: type[Exception]) -> contextlib.AbstractContextManager[None]:
         return named(f"the KV file {self.folder / FILE}", (OSError, *others))
-
-    def _entry(self, key: bytes) -> RecordEntry:
-        if key not in self._entries:
-            raise RecordMissing(key, "not on disk")
-        return self._entries[key]
 
 
 def _held_file(path: Path, length: int) -> PayloadFile:
