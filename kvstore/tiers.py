@@ -149,8 +149,7 @@ class Tiers:
             for key, presence in zip(keys, tier.lookup(keys), strict=True):
                 if presence is not Presence.ABSENT:
                     (found if presence is Presence.FOUND else unsure).setdefault(key, BELOW)
-        host = self.host
-        saving = {key: SAVING for key in keys if host is not None and host.has_slot(key)}
+        saving = {key: SAVING for key in keys if self.saving(key)}
         return {**dict.fromkeys(unsure, ASKED), **saving, **found}
 
     def fetching(self, key: bytes) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,14 +123,13 @@ class RecordIndex:
                 raise StoreTorn(told)
             log.warning("%s; all KV in the folder is given up", told)
 
-    def write(self, put: Mapping[bytes, RecordEntry], delete: Iterable[bytes] = ()) -> None:
+    def write(self, put: Mapping[bytes, RecordEntry], delete: Collection[bytes] = ()) -> None:
         """Delete some records and put others, in one transaction. If LMDB's map is too small, it is made
         larger. Raises `StoreFailed`: nothing was changed; `StoreTorn`."""
-        gone = list(delete)
         while True:
             try:
                 with self._env.begin(db=self._records, write=True) as txn:
-                    for key in gone:
+                    for key in delete:
                         txn.delete(key)
                     for key, one in put.items():
                         txn.put(key, one.packed(key))
