@@ -149,23 +149,18 @@ class FolderLock:
 
     def _made_again(self) -> str:
         """Make the file again after it was removed. Returns why the folder is lost, or ""."""
+        assert self._fd is not None
         try:
             fd = self._opened(os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        except OSError as fault:
-            if self._keeps_out and not isinstance(fault, FileExistsError):  # a full disk
-                return ""
-            return f"has no lock any more, and none can be made: {fault.strerror}"
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            os.dup2(fd, self._fd, inheritable=False)
             os.close(fd)
-            return f"was taken by {self._signed()}"
-        old, self._fd = self._fd, fd
-        if old is not None:
-            os.close(old)
-        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._sign()
+        except (FileExistsError, BlockingIOError):
+            return f"was taken by {self._signed()}"
         except OSError as fault:
+            if self._keeps_out:  # a full disk
+                return ""
             return f"has no lock any more, and none can be made: {fault.strerror}"
         log.warning("%s was removed, and is made again: leave it there while the server runs", self._path)
         return ""

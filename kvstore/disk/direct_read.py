@@ -90,19 +90,15 @@ class DirectRead:
     def _runs(self, records: Sequence[RecordAt]) -> Generator[tuple[int, list[RecordAt]], None, None]:
         """Yield the records in runs that lie one behind the other in the file, each with the number of its
         first record. The last runs are small, so that two threads end together."""
-        at, run, most = 0, list[RecordAt](), self._share_of(len(records))
+        at, run = 0, list[RecordAt]()
         for record in records:
+            most = max(1, min(self._most_in_run, (len(records) - at) // 4))
             if run and (len(run) == most or record.slot != run[-1].slot + 1):
                 yield at, run
                 at, run = at + len(run), []
-                most = self._share_of(len(records) - at)
             run.append(record)
         if run:
             yield at, run
-
-    def _share_of(self, left: int) -> int:
-        """The most records for the next run of `_runs`, if ``left`` records are left: fewer near the end."""
-        return max(1, min(self._most_in_run, left // 4))
 
     def _read_run(self, run: list[RecordAt], blocks: Sequence[memoryview]) -> int:
         """Read records that lie one behind the other in the file, with one call, into ``blocks`` (one each).
