@@ -6,8 +6,8 @@ The rule among tenants is that of `quotas`. Knows keys and tenants.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping
-from itertools import chain, islice
+from collections.abc import Container, Iterable, Mapping
+from itertools import chain, filterfalse, islice
 
 from ..quotas import by_largest
 
@@ -62,13 +62,11 @@ class RecordEviction:
         """Choose ``count`` records to evict, in order (fewer, if there are not so many), to make room for new
         records. ``coming``: how many of these each tenant has. None of ``besides`` is chosen. What is chosen
         stays here until `remove`."""
-        held = self.held() + Counter(coming)
-
-        def given_up(queues: dict[int, OrderedDict[bytes, None]]) -> Iterator[bytes]:
-            left = {t: (key for key in queue if key not in besides) for t, queue in queues.items()}
-            return by_largest(held, left)
-
-        return list(islice(chain(given_up(self._free), given_up(self._covered)), count))
+        held, found = self.held() + Counter(coming), list[bytes]()
+        for queues in (self._free, self._covered):
+            left = {t: filterfalse(besides.__contains__, queue) for t, queue in queues.items()}
+            found += islice(by_largest(held, left), count - len(found))
+        return found
 
     def surplus(self, tenant: int, most: int) -> list[bytes]:
         """The records of ``tenant`` beyond ``most`` of them, in eviction order."""
