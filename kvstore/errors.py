@@ -28,10 +28,7 @@ class GroupInvalid(KVStoreError):
 
 
 class PoolExhausted(KVStoreError):
-    """The pool was asked for ``needed`` blocks, and only ``available`` could be had; nothing was taken."""
-
-    def __init__(self, needed: int, available: int) -> None:
-        super().__init__(f"{needed} blocks needed, {available} available")
+    """The pool was asked for more blocks than it has now; nothing was taken."""
 
 
 class FolderHeld(KVStoreError):

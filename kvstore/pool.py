@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from itertools import takewhile
+from itertools import product, takewhile
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -41,33 +41,23 @@ SHOWN = 8
 """The most blocks that each complaint of an audit names."""
 
 
-class OwnerTags:
-    """The owners of each held block, one entry per reference; kept in debug and in tests only.
+class OwnerTags(Counter[tuple[int, Owner]]):
+    """How many references each owner has to each held block; kept in debug and in tests only.
 
     So an error about a block that is released by mistake, or leaked, names its owners.
     """
-
-    def __init__(self) -> None:
-        self._owners = Counter[tuple[int, Owner]]()
-
-    def take(self, blocks: Iterable[int], owner: Owner) -> None:
-        """Note one more reference of ``owner`` to each of these blocks."""
-        self._owners.update((block, owner) for block in blocks)
 
     def give(self, blocks: Sequence[int], owner: Owner) -> None:
         """Note one reference of ``owner`` less to each of these blocks. Raises `BlockMisused`: it has none to
         one of them."""
         for block in blocks:
-            if not self._owners[block, owner]:
+            if not self[block, owner]:
                 raise BlockMisused(block, f"held by {self.of(block)}", f"released by {owner!r}")
-        for block in blocks:
-            self._owners[block, owner] -= 1
-            if not self._owners[block, owner]:
-                del self._owners[block, owner]
+        self.subtract((block, owner) for block in blocks)
 
     def of(self, block: int) -> list[Owner]:
         """The block's owners, one entry per reference. O(references)."""
-        return [owner for held, owner in self._owners.elements() if held == block]
+        return [owner for held, owner in self.elements() if held == block]
 
 
 class References:
@@ -80,13 +70,8 @@ class References:
     def __init__(self, blocks: int) -> None:
         self._counts = np.zeros(blocks, dtype=np.int32)
         self._marks = np.zeros(blocks, dtype=np.int32)  # scratch of `first_twice`
-        self._held = 0
         self.total = 0
         """All references together: a block that is shared counts for each of its holders."""
-
-    def __len__(self) -> int:
-        """How many blocks have at least one reference."""
-        return self._held
 
     def __contains__(self, block: int) -> bool:
         return self.of(block) > 0
@@ -96,9 +81,11 @@ class References:
         return int(self._counts[block]) if 0 <= block < len(self._counts) else 0
 
     def each(self, ids: BlockArray) -> NDArray[np.int32]:
-        """The numbers of references to each block of ``ids``, int32 ``[ids]``."""
+        """The numbers of references to each block of ``ids``, int32 ``[ids]``. Raises `BlockMisused`: one is
+        no block of the pool."""
         if len(ids) and (ids.min() < 0 or ids.max() >= len(self._counts)):
-            return np.array([self.of(block) for block in ids.tolist()], dtype=np.int32)
+            strange = ids[(ids < 0) | (ids >= len(self._counts))]
+            raise BlockMisused(int(strange[0]), BlockState.UNKNOWN, "used")
         return self._counts.take(ids)
 
     def first_twice(self, ids: BlockArray) -> int | None:
@@ -116,7 +103,6 @@ class References:
         fresh: list[int] = ids[loose].tolist() if loose.any() else []
         np.add.at(self._counts, ids, np.int32(times))  # of one type: ten times as fast
         self.total += len(ids) * times
-        self._held += len(set(fresh))
         return fresh
 
     def give(self, ids: BlockArray) -> list[int]:
@@ -125,7 +111,6 @@ class References:
         counts = self._counts.take(ids)
         self._counts[ids] = counts - 1
         retired: list[int] = ids[counts == 1][::-1].tolist()
-        self._held -= len(retired)
         self.total -= len(ids)
         return retired
 
@@ -178,7 +163,7 @@ class BlockPool:
     def __init__(self, blocks: int, *, debug: bool = False) -> None:
         assert blocks > 0, "a pool has blocks"
         self.blocks = blocks
-        self.index = PrefixIndex()
+        self.index = PrefixIndex(blocks)
         self.owners = OwnerTags() if debug else None
         # Each block is in exactly one of these four.
         self._free = list(range(blocks - 1, -1, -1))  # last in, first out
@@ -220,7 +205,7 @@ class BlockPool:
         """
         assert count >= 0, f"cannot allocate {count} blocks"
         if count > self.available:
-            raise PoolExhausted(count, self.available)
+            raise PoolExhausted(f"{count} blocks needed, {self.available} available")
         split = max(0, len(self._free) - count)
         taken = self._free[split:][::-1]
         del self._free[split:]
@@ -230,8 +215,7 @@ class BlockPool:
         self._allocated += count
         if self.owners is not None:
             each = owners if len(owners) == count else (owners or (None,)) * count
-            for block, owner in zip(taken, each, strict=True):
-                self.owners.take([block], owner)
+            self.owners.update(zip(taken, each, strict=True))
         return Allocation(taken, evicted)
 
     def share(self, blocks: BlockIds, *owners: Owner, behind: BlockIds = ()) -> None:
@@ -245,10 +229,9 @@ class BlockPool:
         Raises `BlockMisused`: one is neither held nor sealed.
         """
         ids, owners = as_array(blocks), owners or (None,)
+        loose = self.references.each(ids) == 0
         sealed = self.index.holds_each(ids)
-        neither = ids[(self.references.each(ids) == 0) & ~sealed].tolist()
-        if neither:
-            raise BlockMisused(neither[0], self.state(neither[0]), "shared")
+        self._refuse(ids[loose & ~sealed], "shared")
         self._hold(ids, owners)
         found = ids if sealed.all() else ids[sealed]
         self._found += len(owners) * len(found)
@@ -268,7 +251,10 @@ class BlockPool:
         Raises `BlockMisused`: one is not held, or comes twice.
         """
         ids = as_array(blocks)
-        self._check_held(ids)
+        self._refuse(ids[self.references.each(ids) == 0], "released")
+        twice = self.references.first_twice(ids)
+        if twice is not None:
+            raise BlockMisused(twice, "named twice", "released")
         if self.owners is not None:
             self.owners.give(ids.tolist(), owner)
         retired = self.references.give(ids)
@@ -281,27 +267,9 @@ class BlockPool:
         else:
             self._make_available(retired)
 
-    def seal(self, block: int, key: bytes) -> bool:
-        """Name a held block by ``key``: it is full and computed, read-only from now on, and can be found.
-
-        Returns:
-            True if ``key`` names this block now; False if it names another block already: that one keeps
-            it, and this block stays unsealed.
-
-        Raises `BlockMisused`: it is not held, or is sealed under another key.
-        """
-        if block not in self.references:
-            raise BlockMisused(block, self.state(block), "sealed")
-        present = self.index.key_of(block)
-        if present is None:
-            return self.index.add(key, block)
-        if present != key:
-            raise BlockMisused(block, f"sealed as {present.hex()}", f"sealed as {key.hex()}")
-        return True
-
     def join(self, block: int, key: bytes, owner: Owner = None) -> int:
-        """Name a held, full block by ``key``; but where ``key`` already names another block, take a reference
-        to that one and release this one.
+        """Name a held block by ``key``: it is full and computed, read-only from now on, and can be found. But
+        where ``key`` already names another block, take a reference to that one and release this one.
 
         So two sequences that computed the same prompt side by side end up with one copy. A sequence that
         holds a sealed block then holds those that the keys before it name; the eviction order relies on that.
@@ -309,31 +277,25 @@ class BlockPool:
         Returns:
             The block that now belongs in the sequence's table: ``block``, or the other one.
 
-        Raises `BlockMisused`: the block is not held, or is sealed under another key.
+        Raises `BlockMisused`: the block is not held.
         """
-        return block if self.seal(block, key) else self._change_over(block, key, owner)
-
-    def join_each(self, blocks: Sequence[int], keys: Sequence[bytes], owner: Owner = None) -> list[int]:
-        """Name many held, full blocks that have no keys yet, each by its own key, in the order of their
-        sequence. Where a key names another block already, take a reference to that one and release this one.
-        Returns the blocks that now belong in the sequence's table.
-
-        Raises `BlockMisused`: one is not held.
-        """
-        loose = self.references.each(as_array(blocks)) == 0
-        if loose.any():
-            block = blocks[int(loose.argmax())]
+        if block not in self.references:
             raise BlockMisused(block, self.state(block), "sealed")
-        named = zip(blocks, keys, strict=True)
-        return [one if self.index.add(key, one) else self._change_over(one, key, owner) for one, key in named]
-
-    def _change_over(self, block: int, key: bytes, owner: Owner) -> int:
-        """Release ``block``, and take a reference to the block that ``key`` names already. Returns that
-        block."""
+        if self.index.key_of(block) == key or self.index.add(key, block):
+            return block
         first = self.index.here[key]
         self.release([block], owner)
         self._hold(as_array([first]), (owner,))
         return first
+
+    def seal(self, blocks: Sequence[int], keys: Sequence[bytes]) -> None:
+        """Name many held, full blocks that have no keys yet, each by its own key; none of these names a block
+        already. Raises `BlockMisused`: one is not held."""
+        ids = as_array(blocks)
+        self._refuse(ids[self.references.each(ids) == 0], "sealed")
+        for block, key in zip(blocks, keys, strict=True):
+            added = self.index.add(key, block)
+            assert added, "the key names a block already"
 
     def evict_first(self, blocks: Iterable[int]) -> None:
         """Let those of ``blocks`` that are cached be evicted before all others, the last of them first: they
@@ -344,20 +306,12 @@ class BlockPool:
                 self._unwanted.add(block)
 
     def distrust(self, blocks: Iterable[int]) -> None:
-        """Forget the keys of these blocks, as their content is unknown: they are found no longer, and are
-        free once they are released. Cached ones are free at once."""
+        """Forget the keys of these blocks, as their content is unknown or not wanted here: they are found no
+        longer, and are free once they are released. Cached ones are free at once."""
         for block in blocks:
             self._unseal([block])
             if self._cached.remove(block):
                 self._free.append(block)
-
-    def discard(self, block: int) -> bool:
-        """Free a cached block, and forget its key; its content is lost unless it is kept elsewhere. Returns
-        False, and does nothing, if the block is not cached."""
-        cached = block in self._cached
-        if cached:
-            self.distrust([block])
-        return cached
 
     def launched(self, step: int) -> None:
         """Note that step ``step`` is in flight: the device may read and write any held block until
@@ -406,7 +360,7 @@ class BlockPool:
         return {
             "blocks": self.blocks,
             "free": len(self._free),
-            "held": len(self.references),
+            "held": self.blocks - self.available - self.fenced,
             "cached": len(self._cached),
             "fenced": self.fenced,
             "available": self.available,
@@ -417,21 +371,10 @@ class BlockPool:
             "found": self._found,
         }
 
-    def audit(self, held: Mapping[int, int] | None = None) -> None:
-        """Check that every block is in one state, and that references are ``held`` (block: count), if it is
-        given.
-
-        O(blocks): for idle moments.
-
-        Raises `LeakFound`: its text lists all that is wrong.
-        """
-        tables = None if held is None else ([block] * count for block, count in held.items())
-        for _ in self.audit_in_slices(tables):
-            continue
-
     def audit_in_slices(self, tables: Iterable[BlockIds] | None) -> Iterator[None]:
-        """Audit, a slice of bounded size at a time: yields between two slices. Drop it if `version` is another
-        one by then. ``tables``: the block tables that should hold all references; None: that is not known.
+        """Check that every block is in one state, and that references are those of ``tables``, the block
+        tables that should hold all; None: that is not known. A slice of bounded size at a time: yields between
+        two slices, and is to be dropped if `version` is another one by then. O(blocks): for idle moments.
 
         Raises `LeakFound`: its text lists all that is wrong.
         """
@@ -478,20 +421,16 @@ class BlockPool:
         ours, theirs = references.get(block, 0), expected.get(block, 0)
         return f"block {block} is held {ours} times{tags}, {theirs} accounted for"
 
-    def _check_held(self, ids: BlockArray) -> None:
-        loose = ids[self.references.each(ids) == 0]
-        if len(loose):
-            block = int(loose.min())
-            raise BlockMisused(block, self.state(block), "released")
-        twice = self.references.first_twice(ids)
-        if twice is not None:
-            raise BlockMisused(twice, "named twice", "released")
+    def _refuse(self, blocks: BlockArray, act: str) -> None:
+        """Raise `BlockMisused` for the first of these blocks, if there is one."""
+        if len(blocks):
+            block = int(blocks[0])
+            raise BlockMisused(block, self.state(block), act)
 
     def _hold(self, ids: BlockArray, owners: Sequence[Owner]) -> None:
         """Add a reference of each of ``owners`` to each block."""
         if self.owners is not None:
-            for owner in owners:
-                self.owners.take(ids.tolist(), owner)
+            self.owners.update(product(ids.tolist(), owners))
         for block in self.references.take(ids, len(owners)):
             if self._fenced.pop(block, None) is None:
                 self._cached.remove(block)

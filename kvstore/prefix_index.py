@@ -15,12 +15,12 @@ from .block_table import BlockArray
 
 
 class PrefixIndex:
-    """Which block each key names, and which key each block has; a look-up takes O(1)."""
+    """Which of ``blocks`` blocks each key names, and which key each block has; a look-up takes O(1)."""
 
-    def __init__(self) -> None:
+    def __init__(self, blocks: int) -> None:
         self._block_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
-        self._named = np.zeros(1024, dtype=np.bool_)  # whether a block is in `_key_of`, for many at once
+        self._named = np.zeros(blocks, dtype=np.bool_)  # whether a block is in `_key_of`, for many at once
 
     def __len__(self) -> int:
         return len(self._block_of)
@@ -33,7 +33,6 @@ class PrefixIndex:
             return False
         self._block_of[key] = block
         self._key_of[block] = key
-        self._reserve(block)
         self._named[block] = True
         return True
 
@@ -51,9 +50,6 @@ class PrefixIndex:
 
     def holds_each(self, blocks: BlockArray) -> NDArray[np.bool_]:
         """Whether each of these blocks can be found by a key, bool ``[blocks]``."""
-        if not len(blocks):
-            return np.zeros(0, dtype=np.bool_)
-        self._reserve(int(blocks.max()))
         return self._named.take(blocks)
 
     @property
@@ -65,9 +61,3 @@ class PrefixIndex:
     def key_of(self, block: int) -> bytes | None:
         """The key by which the block is found; None if it has none."""
         return self._key_of.get(block)
-
-    def _reserve(self, block: int) -> None:
-        if block >= len(self._named):
-            grown = np.zeros(max(block + 1, 2 * len(self._named)), dtype=np.bool_)
-            grown[: len(self._named)] = self._named
-            self._named = grown

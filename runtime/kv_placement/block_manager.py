@@ -23,7 +23,6 @@ from ...kvstore.block_table import NO_BLOCK
 from ...kvstore.groups import Windows
 from ...kvstore.keys import BlockHasher, in_group
 from ...kvstore.pool import BlockPool
-from ...kvstore.tiers import HOST
 from ..plan import BlockCopy
 from ..sequence import Sequence
 from ..stats import Counters
@@ -79,48 +78,38 @@ class BlockManager:
         if not found.keys or found.end < before:
             return 0
         blocks = [self.pool.index.here[key] for key in found.keys]
-        self.pool.share(blocks, sequence.id, behind=self._in_front(sequence))
+        front = sequence.table.view[: before // self.block_tokens].reshape(-1)
+        self.pool.share(blocks, sequence.id, behind=front[front != NO_BLOCK])
         self._enter(sequence, found, blocks)
         self._counters.adopted += sequence.computed - before
         return sequence.computed - before
 
-    def _in_front(self, sequence: Sequence) -> Items[int]:
-        """The blocks that the sequence's first whole blocks are."""
-        front = sequence.table.view[: sequence.computed // self.block_tokens].reshape(-1)
-        return front if self.groups == 1 else front[front != NO_BLOCK]  # type: ignore[return-value]
-
-    def restore(self, sequence: Sequence, found: Located) -> int:
+    def restore(self, sequence: Sequence, found: Located) -> None:
         """Have records loaded from the host tier to the device, as many of ``found`` as are sound: allocate
         blocks for them, put these into the sequence's table, and leave the copies to the next plan. Blocks that
-        are on the device alone are shared. Returns the tokens restored.
+        are on the device are shared.
 
         ``found``: see `Located.at_hand`. That many blocks must be available. The prefix cache finds the blocks
         by their keys already when this returns, since they are read in the same step or a later one.
         """
         host, here = self.tiers.host, self.pool.index.here
         if host is None:
-            return 0
-        in_host = [bool(level & HOST) for level in found.levels]
-        slots = iter(host.find(key for key, there in zip(found.keys, in_host, strict=True) if there))
+            return
+        slots = iter(host.find(key for key in found.keys if key not in here))
         tokens: list[int] = []
-        for key, there, count in zip(found.keys, in_host, found.tokens, strict=True):
-            slot = next(slots, None) if there else None
-            if slot is None and (there or key not in here):
+        for key, count in zip(found.keys, found.tokens, strict=True):
+            slot = None if key in here else next(slots, None)
+            if slot is None and key not in here:
                 break
             tokens.append(count if slot is None else host.tokens_of(slot))
         found = self._checked(found, tokens)
-        if not found.keys:
-            return 0
-        blocks = [-1 if there else here[key] for key, there in zip(found.keys, in_host, strict=False)]
-        self.pool.share([block for block in blocks if block >= 0], sequence.id)
-        loaded = [at for at, block in enumerate(blocks) if block < 0]
-        allocated = self._allocate(len(loaded), sequence.id)
-        named = self._named(sequence, found, loaded, allocated)
-        for at, block in zip(loaded, named, strict=True):
+        blocks = [here.get(key, NO_BLOCK) for key in found.keys]
+        self.pool.share([block for block in blocks if block != NO_BLOCK], sequence.id)
+        loaded = [at for at, block in enumerate(blocks) if block == NO_BLOCK]
+        for at, block in zip(loaded, self._allocate(len(loaded), sequence.id), strict=True):
             blocks[at] = block
-        pairs = zip(loaded, allocated, strict=True)
-        self.transfers.load({found.keys[at]: block for at, block in pairs if blocks[at] == block})
-        return self._count_in(sequence, found, blocks)
+        self.transfers.load({found.keys[at]: blocks[at] for at in loaded})
+        self._take_over(sequence, found, blocks, loaded)
 
     def read_up(self, sequence: Sequence, found: Located) -> int:
         """Read records of the tiers to the device now, without slots, as many of ``found`` as are sound and
@@ -133,13 +122,9 @@ class BlockManager:
         busy = self.transfers.pending()
         blocks = [block for block in allocated if block not in busy]
         found = self._checked(found, self.tiers.read(found.keys, blocks))
-        used = set(blocks[: len(found)])
-        self.pool.release([block for block in allocated if block not in used], sequence.id, keep=False)
-        if not found.keys:
-            return 0
-        self.transfers.holds(used, sequence.tenant)
-        named = self._named(sequence, found, range(len(found)), blocks[: len(found)])
-        self._count_in(sequence, found, named)
+        blocks = blocks[: len(found)]
+        self.pool.release([*set(allocated).difference(blocks)], sequence.id, keep=False)
+        self._take_over(sequence, found, blocks, range(len(found)))
         return len(found)
 
     def _checked(self, found: Located, tokens: list[int]) -> Located:
@@ -154,31 +139,27 @@ class BlockManager:
             self.transfers.drop(found.keys[wrong])
         return found.beginning(len(tokens) if wrong is None else wrong)
 
-    def _named(self, sequence: Sequence, found: Located, which: Items[int], blocks: list[int]) -> list[int]:
-        """Name restored ``blocks``, which hold those of ``found`` with these numbers, by their keys, but
-        partial last ones. Returns the blocks for the table: where a key names another block already, that one,
-        and the restored one is released."""
+    def _take_over(self, sequence: Sequence, found: Located, blocks: list[int], fresh: Items[int]) -> None:
+        """Put ``blocks``, which hold what was ``found``, into the sequence's table, and count them. Those with
+        the numbers ``fresh`` are named by their keys, but partial last ones; the others have keys."""
+        if not found.keys:
+            return
         tokens = found.tokens
-        keys = [found.keys[at] for at in which if tokens[at] == self.block_tokens]
-        return self.pool.join_each(blocks[: len(keys)], keys, sequence.id) + blocks[len(keys) :]
-
-    def _count_in(self, sequence: Sequence, found: Located, blocks: list[int]) -> int:
-        """Put restored ``blocks`` into the sequence's table, and count them. Returns the tokens that the
-        sequence gained."""
+        full = [at for at in fresh if tokens[at] == self.block_tokens]
+        self.pool.seal([blocks[at] for at in full], [found.keys[at] for at in full])
+        self.transfers.holds((blocks[at] for at in fresh), sequence.tenant)
         before, from_disk = sequence.computed, sequence.from_tiers.from_disk
         self._enter(sequence, found, blocks)
         restored, disk = sequence.computed - before, 0
         if from_disk and restored:
-            tokens = found.tokens
-            came = {at: tokens[at] for at, key in enumerate(found.keys) if key in from_disk}
-            by_block = {found.indexes[at]: tokens for at, tokens in came.items()}
-            disk = restored if len(came) == len(found) else min(restored, sum(by_block.values()))
-        if found.tokens[-1] < self.block_tokens:
+            all_blocks = zip(found.indexes, found.keys, tokens, strict=True)
+            came = {index: count for index, key, count in all_blocks if key in from_disk}
+            disk = restored if from_disk.issuperset(found.keys) else min(restored, sum(came.values()))
+        if tokens[-1] < self.block_tokens:
             sequence.tail = found.keys[-self.groups], found.end
         self._counters.restored += restored
         sequence.from_tiers.host += restored
         sequence.from_tiers.disk += disk
-        return restored
 
     def _enter(self, sequence: Sequence, found: Located, blocks: list[int]) -> None:
         """Put ``blocks``, which hold what was ``found``, into the sequence's table."""
@@ -294,8 +275,9 @@ class BlockManager:
         self.give_back(sequence)
 
     def save_tail(self, sequence: Sequence) -> None:
-        """Have the partial last block saved to the host tier, and drop the record of it that was saved
-        before. Does nothing if the last block is full."""
+        """Have the partial last block saved to the host tier, or count its record there as used now. Drop the
+        record of it that was saved before. Does nothing if the last block is full: full blocks are saved when
+        the pool evicts them, or before, where there is room."""
         full, part = divmod(sequence.computed, self.block_tokens)
         if not part or self.tiers.host is None:
             return
@@ -306,16 +288,8 @@ class BlockManager:
             if stale:
                 self.transfers.drop(in_group(before, group))
             self.transfers.save(in_group(key, group), block, part, sequence.tenant)
+        self.tiers.host.touch(in_group(key, group) for group in range(self.groups))
         sequence.tail = key, sequence.computed
-
-    def offload_tail(self, sequence: Sequence) -> None:
-        """Have the partial last block saved to the host tier, and count its record as used now.
-
-        Full blocks are saved when the pool evicts them, or before, where there is room.
-        """
-        self.save_tail(sequence)
-        if self.tiers.host is not None and sequence.tail is not None:
-            self.tiers.host.touch(in_group(sequence.tail[0], group) for group in range(self.groups))
 
     def rest(self, sequence: Sequence) -> None:
         """Note that a turn of the sequence has ended: mark its end, give back what lies behind the windows
@@ -514,5 +488,5 @@ class BlockManager:
             if block is not None and self.pool.references.of(block):
                 continue
             if block is not None:
-                self.pool.discard(block)
+                self.pool.distrust([block])
             self.transfers.drop(key, erase=True)

@@ -49,8 +49,8 @@ class Transfers:
     _beside: bool
     saved: int = 0
     loaded: int = 0
-    _wanted: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # (block, tokens), saved next
-    _spare: set[bytes] = field(default_factory=set)  # of those: saved only if no record is evicted for them
+    # To be saved next: block, tokens, and whether it is spare: saved only if no record is evicted for it.
+    _wanted: dict[bytes, tuple[int, int, bool]] = field(default_factory=dict)
     # Full blocks, here until `evicted`; spare, too. OrderedDict: its first is O(1) even after deletions.
     _staying: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
     _loads: list[BlockLoad] = field(default_factory=list)
@@ -75,7 +75,7 @@ class Transfers:
         if host is None or host.has_slot(key):
             return
         if tokens is not None:
-            self._wanted[key] = block, tokens
+            self._wanted[key] = block, tokens, False
         elif key not in self._wanted:
             self._staying[key] = block
 
@@ -86,7 +86,6 @@ class Transfers:
         assert host is not None
         loads = [BlockLoad(host.here[key], block) for key, block in blocks.items()]
         host.hold(*(load.slot for load in loads))
-        self._tenants.update((load.block, host.tenant_of(load.slot)) for load in loads)
         self._loads += loads
         self._loading.update(blocks.values())
 
@@ -115,7 +114,7 @@ class Transfers:
     def pending(self) -> set[int]:
         """The blocks that the plan being made saves or loads: nothing but a plan may write them. Those that
         stay on the device are not among them: they cannot be allocated before `evicted`."""
-        return {block for block, _ in self._wanted.values()} | {load.block for load in self._loads}
+        return {block for block, *_ in self._wanted.values()} | {load.block for load in self._loads}
 
     def saving(self, key: bytes) -> bool:
         """Whether the record will be in the host tier soon: its save waits for a plan, or runs."""
@@ -129,13 +128,9 @@ class Transfers:
             return
         self._staying.pop(key, None)
         if not self.tiers.has(key):
-            self._wanted[key] = block, self._block_tokens
-            if not wanted:
-                self._spare.add(key)
+            self._wanted[key] = block, self._block_tokens, not wanted
         elif wanted:
             self.tiers.touch(key)
-        if wanted:
-            self._spare.discard(key)
 
     def drop(self, key: bytes, *, erase: bool = False) -> None:
         """Drop a record from all tiers below the device; with ``erase`` its bytes are gone soon."""
@@ -149,7 +144,7 @@ class Transfers:
         host = self.tiers.host
         if host is None or not self.waiting:
             return (), ()
-        due = [(key, *save, key in self._spare) for key, save in self._wanted.items()]
+        due = [(key, *save) for key, save in self._wanted.items()]
         due += [(key, block, self._block_tokens, True) for key, block in self._in_time(rows, draws)]
         saves = []
         for key, block, tokens, spare in due:
@@ -159,7 +154,6 @@ class Transfers:
         self.tiers.note_evicted()
         loads = tuple(self._loads)
         self._wanted.clear()
-        self._spare.clear()
         self._loads.clear()
         return tuple(saves), loads
 

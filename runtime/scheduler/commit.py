@@ -168,7 +168,7 @@ class Committer:
         self._matchers.drop(sequence.turn.grammar)
         work = sequence.end()
         self._block_manager.trim(sequence)
-        self._block_manager.offload_tail(sequence)
+        self._block_manager.save_tail(sequence)
         self._queues.rest(sequence, now)
         if read:
             self._queues.defer(sequence)

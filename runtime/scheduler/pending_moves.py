@@ -135,8 +135,8 @@ class PendingMoves:
         if key not in host and not below:
             return True
         block = pool.index.here.get(key)
-        if block is not None and not pool.references.of(block) and not pool.discard(block):
-            return False  # behind the step fence
+        if block is not None and not pool.references.of(block):
+            pool.distrust([block])
         if not move.lowest:
             return True
         if below and not host.promised(key, besides=move.sequence.id):

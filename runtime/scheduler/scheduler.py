@@ -296,7 +296,6 @@ class Scheduler:
         """Give up an idle sequence's blocks, and begin to offload its KV to the host tier or, as far as
         possible, to disk (``verb.disk``). Returns the reply; None if the verb waits until the KV is there."""
         sequence = self._idle(verb.seq)
-        self._block_manager.offload_tail(sequence)
         self._block_manager.rest(sequence)
         if not verb.disk:
             self._block_manager.lower(sequence)

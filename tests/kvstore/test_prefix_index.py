@@ -12,7 +12,7 @@ KEYS = [bytes([at]) for at in range(6)]
 
 
 def filled(*held: int) -> PrefixIndex:
-    index = PrefixIndex()
+    index = PrefixIndex(128)
     for at in held:
         assert index.add(KEYS[at], 100 + at)
     return index
@@ -39,7 +39,7 @@ def test_a_dropped_key_can_name_another_block() -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 5)), max_size=40))
 def test_both_ways_agree_with_a_dict(moves: list[tuple[bool, int, int]]) -> None:
-    index, shadow = PrefixIndex(), dict[bytes, int]()
+    index, shadow = PrefixIndex(6), dict[bytes, int]()
     for adding, key, block in moves:
         if adding and block not in shadow.values():
             assert index.add(KEYS[key], block) is (KEYS[key] not in shadow)
