@@ -39,7 +39,7 @@ LEAST = 1e-12
 Figure = Annotated[float, msgspec.Meta(ge=0)]
 
 
-class Costs(msgspec.Struct, frozen=True):
+class Costs(msgspec.Struct):
     """What restoring and computing cost, as measured on this ``machine`` for this model, and kept in a file;
     0 where nothing was measured.
 
@@ -121,23 +121,19 @@ class CostBook:
     def calibrate(self, measured: Costs) -> None:
         """Take over the figures of ``measured`` for copying and computing, and write all to the file. Those
         of the disk stay."""
-        seen = self.measured
-        self.measured = msgspec.structs.replace(
-            measured, machine=seen.machine, fetch=seen.fetch, latency=seen.latency
-        )
+        known = self.measured
+        known.copy, known.token, known.history = measured.copy, measured.token, measured.history
         self.save()
 
     def fetched(self, size: int, seconds: float) -> None:
         """Learn that a turn waited ``seconds`` for ``size`` bytes from disk: blend that into the disk's
         latency if they are few bytes, else into its rate."""
-        seconds = max(seconds, LEAST)
-        known = self.measured
+        seconds, known = max(seconds, LEAST), self.measured
         if size < LARGE_BYTES:
-            latency = _blended(known.latency, min(seconds, MOST_LATENCY))
-            self.measured = msgspec.structs.replace(known, latency=latency)
-            return
-        rate = size / max(seconds - known.latency, seconds / 2)
-        self.measured = msgspec.structs.replace(known, fetch=_blended(known.fetch, rate))
+            known.latency = _blended(known.latency, min(seconds, MOST_LATENCY))
+        else:
+            rate = size / max(seconds - known.latency, seconds / 2)
+            known.fetch = _blended(known.fetch, rate)
 
     def passed_over(self) -> None:
         """Make the disk's figures a little better. Call this when a turn is computed because the disk is
@@ -146,10 +142,8 @@ class CostBook:
         Such a turn does not measure the disk, and a disk that is never tried would count as slow for ever,
         even after a single stall. So the figures improve until a turn tries the disk again.
         """
-        known = self.measured
-        self.measured = msgspec.structs.replace(
-            known, fetch=known.fetch * DOUBT, latency=known.latency / DOUBT
-        )
+        self.measured.fetch *= DOUBT
+        self.measured.latency /= DOUBT
 
     def save(self) -> None:
         """Write the figures to the file; errors of the disk are ignored."""

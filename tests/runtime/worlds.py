@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -740,7 +741,7 @@ class World:
 
     def measured(self, costs: Costs) -> None:
         """What restoring costs, as if measured."""
-        self.scheduler.placement.costs.measured = costs
+        self.scheduler.placement.costs.measured = copy(costs)
 
     def _progress(self, seq: int | None) -> tuple[bool, int]:
         """Whether a turn runs, and how many full blocks of it are computed; while some that it needs may not
