@@ -48,9 +48,8 @@ class Leases:
         self._expected = Priorities[int]()  # and of those that are expected back; some are back by now
         self._blocks: Counter[int] = Counter()  # that leases cover, by tenant
         self._records: Counter[int] = Counter()
-        self._covered_blocks = self._covered_records = 0
-        roots = {block_manager.residency.root(salt): most for salt, most in settings.lease_caps.items()}
-        self._caps = {tenant_of(root): most for root, most in roots.items()}
+        root = block_manager.residency.root
+        self._caps = {tenant_of(root(salt)): most for salt, most in settings.lease_caps.items()}
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -123,18 +122,14 @@ class Leases:
     def statistics(self) -> dict[str, float]:
         """How many leases there are, how many blocks of the device they cover, and how many records of blocks
         in the host tier."""
-        blocks, records = self._covered_blocks, self._covered_records
+        blocks, records = self._blocks.total(), self._records.total()
         return {"leases": len(self), "leased_blocks": blocks, "leased_records": records}
 
     def _set(self, sequence: Sequence, lease: GrantedLease | None) -> None:
         """Give the sequence this lease instead of the one it has, and count what leases cover."""
         before, tenant = sequence.lease, sequence.tenant
-        blocks = (lease.blocks if lease else 0) - (before.blocks if before else 0)
-        records = (lease.records if lease else 0) - (before.records if before else 0)
-        self._covered_blocks += blocks
-        self._covered_records += records
-        self._blocks[tenant] += blocks
-        self._records[tenant] += records
+        self._blocks[tenant] += (lease.blocks if lease else 0) - (before.blocks if before else 0)
+        self._records[tenant] += (lease.records if lease else 0) - (before.records if before else 0)
         sequence.lease = lease
         if lease is None:
             self._ends.discard(sequence.id)
@@ -181,8 +176,8 @@ class Leases:
         own, tenant = sequence.lease, sequence.tenant
         own_blocks, own_records = (0, 0) if own is None else (own.blocks, own.records)
         share, cap = self._settings.lease_share, self._caps.get(tenant, sys.maxsize)
-        blocks = int(share * self._settings.blocks) - self._covered_blocks + own_blocks
-        records = int(share * self._block_manager.tiers.slots) - self._covered_records + own_records
+        blocks = int(share * self._settings.blocks) - self._blocks.total() + own_blocks
+        records = int(share * self._block_manager.tiers.slots) - self._records.total() + own_records
         return (
             min(blocks, cap - self._blocks[tenant] + own_blocks),
             min(records, cap - self._records[tenant] + own_records),
