@@ -66,11 +66,11 @@ class _Restore:
     asked: int = 0
     broken: bool = False
 
-    def goes_on(self, sequence: Sequence) -> bool:
-        """Whether this restore can go on for ``sequence`` as it is now: for the same tokens, not broken, and
+    @property
+    def goes_on(self) -> bool:
+        """Whether this restore can go on for the sequence as it is now: for the same tokens, not broken, and
         with nothing computed meanwhile."""
-        same = self.sequence is sequence and self.tokens == len(sequence.tokens)
-        return same and not self.broken and not self.compute_until
+        return self.tokens == len(self.sequence.tokens) and not self.broken and not self.compute_until
 
     def stop(self) -> None:
         """Mark the restore as broken, because a record will not come, and forget the records that were not
@@ -91,8 +91,8 @@ class KVPlacement:
     _block_manager: BlockManager
     _relieve: Callable[[int, Sequence, float], None]
     costs: CostBook
-    _restores: dict[int, _Restore] = field(default_factory=dict)
-    _idle: OrderedDict[int, tuple[Sequence, float]] = field(default_factory=OrderedDict)
+    _restores: dict[Sequence, _Restore] = field(default_factory=dict)
+    _idle: OrderedDict[Sequence, float] = field(default_factory=OrderedDict)  # since when
 
     def __post_init__(self) -> None:
         self._tiers = self._block_manager.tiers
@@ -103,30 +103,30 @@ class KVPlacement:
         """Note that a turn of the sequence ended: `tick` queues its records to go down after `IDLE_SECONDS`, if
         no other turn has begun by then."""
         if self._tiers.below:
-            self._idle[sequence.id] = sequence, now
-            self._idle.move_to_end(sequence.id)
+            self._idle[sequence] = now
+            self._idle.move_to_end(sequence)
 
     def retire(self, sequence: Sequence) -> None:
         """Note that the sequence is closed: queue its records to go down, unless the lower tiers are full, and
         let all tiers evict its KV first."""
         if not self._tiers.full:
             self.leave(sequence)
-        self._idle.pop(sequence.id, None)
+        self._idle.pop(sequence, None)
         self._block_manager.retire(sequence)
 
     def leave(self, sequence: Sequence) -> None:
         """Queue the records of the sequence's KV to go down now, without waiting `IDLE_SECONDS`."""
-        self._idle.pop(sequence.id, None)
+        self._idle.pop(sequence, None)
         self._tiers.send(self._block_manager.residency.names(sequence))
 
     def _send_down(self, now: float) -> None:
         while self._idle:
-            sequence, since = next(iter(self._idle.values()))
+            sequence, since = next(iter(self._idle.items()))
             if now < since + IDLE_SECONDS:
                 break
-            del self._idle[sequence.id]
+            del self._idle[sequence]
             if sequence.turn is None and not self._tiers.full:
-                self._tiers.send(self._block_manager.residency.names(sequence))
+                self.leave(sequence)
         manager = self._block_manager
         self._tiers.send_down(manager.pool.index.here, manager.transfers.saving, now)
 
@@ -166,8 +166,7 @@ class KVPlacement:
         if tiers.busy:
             return POLL_SECONDS
         if self._idle:
-            _, since = next(iter(self._idle.values()))
-            return max(POLL_SECONDS, since + IDLE_SECONDS - now)
+            return max(POLL_SECONDS, next(iter(self._idle.values())) + IDLE_SECONDS - now)
         return None
 
     def statistics(self) -> dict[str, float]:
@@ -197,8 +196,7 @@ class KVPlacement:
 
     def awaits(self, sequence: Sequence) -> bool:
         """Whether a restore is going on for the sequence."""
-        restore = self._restores.get(sequence.id)
-        return restore is not None and restore.sequence is sequence
+        return sequence in self._restores
 
     def _fetch(self, sequence: Sequence, now: float, *, direct: bool = True) -> bool:
         """Begin to restore a sequence's records from lower tiers; returns whether it has to wait for them.
@@ -206,30 +204,29 @@ class KVPlacement:
         A turn does not wait if computing is cheaper by the measured costs, nor if it is computed from its
         beginning up to the restored part while that comes. ``direct``: past the slots where that is possible.
         """
-        tiers, began = self._tiers, self._restores.get(sequence.id)
+        tiers, began = self._tiers, self._restores.get(sequence)
         self._block_manager.fall_back(sequence, wait=True)
         if not tiers.stocked:
             return False
-        fresh = began is None or began.sequence is not sequence
-        if tiers.reads and fresh:
+        if tiers.reads and began is None:
             before = tiers.reading_seconds
             self._read(sequence, tiers.readable, now)
             sequence.from_tiers.seconds += tiers.reading_seconds - before
         meets, skipped = self._meeting(sequence)
         direct &= tiers.reads and not meets
         whole = not skipped and not meets
-        if began is not None and began.goes_on(sequence) and began.direct <= direct and whole:
+        if began is not None and began.goes_on and began.direct <= direct and whole:
             return True
         keys = self._block_manager.residency.locate(sequence).below()[skipped:]
         if keys and tiers.host is not None:  # its own beginning must not be evicted for the rest
             tiers.host.touch(self._block_manager.residency.names(sequence))
-        since = now if began is None or fresh or began.direct != direct else began.since
+        since = now if began is None or began.direct != direct else began.since
         restore = _Restore(sequence, len(sequence.tokens), keys, since, now, meets, direct)
         unsure = self._ask(restore, now)
         if not restore.asked and not unsure:
             return False
         sequence.from_tiers.from_disk.update(keys)
-        self._restores[sequence.id] = restore
+        self._restores[sequence] = restore
         if meets:
             sequence.from_tiers.compute_until = meets
         return not meets
@@ -339,8 +336,8 @@ class KVPlacement:
         sequence = began.sequence
         sequence.from_tiers.seconds += now - began.since
         if not self._fetch(sequence, now, direct=False):
-            if self._restores[sequence.id] is began:
-                del self._restores[sequence.id]
+            if self._restores[sequence] is began:
+                del self._restores[sequence]
             self._finish(sequence, now)
 
     def _count_arrived(self, restore: _Restore) -> None:
@@ -377,7 +374,7 @@ class KVPlacement:
     def _end(self, restore: _Restore, now: float) -> None:
         """End a restore: learn what it took, if all came, and let its sequence wait no longer."""
         sequence = restore.sequence
-        del self._restores[sequence.id]
+        del self._restores[sequence]
         sequence.from_tiers.compute_until = None
         whole = restore.arrived == len(restore.keys) and not restore.broken
         if whole and (self.costs.beside or not restore.compute_until):
