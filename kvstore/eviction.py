@@ -28,6 +28,7 @@ references.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import chain, count, islice
@@ -201,12 +202,15 @@ class EvictionOrder:
             if block in self._returns:
                 self._leased.add(block, self._returns[block])
                 continue
-            hits = self._hits[block]
-            rank = 0 if hits <= MOST_HITS[0] else 1 if hits <= MOST_HITS[1] else TOP
-            self._ranks[rank].others[block] = None
+            self._ranks[bisect_left(MOST_HITS, self._hits[block])].others[block] = None
         for rank in range(TOP, 0, -1):
-            if len(self._ranks[rank]) > self._room:
-                self._overflow(rank)
+            crowded, below = self._ranks[rank], self._ranks[rank - 1]
+            while len(crowded) > self._room:
+                block = next(iter(crowded))
+                if crowded.remove(block):
+                    self._withdrawn.append(block)
+                below.others[block] = None
+                self._hits[block] = MOST_HITS[rank - 1]
 
     def put_first(self, block: int) -> None:
         """Add a cached block so that it is evicted before all others, because it is kept elsewhere too. One
@@ -269,12 +273,3 @@ class EvictionOrder:
                 fresh.append(lines[first].advance())
             else:
                 return fresh
-
-    def _overflow(self, rank: int) -> None:
-        crowded, below = self._ranks[rank], self._ranks[rank - 1]
-        while len(crowded) > self._room:
-            block = next(iter(crowded))
-            if crowded.remove(block):
-                self._withdrawn.append(block)
-            below.others[block] = None
-            self._hits[block] = MOST_HITS[rank - 1]
