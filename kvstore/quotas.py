@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
-from itertools import chain, groupby
+from itertools import filterfalse, groupby
 from typing import TypeVar
 
 from .eviction import EvictionOrder
@@ -77,17 +77,12 @@ class FairOrder:
             self._orders[tenant] = EvictionOrder(self._slots, self._withdrawn)
 
     def free(self, slot: int) -> None:
-        """Note that the slot is empty: it counts for no tenant any more, and leaves the eviction order."""
+        """Note that the slot is empty, after its record is forgotten: it counts for no tenant any more."""
         tenant = self._tenants.pop(slot)
         self._changed[tenant] = None
-        self._orders[tenant].remove(slot)
         self._held[tenant] -= 1
         if not self._held[tenant]:
             del self._held[tenant], self._orders[tenant]
-
-    def tenant(self, slot: int) -> int:
-        """The tenant of the slot's record."""
-        return self._tenants[slot]
 
     def lease(self, slot: int, returns: float | None) -> None:
         """Note that a lease covers the record in the slot, which is wanted again at ``returns`` (seconds), so
@@ -101,8 +96,11 @@ class FairOrder:
             order.hit(list(those))
 
     def forget(self, slot: int) -> None:
-        """Forget the hits and the lease of the slot's record, which is gone."""
-        self._of(slot).forget([slot])
+        """Take the slot out of the eviction order, and forget the hits and the lease of its record, which is
+        gone."""
+        order = self._of(slot)
+        order.remove(slot)
+        order.forget([slot])
 
     def add(self, slots: Iterable[int]) -> None:
         """Put slots into the eviction order, as used now. ``slots``: the end of a sequence before its
@@ -117,25 +115,11 @@ class FairOrder:
             for slot in those:
                 order.put_first(slot)
 
-    def remove(self, slot: int) -> bool:
-        """Take the slot out of the eviction order; returns whether it was in. It still counts as its
-        tenant's."""
-        return slot in self._tenants and self._of(slot).remove(slot)
-
     def remove_each(self, slots: Iterable[int]) -> list[int]:
         """Take many slots out of the eviction order; they still count as their tenants'. Returns those that
         were in."""
         held = filter(self._tenants.__contains__, slots)
         return [slot for order, those in self._by_tenant(held) for slot in filter(order.remove, those)]
-
-    def first_besides(self, others: Container[int], tenant: int) -> int | None:
-        """The slot to evict for a new record of ``tenant``, which counts as held already; never one of
-        ``others``. None if no slot can be evicted. The slot stays in the order."""
-        held = self._held
-        largest = sorted(self._orders, key=lambda one: (-held[one] - (one == tenant), one))
-        orders = [self._orders[one].unleased() for one in largest]
-        orders += [self._orders[one].leased() for one in largest]
-        return next((slot for slot in chain.from_iterable(orders) if slot not in others), None)
 
     def is_elsewhere(self, slot: int) -> bool:
         """Whether the slot stands among those that `put_first` has put before all others of its tenant."""
@@ -160,12 +144,14 @@ class FairOrder:
         self._withdrawn.clear()
         return came, gone
 
-    def slots(self) -> Iterator[int]:
-        """All slots that can be evicted, in eviction order."""
-        held = self._held
-        unleased = {tenant: order.unleased() for tenant, order in self._orders.items()}
-        yield from by_largest(held, unleased)
-        yield from by_largest(held, {tenant: order.leased() for tenant, order in self._orders.items()})
+    def slots(self, coming: Iterable[int] = (), besides: Container[int] = ()) -> Iterator[int]:
+        """All slots that can be evicted, in eviction order, to make room for new records. ``coming``: the
+        tenants of these. None of ``besides`` is among them. They stay in the order."""
+        held = self._held + Counter(coming)
+        for which in (EvictionOrder.unleased, EvictionOrder.leased):
+            orders = {tenant: which(order) for tenant, order in self._orders.items()}
+            left = {one: filterfalse(besides.__contains__, order) for one, order in orders.items()}
+            yield from by_largest(held, left)
 
     def _by_tenant(self, slots: Iterable[int]) -> Iterator[tuple[EvictionOrder, Iterator[int]]]:
         for tenant, those in groupby(slots, self._tenants.__getitem__):

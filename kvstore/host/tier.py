@@ -129,10 +129,6 @@ class HostTier:
         """Keys of all records in eviction order; nothing may change during the iteration."""
         return (self._key_of[slot] for slot in self._order.slots())
 
-    def tenant_of(self, slot: int) -> int:
-        """The tenant of the record in ``slot``."""
-        return self._order.tenant(slot)
-
     def evict_first(self, keys: Iterable[bytes]) -> None:
         """Let these records be evicted before all others of their tenants, the last of them first: they are
         on the device too. Records outside the eviction order, as those that are read, are left alone.
@@ -301,7 +297,6 @@ class HostTier:
             return
         self._counts["dropped"] += 1
         self._forget(slot)
-        self._order.remove(slot)
         if slot not in self._filling and slot not in self._readers:
             self._free_slot(slot)
 
@@ -388,10 +383,9 @@ class HostTier:
         return True
 
     def _evict(self, tenant: int, *, spare: bool) -> bool:
-        slot = self._order.first_besides(self._readers, tenant)
+        slot = next(self._order.slots([tenant], self._readers), None)
         if slot is None or (spare and not self._order.is_elsewhere(slot)):
             return False
-        self._order.remove(slot)
         self._evicted.append(self._key_of[slot])
         self._forget(slot)
         self._free_slot(slot)
