@@ -61,7 +61,6 @@ class BlockMover:
         self._device = device or device_of(arena.device)
         self._copy = copy
         self._beside = self._device.overlaps
-        self._flat = None if self._beside else self._cells.numpy().data
         self._down, self._up = self._device.stream(), self._device.stream()
         self._saves, self._loads, self._copies = _UnderWay(), _UnderWay(), _UnderWay()
         self._hasher = hasher or ThreadPoolExecutor(1, "hash-saved-kv", roam)
@@ -71,7 +70,10 @@ class BlockMover:
     def reach(self) -> Callable[[int], memoryview] | None:
         """A function that gives, for a block id, the block's bytes as writable memory. None if the arena lies
         in a GPU's memory."""
-        return None if self._beside else self._of_block
+        if self._beside:
+            return None
+        flat, size = self._cells.numpy().data, self._size
+        return lambda block: flat[block * size : (block + 1) * size]
 
     def move(self, saves: Sequence[Save], loads: Sequence[tuple[int, int]]) -> Moving | None:
         """Copy ``saves`` (block, slot, tokens) down to their slots, with zeros behind the tokens, then
@@ -169,11 +171,6 @@ class BlockMover:
             self._copy(self._bytes, self._cells, pieces, self._size)
         else:
             self._copy(self._cells, self._bytes, pieces[:, ::-1], self._size)
-
-    def _of_block(self, block: int) -> memoryview:
-        """The bytes of a block as writable memory; for an arena in this machine's memory."""
-        assert self._flat is not None
-        return self._flat[block * self._size : (block + 1) * self._size]
 
     def _zero_behind(self, saves: Sequence[Save]) -> None:
         """Zero what is in the slots behind the tokens that were saved."""
