@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .errors import GroupInvalid
 from .groups import KVGroup
 
 
@@ -21,13 +20,9 @@ class DeviceArena:
     Attributes:
         group: the layout and type of the blocks.
         kv: ``[block, *group.block_shape]``. Byte offsets pass 2^31: kernels must count them in int64.
-
-    Raises `GroupInvalid`: ``blocks`` is less than 1.
     """
 
     def __init__(self, group: KVGroup, blocks: int, device: torch.device | str = "cpu") -> None:
-        if blocks < 1:
-            raise GroupInvalid(f"arena: blocks = {blocks}")
         self.group = group
         dtype = getattr(torch, group.dtype)
         self.kv: Tensor = torch.zeros((blocks, *group.block_shape), dtype=dtype, device=device)

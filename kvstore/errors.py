@@ -3,7 +3,6 @@
 ::
 
     KVStoreError
-    ├── GroupInvalid          a KV group, hasher or arena was asked for with impossible numbers
     ├── PoolExhausted         more blocks asked for than can be had now: wait, preempt or refuse
     ├── FolderHeld            another process has the folder
     ├── BookkeepingError      our own mistake, never the user's
@@ -21,10 +20,6 @@ from __future__ import annotations
 
 class KVStoreError(Exception):
     """Anything the kvstore room raises."""
-
-
-class GroupInvalid(KVStoreError):
-    """A KV group, hasher or arena was asked for with impossible numbers."""
 
 
 class PoolExhausted(KVStoreError):

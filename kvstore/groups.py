@@ -15,8 +15,6 @@ from dataclasses import asdict, dataclass
 from math import prod
 from typing import TypeAlias
 
-from .errors import GroupInvalid
-
 LAYOUT_VERSION = 1
 """Part of each group's digest. Increased when the meaning of a block's bytes changes: then no old record is
 found."""
@@ -133,8 +131,6 @@ class KVGroup:
     name in `DTYPE_BYTES`. ``block_tokens``: tokens in one block. ``window``: how many tokens a query sees, with
     its own, None for all. ``spare_layers``: for so many more there is room in a block, so that it is as large
     as those of the model's other groups.
-
-    Raises `GroupInvalid`: a number is out of range, or the dtype unknown.
     """
 
     id: int
@@ -144,19 +140,6 @@ class KVGroup:
     block_tokens: int = 16
     window: int | None = None
     spare_layers: int = 0
-
-    def __post_init__(self) -> None:
-        sizes = {**asdict(self.layout), "block_tokens": self.block_tokens}
-        wrong = [f"{name} = {size}" for name, size in sizes.items() if size <= 0]
-        wrong += [f"{name} = {one}" for name in ("id", "spare_layers") if (one := getattr(self, name)) < 0]
-        if not self.layers or len(set(self.layers)) != len(self.layers) or min(self.layers) < 0:
-            wrong.append(f"layers = {self.layers}")
-        if self.dtype not in DTYPE_BYTES:
-            wrong.append(f"dtype = {self.dtype!r} (one of {', '.join(DTYPE_BYTES)})")
-        if self.window is not None and self.window < 1:
-            wrong.append(f"window = {self.window}")
-        if wrong:
-            raise GroupInvalid(f"KV group: {'; '.join(wrong)}")
 
     @property
     def block_shape(self) -> tuple[int, ...]:

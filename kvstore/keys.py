@@ -16,7 +16,6 @@ from typing import Any, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import GroupInvalid
 from .groups import KVGroup
 
 KEY_BYTES = 16
@@ -37,15 +36,10 @@ class BlockHasher:
     Args:
         secret: 16 to 64 random bytes, kept in the store beside the records.
         block_tokens: tokens in one block.
-
-    Raises: GroupInvalid: the secret's length or the block size is out of bounds.
     """
 
     def __init__(self, secret: bytes, block_tokens: int) -> None:
-        if not 16 <= len(secret) <= 64:
-            raise GroupInvalid(f"block hasher: the secret has {len(secret)} bytes, not 16 to 64")
-        if block_tokens < 1:
-            raise GroupInvalid(f"block hasher: block_tokens = {block_tokens}")
+        assert 16 <= len(secret) <= 64, f"the secret has {len(secret)} bytes, not 16 to 64"
         self.block_tokens = block_tokens
         self._root = hashlib.blake2b(key=secret, digest_size=KEY_BYTES, person=b"holdfast.root")
         self._block = hashlib.blake2b(key=secret, digest_size=KEY_BYTES, person=b"holdfast.block")

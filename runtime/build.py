@@ -18,7 +18,6 @@ from ..kernels.backends import Backend, BackendMissing, Needs, choose, named, te
 from ..kernels.device import Device, Memory, device_of
 from ..kvstore.arena import DeviceArena
 from ..kvstore.block_mover import BlockMover
-from ..kvstore.errors import GroupInvalid
 from ..kvstore.groups import KVGroup
 from ..kvstore.keys import BlockHasher
 from ..kvstore.pool import BlockPool
@@ -114,7 +113,7 @@ def load_engine(
             table = AdapterTable(*sizes)
             loaded = _load_adapters(settings, adapters, table, progress)
             engine, mover = building.engine(numbers, arena, memory, control, table, adapters)
-    except (BackendMissing, GroupInvalid) as error:
+    except BackendMissing as error:
         raise SettingsInvalid(str(error)) from error
     except torch.OutOfMemoryError as error:
         reason = " ".join(str(error).split())[:200]

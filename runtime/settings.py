@@ -188,6 +188,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise SettingsInvalid(wrong)
         if self.blocks is not None and self.kv_bytes is not None:
             raise SettingsInvalid("blocks and kv_bytes both say how much KV to hold: give one of them")
+        if self.secret and not 16 <= len(self.secret) <= 64:
+            raise SettingsInvalid(f"secret has {len(self.secret)} bytes, not 16 to 64")
         KVFormat(self.kv_dtype, *self.kv_scales)
         _check_least(1, self, "blocks")
         _check_least(0, self, "disk_reserve")

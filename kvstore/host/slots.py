@@ -27,7 +27,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import GroupInvalid, SlotMisused
+from ..errors import KVStoreError, SlotMisused
 from ..keys import KEY_BYTES
 from ..tier import Record
 
@@ -81,7 +81,7 @@ class SlotMemory:
     free. Opens a descriptor of its own.
 
     Raises:
-        GroupInvalid: ``made`` says that another process has formatted it so, and its header says otherwise.
+        KVStoreError: ``made`` says that another process has formatted it so, and its header says otherwise.
     """
 
     def __init__(self, fd: int, space: bytes, block_bytes: int, *, made: bool = False) -> None:
@@ -101,7 +101,7 @@ class SlotMemory:
         header = HEADER.pack(MAGIC, LAYOUT_VERSION, ENTRY_BYTES, space, block_bytes, self.slots)
         self.adopted = self.map[: HEADER.size] == header
         if made and not self.adopted:
-            raise GroupInvalid("the host tier's memory is described otherwise")
+            raise KVStoreError("the host tier's memory is described otherwise")
         if not self.adopted:
             self.map[: HEADER.size] = bytes(HEADER.size)  # a death here leaves nothing half formatted
             self.directory["state"] = SlotState.FREE
