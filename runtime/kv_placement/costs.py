@@ -65,36 +65,28 @@ class Costs(msgspec.Struct):
         """Seconds to bring ``size`` bytes from disk to the host tier; 0 for no bytes."""
         return self.latency + size / self.fetch if size else 0.0
 
+    def blocks_to_compute(
+        self, first: int, below: list[int], missing: list[int], tokens: int, size: int, *, beside: bool
+    ) -> int:
+        """How many blocks, from the first on, to compute instead of restoring them, so that all are there
+        soonest.
 
-def blocks_to_compute(
-    costs: Costs,
-    first: int,
-    below: list[int],
-    missing: list[int],
-    block_tokens: int,
-    block_bytes: int,
-    *,
-    beside: bool,
-) -> int:
-    """How many blocks, from the first on, to compute instead of restoring them, so that all are there
-    soonest.
-
-    ``first``: how many tokens are computed already. For each full block behind them, ``below``: of how many KV
-    groups it is only on disk; ``missing``: of how many it is to be copied to the device. ``beside``: the disk
-    works while the device computes. Of equal choices, the one that computes less. O(blocks).
-    """
-    best, soonest = 0, float("inf")
-    fetched, copied = sum(below), sum(missing)
-    for count in range(len(below) + 1):
-        if count:
-            fetched, copied = fetched - below[count - 1], copied - missing[count - 1]
-        computing = costs.computing(first, first + count * block_tokens)
-        fetching = costs.fetching(fetched * block_bytes)
-        copying = copied * block_bytes / costs.copy
-        ends = (max(computing, fetching) if beside else computing + fetching) + copying
-        if ends < soonest:
-            best, soonest = count, ends
-    return best
+        ``first``: how many tokens are computed already. For each full block of ``tokens`` tokens and ``size``
+        bytes behind them, ``below``: of how many KV groups it is only on disk; ``missing``: of how many it is
+        to be copied to the device. ``beside``: the disk works while the device computes. Of equal choices, the
+        one that computes less. O(blocks).
+        """
+        best, soonest = 0, float("inf")
+        fetched, copied = sum(below), sum(missing)
+        for count in range(len(below) + 1):
+            if count:
+                fetched, copied = fetched - below[count - 1], copied - missing[count - 1]
+            computing, fetching = self.computing(first, first + count * tokens), self.fetching(fetched * size)
+            ends = max(computing, fetching) if beside else computing + fetching
+            ends += copied * size / self.copy
+            if ends < soonest:
+                best, soonest = count, ends
+        return best
 
 
 class CostBook:

@@ -26,7 +26,7 @@ from ...kvstore.tier import Presence
 from ..order.queues import Queues
 from ..sequence import Sequence, Status
 from .block_manager import BlockManager
-from .costs import CostBook, blocks_to_compute
+from .costs import CostBook
 
 IDLE_SECONDS = 2.0
 POLL_SECONDS = 0.002
@@ -240,8 +240,8 @@ class KVPlacement:
             return 0, 0
         first, below, missing = self._block_manager.residency.locate(sequence).to_restore()
         size, beside = self._block_manager.block_tokens, self.costs.beside
-        count = blocks_to_compute(
-            costs, first * size, below, missing, size, self._tiers.record_bytes, beside=beside
+        count = costs.blocks_to_compute(
+            first * size, below, missing, size, self._tiers.record_bytes, beside=beside
         )
         sequence.from_tiers.chosen = count * size
         if any(below[:count]) and not (beside and any(below[count:])):

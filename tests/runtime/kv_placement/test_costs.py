@@ -11,7 +11,6 @@ import pytest
 from holdfast.runtime.kv_placement.costs import (
     CostBook,
     Costs,
-    blocks_to_compute,
     measure,
     this_machine,
 )
@@ -124,8 +123,8 @@ def test_one_stall_does_not_keep_turns_from_the_disk_for_ever() -> None:
     book.calibrate(Costs(copy=5e9, token=5e-4, history=1e-7))
     book.fetched(2_000_000, 5.0)
     tries = 0
-    while (costs := book.costs()) and blocks_to_compute(
-        costs, 0, [1] * 26, [1] * 26, 16, 1 << 16, beside=False
+    while (costs := book.costs()) and costs.blocks_to_compute(
+        0, [1] * 26, [1] * 26, 16, 1 << 16, beside=False
     ):
         book.passed_over()
         tries += 1

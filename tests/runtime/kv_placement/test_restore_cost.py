@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from holdfast.runtime.kv_placement.costs import Costs, blocks_to_compute
+from holdfast.runtime.kv_placement.costs import Costs
 
 FAST = Costs(copy=10e9, fetch=2e9, latency=1e-3, token=1e-4, history=1e-8)
 BLOCK = 16
@@ -15,7 +15,7 @@ BLOCK = 16
 
 def chosen(costs: Costs, blocks: int, on_disk: int, first: int = 0) -> int:
     below = [0] * (blocks - on_disk) + [1] * on_disk
-    return blocks_to_compute(costs, first, below, [1] * blocks, BLOCK, 200_000, beside=True)
+    return costs.blocks_to_compute(first, below, [1] * blocks, BLOCK, 200_000, beside=True)
 
 
 def test_where_nothing_can_be_restored_nothing_is_computed_in_its_place() -> None:
@@ -69,7 +69,7 @@ def test_no_other_meeting_point_ends_sooner(
         return (max(computing, fetching) if beside else computing + fetching) + copying
 
     below, missing = [groups * there for there in on_disk], [groups] * len(on_disk)
-    count = blocks_to_compute(costs, first, below, missing, BLOCK, 100_000 // groups, beside=beside)
+    count = costs.blocks_to_compute(first, below, missing, BLOCK, 100_000 // groups, beside=beside)
     every = [seconds(each) for each in range(len(on_disk) + 1)]
     assert every[count] == min(every)
     assert count == every.index(min(every)), "of equals the one that computes least"
