@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from itertools import product, takewhile
+from itertools import islice, product, takewhile
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -168,9 +168,9 @@ class BlockPool:
         # Each block is in exactly one of these four.
         self._free = list(range(blocks - 1, -1, -1))  # last in, first out
         self.references = References(blocks)
-        self._fenced: OrderedDict[int, int] = OrderedDict()  # block: the step that must finish; steps rise
+        # By block: the step that must finish, which rise, and whether the block is wanted.
+        self._fenced: OrderedDict[int, tuple[int, bool]] = OrderedDict()
         self._cached = EvictionOrder(blocks)
-        self._unwanted: set[int] = set()  # of the cached and fenced ones: see `evict_first`
         self._in_flight: deque[int] = deque()
         self._last_step: int | None = None
         self._allocated = self._evicted = self._found = 0
@@ -260,12 +260,10 @@ class BlockPool:
         retired = self.references.give(ids)
         if not keep:
             self._unseal(retired)
-        elif not wanted:
-            self._unwanted.update(retired)
         if self._in_flight:
-            self._fenced.update(dict.fromkeys(retired, self._in_flight[-1]))
+            self._fenced.update(dict.fromkeys(retired, (self._in_flight[-1], wanted)))
         else:
-            self._make_available(retired)
+            self._make_available(retired, wanted=wanted)
 
     def join(self, block: int, key: bytes, owner: Owner = None) -> int:
         """Name a held block by ``key``: it is full and computed, read-only from now on, and can be found. But
@@ -303,7 +301,6 @@ class BlockPool:
         for block in blocks:
             if self._cached.remove(block):
                 self._cached.put_first(block)
-                self._unwanted.add(block)
 
     def distrust(self, blocks: Iterable[int]) -> None:
         """Forget the keys of these blocks, as their content is unknown or not wanted here: they are found no
@@ -334,10 +331,10 @@ class BlockPool:
             raise StepOutOfOrder(f"step {step} finished, in flight are {list(self._in_flight)}")
         while self._in_flight and self._in_flight[0] <= step:
             self._in_flight.popleft()
-        passed = list(takewhile(lambda block: self._fenced[block] <= step, self._fenced))
-        for block in passed:
-            del self._fenced[block]
-        self._make_available(passed)
+        passed = list(takewhile(lambda block: self._fenced[block][0] <= step, self._fenced))
+        wanted = {block for block in passed if self._fenced.pop(block)[1]}
+        self._make_available([block for block in passed if block in wanted])
+        self._make_available([block for block in passed if block not in wanted], wanted=False)
 
     def state(self, block: int) -> BlockState:
         """The state of the block."""
@@ -434,15 +431,15 @@ class BlockPool:
         for block in self.references.take(ids, len(owners)):
             if self._fenced.pop(block, None) is None:
                 self._cached.remove(block)
-            self._unwanted.discard(block)
 
     def _evict(self, count: int) -> list[EvictedBlock]:
+        unwanted = set(islice(takewhile(self._cached.is_elsewhere, self._cached), count))
         blocks = self._cached.pop(count)
         evicted = []
         for block in blocks:
             key = self.index.key_of(block)
             assert key is not None, "a cached block is sealed"
-            evicted.append(EvictedBlock(block, key, block not in self._unwanted))
+            evicted.append(EvictedBlock(block, key, block not in unwanted))
         self._unseal(blocks)
         self._evicted += count
         return evicted
@@ -450,18 +447,17 @@ class BlockPool:
     def _unseal(self, blocks: Sequence[int]) -> None:
         self.index.drop(blocks)
         self._cached.forget(blocks)
-        self._unwanted.difference_update(blocks)
 
-    def _make_available(self, blocks: Sequence[int]) -> None:
+    def _make_available(self, blocks: Sequence[int], *, wanted: bool = True) -> None:
         """Cache those of these released blocks that are sealed, and free the others. ``blocks``: in the order
-        of eviction, the end of a sequence before its beginning."""
-        sealed, unwanted = self.index.holds, self._unwanted
-        self._cached.add(block for block in blocks if sealed(block) and block not in unwanted)
+        of eviction, the end of a sequence before its beginning. Not ``wanted``: they go before all others."""
+        sealed = self.index.holds
         self._free.extend(block for block in blocks if not sealed(block))
-        for block in blocks if unwanted else ():
-            if block in unwanted and sealed(block):
+        if wanted:
+            self._cached.add(filter(sealed, blocks))
+        else:
+            for block in filter(sealed, blocks):
                 self._cached.put_first(block)
-        unwanted.difference_update(block for block in blocks if not sealed(block))
 
 
 def _some(blocks: Iterable[int]) -> str:
