@@ -36,13 +36,11 @@ class DiskReserve:
         file its bytes before they are written."""
         return held_by(self.path)
 
-    def take(self, free: int) -> bool:
-        """Hold all bytes, if ``free`` bytes of the disk are enough. Returns whether they are held now."""
-        if self.whole:
-            return True
+    def take(self, free: int) -> None:
+        """Hold all bytes, if ``free`` bytes of the disk are enough: then it is ``whole``."""
         held = self.held
         if held < self.size and free + held < self.size + self.size // EASE:
-            return False
+            return
         try:
             if not self.size:
                 self.path.unlink(missing_ok=True)
@@ -50,11 +48,9 @@ class DiskReserve:
                 with self._opened() as file:
                     os.posix_fallocate(file.fileno(), 0, self.size)
                     file.truncate(self.size)
+            self.whole = True
         except OSError:
             self.give(self.held - held)
-            return False
-        self.whole = True
-        return True
 
     def give(self, wanted: int, *, last: bool = True) -> bool:
         """Make ``wanted`` bytes free, `PIECE` at least, or all that there are; unless ``last``, one part in

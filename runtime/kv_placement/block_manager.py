@@ -93,8 +93,7 @@ class BlockManager:
         by their keys already when this returns, since they are read in the same step or a later one.
         """
         host, here = self.tiers.host, self.pool.index.here
-        if host is None:
-            return
+        assert host is not None, "a tier has found them"
         slots = iter(host.find(key for key in found.keys if key not in here))
         tokens: list[int] = []
         for key, count in zip(found.keys, found.tokens, strict=True):

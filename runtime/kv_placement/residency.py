@@ -7,6 +7,7 @@ with a window has the last ones: those that the token at this position sees.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby, islice, takewhile
@@ -58,10 +59,8 @@ class Located:
     def tokens(self) -> list[int]:
         """How many tokens each of these blocks holds."""
         block, part = divmod(self.end, self.block_tokens)
-        partial = 0
-        while part and partial < len(self) and self.indexes[-1 - partial] == block:
-            partial += 1
-        return [self.block_tokens] * (len(self) - partial) + [part] * partial
+        full = bisect_left(self.indexes, block)
+        return [self.block_tokens] * full + [part] * (len(self) - full)
 
     def beginning(self, count: int) -> Located:
         """The first ``count`` of these blocks. Of each number in the sequence it has the blocks of all groups,
