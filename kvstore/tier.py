@@ -1,7 +1,7 @@
-"""The interface of a tier below the host's memory: what keeps records of KV, each found by its key.
+"""The interface of a tier: what keeps records of KV, each found by its key.
 
-`tiers.Tiers` has them in an order, each slower than the one before. Above them is the host's memory: records
-lie in its *slots*, and the device copies from and to these. A tier copies a record out of a slot when it
+`tiers.Tiers` has them in an order, each slower than the one before. The first is the host's memory: records
+lie in its *slots*, and the device copies from and to these. A lower tier copies a record out of a slot when it
 stores it, and into a slot when it brings it up. No method waits: what takes time is begun by `store` and
 `fetch`, and `poll` tells what has ended. A tier may answer late, never, twice or wrongly; that costs a
 recompute. Knows keys, slots and bytes; no sequences.

@@ -13,6 +13,7 @@ turn wait for all of its deadline is left alone for a while. Knows keys, slots a
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,9 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
+from .disk.client import DiskTier
+from .disk.messages import Begin
+from .host.slots import SlotMemory
 from .host.tier import HostTier
 from .slices import sliced
 from .tier import MoveEnd, Presence, Record, Tier
@@ -79,6 +83,20 @@ class Tiers:
         self._try_again = 0.0
         self.reading_seconds = 0.0
 
+    @classmethod
+    def opened(
+        cls,
+        memory: SlotMemory,
+        reach: Callable[[int], memoryview] | None,
+        disk: tuple[socket.socket, Begin] | None,
+        *,
+        recheck: bool,
+    ) -> Tiers:
+        """The host tier in ``memory``, and below it a disk tier with this control socket, over which a disk
+        process was asked for, and this first message to it. ``recheck``: see `HostTier`."""
+        below = () if disk is None else (DiskTier(*disk),)
+        return cls(HostTier(memory, recheck=recheck), below, reach)
+
     def wait_ready(self, seconds: float) -> None:
         """Wait until all tiers answer, or for so many seconds."""
         deadline = time.monotonic() + seconds
@@ -91,7 +109,7 @@ class Tiers:
         return self.host is not None and (len(self.host) > 0 or self.stocked)
 
     @property
-    def _all(self) -> tuple[HostTier | Tier, ...]:
+    def _all(self) -> tuple[Tier, ...]:
         return () if self.host is None else (self.host, *self.below)
 
     @property
@@ -416,7 +434,7 @@ class Tiers:
             return  # `read` finds out whether it came
         record = ended.record if ended.done else None
         if record is not None and record.key == move.key and self._is_sound(record, move.slot, tier):
-            self.host.filled(move.slot, record)
+            self.host.store(record, move.slot, ended.ticket, now)
         elif not self._ask_for(move.key, move.slot, now, behind=move.tier):
             self.host.abandon(move.slot)
 

@@ -8,7 +8,7 @@ clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import ceil
 from threading import Thread
 
@@ -19,7 +19,7 @@ from ..errors import LeakFound
 from ..quotas import FairOrder
 from ..slices import SLICE, sliced
 from ..system_limits import roam
-from ..tier import Record
+from ..tier import MoveEnd, Presence, Record, Tier
 from .slots import SlotMemory, SlotState
 
 AHEAD_SHARE, AHEAD_BYTES = 1 / 8, 256 << 20
@@ -28,7 +28,7 @@ many bytes. Taking a page may cost ten times what filling it costs: a virtual ma
 its host."""
 
 
-class HostTier:
+class HostTier(Tier):
     """The records in the slots of ``memory``, and the order in which they are evicted. ``recheck``: bytes are
     hashed each time before they are read; for tests and debug.
 
@@ -38,6 +38,8 @@ class HostTier:
     """
 
     name = "host"
+    checks = True
+    reads = True
 
     def __init__(self, memory: SlotMemory, *, recheck: bool = True) -> None:
         self.memory = memory
@@ -75,14 +77,39 @@ class HostTier:
         """Whether the record is in a slot, or one is being filled with it."""
         return key in self._slot_of
 
+    def lookup(self, keys: Collection[bytes]) -> list[Presence]:
+        """Whether each record can be read; PENDING while its slot is being filled."""
+        here, slots = self._here, self._slot_of
+        return [
+            Presence.FOUND if key in here else Presence.PENDING if key in slots else Presence.ABSENT
+            for key in keys
+        ]
+
+    def store(self, record: Record, slot: int, ticket: int, now: float) -> bool:
+        """Note that all bytes of the record are in ``slot``, which was reserved for it: from now on it is
+        found, and counts as used now. Returns whether it is: not if it was dropped meanwhile, or if with
+        ``recheck`` its bytes have another digest. The slot is free then."""
+        return self.filled(slot, record)
+
+    def fetch(self, key: bytes, slot: int | None, ticket: int, now: float) -> bool:
+        """False: nothing has to come, as the record's own slot can be read."""
+        return False
+
+    def poll(self, now: float) -> list[MoveEnd]:
+        """Nothing ends later."""
+        return []
+
+    @property
+    def waiting(self) -> bool:
+        return False
+
     def readable(self, key: bytes) -> bool:
-        """Whether the record is here; its bytes are checked by `find`."""
         return key in self._here
 
+    near = readable
+
     def read(self, keys: Sequence[bytes], blocks: Sequence[memoryview]) -> list[int]:
-        """Copy records into memory, ``keys[i]`` into ``blocks[i]``; they are evicted first then, as the device
-        has them. Returns the number of tokens of each that came: the longest beginning that is here and sound.
-        """
+        """Copy records into memory; they are evicted first then, as the device has them."""
         slots = self.find(keys)
         self.hold(*slots)
         for slot, block in zip(slots, blocks, strict=False):

@@ -19,13 +19,12 @@ import msgspec
 
 from ...kvstore import reserve, system_limits
 from ...kvstore.disk import admin
-from ...kvstore.disk.client import DiskTier, ask
+from ...kvstore.disk.client import ask
 from ...kvstore.disk.messages import Begin
 from ...kvstore.disk.store import clear
 from ...kvstore.errors import KVStoreError
 from ...kvstore.folder_lock import make_private
 from ...kvstore.host.slots import SlotMemory, make_memory
-from ...kvstore.host.tier import HostTier
 from ...kvstore.keys import BlockHasher
 from ...kvstore.quotas import tenant_of
 from ...kvstore.system_limits import explained
@@ -192,9 +191,9 @@ def open_tiers(
     """The host tier in ``memory``, and the disk below it where there is a store. A `DiskProcess` that was asked
     for a disk process (`asked_disk`) is at the other end of the socket ``control``, which is taken over; None:
     there is none. ``reach``: see `Tiers`."""
-    host, folder = HostTier(memory, recheck=settings.debug), kv_folder(settings)
+    folder = kv_folder(settings)
     if control is None or folder is None:
-        return Tiers(host, reach=reach)
+        return Tiers.opened(memory, reach, None, recheck=settings.debug)
     budget = disk_bytes(settings, folder)
     caps = {
         tenant_of(hasher.root(namespace, one.salt)): one.disk_bytes
@@ -206,7 +205,7 @@ def open_tiers(
         *(str(folder / space.hex()), space, memory.block_bytes, budget, caps, floor),
         str(journal_reserve(folder) or ""),
     )
-    return Tiers(host, (DiskTier(control, begin),), reach)
+    return Tiers.opened(memory, reach, (control, begin), recheck=settings.debug)
 
 
 def costs_file(settings: EngineSettings, space: bytes) -> Path | None:
