@@ -35,10 +35,9 @@ def stored(tmp_path: Path) -> EngineSettings:
 
 
 async def turn(link: EngineLink, seq: int, count: int = 20) -> tuple[list[int], Work]:
-    generation = await link.generate(seq, Sampling(), TokenLimits(count))
-    tokens = [token async for row in generation for token in row.tokens]
-    assert generation.last is not None and generation.last.work is not None
-    return tokens, generation.last.work
+    rows = [row async for row in await link.generate(seq, Sampling(), TokenLimits(count))]
+    assert rows[-1].work is not None
+    return [token for row in rows for token in row.tokens], rows[-1].work
 
 
 async def statistics(link: EngineLink, name: str, least: float) -> None:
