@@ -19,11 +19,19 @@ from ..plan import NO_SEQUENCE, Handle, Outcomes, Plan, Runner
 
 @dataclass(frozen=True, slots=True)
 class _WatchedHandle:
-    """A `Handle` whose tokens are waited for by the watched runner; the others are the step's own."""
+    """``wait_watched``: waits for the tokens of ``handle``."""
 
-    draw: Callable[[], None]
-    tokens: Callable[[], Outcomes]
-    moved: Callable[..., bool]
+    handle: Handle
+    wait_watched: Callable[[], Outcomes]
+
+    def draw(self) -> None:
+        self.handle.draw()
+
+    def tokens(self) -> Outcomes:
+        return self.wait_watched()
+
+    def moved(self, *, wait: bool = False) -> bool:
+        return self.handle.moved(wait=wait)
 
 
 class WatchedRunner:
@@ -54,8 +62,7 @@ class WatchedRunner:
         except BaseException:
             self._flying.remove(sequences)
             raise
-        wait = partial(self._wait, handle, plan.size, sequences, began)
-        return _WatchedHandle(handle.draw, wait, handle.moved)
+        return _WatchedHandle(handle, partial(self._wait, handle, plan.size, sequences, began))
 
     def _wait(self, handle: Handle, tokens: int, sequences: frozenset[int], began: float) -> Outcomes:
         """Wait for a step of ``tokens`` tokens, launched at ``began``, and learn from it what steps take."""
