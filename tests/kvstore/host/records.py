@@ -21,7 +21,7 @@ def audit(tier: HostTier) -> None:
 
 def held(tier: HostTier) -> Counter[int]:
     """The number of records of each tenant."""
-    return Counter(map(tier.tenant_of, tier.here.values()))
+    return Counter(tier.memory.record(slot).tenant for slot in tier.here.values())
 
 
 def put(tier: HostTier, key: bytes, tokens: int, payload: bytes | memoryview) -> bool:
