@@ -186,13 +186,13 @@ def _fp8(fields: Fields) -> tuple[LinearRule, ...]:
 # --- compressed-tensors ---------------------------------------------------------------------------------------
 
 FORMATS = {
-    "pack-quantized": "packed",
-    "int-quantized": "whole",
-    "float-quantized": "whole",
-    "naive-quantized": "whole",
-    "mxfp4-pack-quantized": "mxfp4",
+    "pack-quantized": ("packed", ("int",), (4, 8)),
+    "int-quantized": ("whole", ("int", "float"), (8,)),
+    "float-quantized": ("whole", ("int", "float"), (8,)),
+    "naive-quantized": ("whole", ("int", "float"), (8,)),
+    "mxfp4-pack-quantized": ("mxfp4", ("float",), (4,)),
 }
-"""The layouts of compressed-tensors' formats."""
+"""Of compressed-tensors' formats the layout, and the types and bits that codes may have."""
 
 
 def _compressed_tensors(fields: Fields) -> tuple[LinearRule, ...]:
@@ -210,17 +210,11 @@ def _compressed_tensors(fields: Fields) -> tuple[LinearRule, ...]:
 def _group(group: Fields, whole: Fields) -> LinearRule:
     """The rule of one group of linears. ``whole``: the configuration around it."""
     holder = group if group.get("format") is not None else whole
-    layout = FORMATS[_one_of(holder, "format", *FORMATS)]
+    layout, kinds, widths = FORMATS[_one_of(holder, "format", *FORMATS)]
     _refuse(group, "output_activations")
     weights = _object(group, "weights")
-    kind = _one_of(weights, "type", "int", "float")
-    bits = _one_of(
-        weights, "num_bits", *((4,) if layout == "mxfp4" else (8,) if layout == "whole" else (4, 8))
-    )
-    if (kind == "float") is (layout == "packed") and layout != "whole":
-        raise _not_served(weights, "type", f"{kind} with {holder.get('format')}")
-    if weights.get("dynamic"):
-        raise _not_served(weights, "dynamic", True)
+    kind, bits = _one_of(weights, "type", *kinds), _one_of(weights, "num_bits", *widths)
+    _refuse(weights, "dynamic")
     symmetric = weights.get("symmetric") is not False
     if not symmetric and kind == "float":
         raise _not_served(weights, "symmetric", False)
@@ -242,8 +236,7 @@ def _scales(weights: Fields, codes: str) -> dict[str, Any]:
     """The fields of a rule that say what has one scale."""
     if codes == "mxfp4":
         _one_of(weights, "strategy", "group")
-        if weights.get("group_size") != 32:
-            raise _not_served(weights, "group_size", weights.get("group_size"), "32")
+        _one_of(weights, "group_size", 32)
         return {"group": 32}
     strategy = _one_of(weights, "strategy", "group", "channel", "tensor", "block", None)
     if strategy == "group" or (strategy is None and weights.get("group_size") is not None):

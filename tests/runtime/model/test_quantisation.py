@@ -116,7 +116,10 @@ REFUSED = [
     ({**PACKED, "transform_config": {"config_groups": {"R1": {}}}}, "transform_config.config_groups: "),
     ({**PACKED, "format": "nvfp4-pack-quantized"}, "format: nvfp4-pack-quantized is not served"),
     (compressed("pack-quantized", {**INT4, "num_bits": 3}), r"group_0\.weights\.num_bits: 3 is not served"),
-    (compressed("pack-quantized", {**INT4, "type": "float"}), r"weights\.type: float with pack-quantized"),
+    (
+        compressed("pack-quantized", {**INT4, "type": "float"}),
+        r"weights\.type: float is not served \(served: int\)",
+    ),
     (compressed("pack-quantized", {**INT4, "dynamic": True}), r"weights\.dynamic: True"),
     (compressed("pack-quantized", {**INT4, "actorder": "other"}), r"weights\.actorder: other"),
     (
