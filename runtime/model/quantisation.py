@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import ConfigInvalid, UnsupportedArchitecture
+from ..errors import UnsupportedArchitecture
 from .fields import Fields, read_object
 from .files import ModelFiles
 
@@ -263,7 +263,7 @@ def _activations(group: Fields, codes: str, *, zeros: bool) -> str:
         ("float", False, "token"): "fp8",
         ("float", True, "tensor"): "fp8 fixed",
         ("float", False, "group"): "fp8 in groups" if given.get("group_size") == 128 else None,
-    }.get((kind, static, strategy))
+    }.get((str(kind), static, str(strategy)))
     plain = bits == 8 and given.get("symmetric") is not False and given.get("dynamic") != "local"
     fits = codes == ("int8" if kind == "int" else "fp8") and not zeros
     if found is None or not plain or not fits:
@@ -283,7 +283,7 @@ def _targets(group: Fields) -> tuple[str, ...]:
         try:
             re.compile(one.removeprefix("re:"))
         except re.error as error:
-            raise ConfigInvalid(f"{group.path}: {group.inside}targets: {one[:60]!r}: {error}") from None
+            raise group.wrong("targets", f"{one[:60]!r}: {error}") from None
     return () if "Linear" in given else tuple(given)
 
 

@@ -135,6 +135,7 @@ REFUSED = [
         r"input_activations: 8 bits, int, static, by tensor",
     ),
     (compressed("int-quantized", INT8, {**TOKEN_INT8, "symmetric": False}), "input_activations: "),
+    (compressed("int-quantized", INT8, {**TOKEN_INT8, "type": ["int"]}), "input_activations: "),
     (compressed("float-quantized", {**FLOAT8, "symmetric": False}), r"weights\.symmetric: False"),
     (
         compressed("float-quantized", {**FLOAT8, "strategy": "block", "block_structure": [64, 64]}),
