@@ -202,7 +202,7 @@ class EvictionOrder:
             if block in self._returns:
                 self._leased.add(block, self._returns[block])
                 continue
-            self._ranks[bisect_left(MOST_HITS, self._hits[block])].others[block] = None
+            self._ranks[bisect_left(MOST_HITS, self._hits.item(block))].others[block] = None
         for rank in range(TOP, 0, -1):
             crowded, below = self._ranks[rank], self._ranks[rank - 1]
             while len(crowded) > self._room:

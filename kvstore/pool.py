@@ -332,9 +332,10 @@ class BlockPool:
         while self._in_flight and self._in_flight[0] <= step:
             self._in_flight.popleft()
         passed = list(takewhile(lambda block: self._fenced[block][0] <= step, self._fenced))
-        wanted = {block for block in passed if self._fenced.pop(block)[1]}
-        self._make_available([block for block in passed if block in wanted])
-        self._make_available([block for block in passed if block not in wanted], wanted=False)
+        unwanted = {block for block in passed if not self._fenced.pop(block)[1]}
+        self._make_available([block for block in passed if block not in unwanted])
+        if unwanted:
+            self._make_available([block for block in passed if block in unwanted], wanted=False)
 
     def state(self, block: int) -> BlockState:
         """The state of the block."""
