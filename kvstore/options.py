@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from itertools import pairwise
-from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -126,14 +125,11 @@ def settings_of(kind: Callable[..., Any]) -> tuple[Setting, ...]:
     defaults, found = inspect.signature(kind).parameters, []
     for field_, hint in get_type_hints(kind, include_extras=True).items():
         for option in getattr(hint, "__metadata__", ()):
-            kinds = (
-                get_args(hint.__origin__) if isinstance(hint.__origin__, UnionType) else (hint.__origin__,)
-            )
             setting = Setting(
                 kind=kind,
                 field=field_,
                 name=option.name or field_,
-                type=next(one for one in kinds if one is not NoneType),
+                type=get_args(hint.__origin__ | None)[0],
                 default=defaults[field_].default,
                 option=option,
                 secret=field_ in hidden,

@@ -253,18 +253,17 @@ class Residency:
             tail = self._tail_from(sequence, full * size, length, HOST, SAVING, BELOW)
         for group in range(len(self._windows)):
             first = self._windows.first(group, length)
-            column = table[first:own, group].tolist()
-            held = [block != NO_BLOCK for block in column] + [False] * (blocks - first - len(column))
+            held = table[first:own, group].tolist()
             named = [in_group(key, group) for key in sequence.keys[first:full]]
             there = self._tiers.levels(named, pool.index.here, whole=True)
             there.append(0 if tail is None else tail[2][group])
-            for at, has in enumerate(held):
-                block: int | None = column[at] if has else None
+            found = [pool.index.here.get(key, NO_BLOCK) for key in named] + [NO_BLOCK]
+            for at in range(blocks - first):
+                has = at < len(held) and held[at] != NO_BLOCK
                 if not has:
-                    level = there[at]
-                    levels[first + at] = min(levels[first + at], level & DEVICE or level, key=_NEARNESS.index)
-                    block = pool.index.here.get(named[at]) if first + at < full else None
-                shared[first + at] |= block is not None and pool.references.of(block) > has
+                    level = there[at] & DEVICE or there[at]
+                    levels[first + at] = min(levels[first + at], level, key=_NEARNESS.index)
+                shared[first + at] |= pool.references.of(held[at] if has else found[at]) > has
         # Nothing needs the blocks behind the windows of all groups: they go with the next.
         if behind := min(self._windows.first(group, length) for group in range(len(self._windows))):
             levels[:behind] = [levels[min(behind, blocks - 1)]] * behind
