@@ -27,11 +27,6 @@ class DeviceArena:
         dtype = getattr(torch, group.dtype)
         self.kv: Tensor = torch.zeros((blocks, *group.block_shape), dtype=dtype, device=device)
 
-    @property
-    def device(self) -> torch.device:
-        """The torch device that holds the bytes."""
-        return self.kv.device
-
     def bytes_of(self, block: int) -> Tensor:
         """A block's bytes, uint8 ``[block_bytes]``: contiguous, a view and no copy."""
         assert 0 <= block < len(self.kv), f"block {block} of {len(self.kv)}"
@@ -39,7 +34,7 @@ class DeviceArena:
 
     def poison(self, blocks: Sequence[int]) -> None:
         """Fill these blocks with NaN, so that a read before the first write is noticed; for tests and debug."""
-        ids = torch.tensor(blocks, dtype=torch.int64, device=self.device)
+        ids = torch.tensor(blocks, dtype=torch.int64, device=self.kv.device)
         if self.kv.itemsize > 1:
             self.kv.index_fill_(0, ids, float("nan"))
             return

@@ -58,7 +58,7 @@ class BlockMover:
         self._cells = arena.kv.view(torch.uint8).view(-1)
         self._memory = memory
         self._bytes = torch.frombuffer(memory.map, dtype=torch.uint8)
-        self._device = device or device_of(arena.device)
+        self._device = device or device_of(arena.kv.device)
         self._copy = copy
         self._beside = self._device.overlaps
         self._down, self._up = self._device.stream(), self._device.stream()

@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
+from itertools import takewhile
 
 import numpy as np
 
@@ -94,13 +95,11 @@ class BlockManager:
         """
         host, here = self.tiers.host, self.pool.index.here
         assert host is not None, "a tier has found them"
-        slots = iter(host.find(key for key in found.keys if key not in here))
-        tokens: list[int] = []
-        for key, count in zip(found.keys, found.tokens, strict=True):
-            slot = None if key in here else next(slots, None)
-            if slot is None and key not in here:
-                break
-            tokens.append(count if slot is None else host.tokens_of(slot))
+        lacking = [key for key in found.keys if key not in here]
+        slots = dict(zip(lacking, host.find(lacking), strict=False))
+        there = takewhile(lambda key: key in here or key in slots, found.keys)
+        pairs = zip(there, found.tokens, strict=False)
+        tokens = [host.tokens_of(slots[key]) if key in slots else count for key, count in pairs]
         found = self._checked(found, tokens)
         blocks = [here.get(key, NO_BLOCK) for key in found.keys]
         self.pool.share([block for block in blocks if block != NO_BLOCK], sequence.id)

@@ -18,7 +18,7 @@ def test_the_layout() -> None:
     arena = DeviceArena(GROUP, 5)
     assert arena.kv.shape == (5, 3, 2, 2, 4, 8)
     assert arena.kv.stride() == (384, 128, 64, 32, 8, 1)
-    assert (len(arena.kv), arena.kv.dtype, arena.device.type) == (5, torch.float32, "cpu")
+    assert (len(arena.kv), arena.kv.dtype, arena.kv.device.type) == (5, torch.float32, "cpu")
     assert arena.kv.nbytes == 5 * GROUP.block_bytes
     assert not arena.kv.any()
     assert DeviceArena(LATENT, 5).kv.shape == (5, 3, 4, 16)

@@ -52,7 +52,7 @@ def parts(group: KVGroup, device: str, blocks: int = 6) -> tuple[DeviceArena, Sl
 def fill(arena: DeviceArena, block: int, tokens: int) -> bytes:
     """Random KV for the first tokens of a block; its bytes with zeros behind them."""
     cells = torch.randn(arena.group.block_shape).to(torch.bfloat16)
-    arena.kv[block, ..., :tokens, :] = cells[..., :tokens, :].to(arena.device)
+    arena.kv[block, ..., :tokens, :] = cells[..., :tokens, :].to(arena.kv.device)
     cells[..., tokens:, :] = 0
     return bytes(cells.view(torch.uint8).view(-1).numpy())
 

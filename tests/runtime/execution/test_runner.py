@@ -327,7 +327,7 @@ def test_a_launch_that_fails_behind_its_saves_has_no_copy_under_way(device: str)
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     decoder: Any = SimpleNamespace(
-        groups=1, device=arena.device, kernels=SimpleNamespace(by_slot=False, lay_out=no_room)
+        groups=1, device=arena.kv.device, kernels=SimpleNamespace(by_slot=False, lay_out=no_room)
     )
     runner = TorchRunner(decoder, arena, mover=mover)
     row = PlanRow(0, 0, 0, 1, np.zeros(1, np.int64), np.zeros(1, np.int32), GREEDY)
@@ -337,6 +337,6 @@ def test_a_launch_that_fails_behind_its_saves_has_no_copy_under_way(device: str)
     mark = bytes([9]) * memory.block_bytes
     for save in saves:
         memory.payload(save.slot)[:] = mark
-    device_of(arena.device).synchronize()
+    device_of(arena.kv.device).synchronize()
     assert all(bytes(memory.payload(save.slot)) == mark for save in saves)
     mover.close()
