@@ -348,8 +348,10 @@ class _Building:
         if gpu:
             self._capture(bare, settings.captures(numbers.step_size))
         path = costs_file(settings, space) if tiers.below else None
-        cuda = arena.device.type == "cuda"
-        processor = torch.cuda.get_device_name(arena.device) if cuda else f"{torch.get_num_threads()} threads"
+        cuda = arena.kv.device.type == "cuda"
+        processor = (
+            torch.cuda.get_device_name(arena.kv.device) if cuda else f"{torch.get_num_threads()} threads"
+        )
         costs = CostBook(path, machine=this_machine(processor), beside=cuda)
         if tiers.below and not costs.calibrated:
             liveness.prepare(1.0, "measuring what a restore costs")
