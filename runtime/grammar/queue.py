@@ -63,7 +63,7 @@ class GrammarQueue:
         returns it with its matcher, or with a fault. Call `check` before."""
         turn = sequence.turn
         assert turn is not None
-        self._queues.compile(sequence)
+        self._queues.move(sequence, Status.COMPILING)
         said = sequence.tokens.view(turn.prompt)[turn.output_from :].copy()
         awaited = _Awaited(sequence, turn, grammar, said, now)
         size = len(grammar.text.encode())

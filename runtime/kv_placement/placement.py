@@ -178,7 +178,7 @@ class KVPlacement:
     def line_up(self, sequence: Sequence, now: float) -> None:
         """Put a sequence with a new turn into the queue for admission; or among the restoring ones, if it has
         to wait for KV."""
-        self._queues.restore(sequence)
+        self._queues.move(sequence, Status.RESTORING)
         scores = sequence.turn is not None and sequence.turn.to_score  # all of its prompt is computed
         if scores or not self._fetch(sequence, now):
             self._queues.enqueue(sequence)

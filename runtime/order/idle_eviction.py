@@ -70,12 +70,10 @@ class IdleEviction:
 
     def discard(self, seq: int) -> None:
         """Remove the sequence with the id ``seq``, if it is here: it holds no blocks, or has a turn."""
-        if self.unleased.pop(seq, None) is not None:
-            for order in (self._unknown, self._soonest, self._latest):
-                order.discard(seq)
-        elif self._leased.pop(seq, None) is not None:
-            self._leased_latest.discard(seq)
-            self._beyond.discard(seq)
+        self.unleased.pop(seq, None)
+        self._leased.pop(seq, None)
+        for order in (self._unknown, self._soonest, self._latest, self._leased_latest, self._beyond):
+            order.discard(seq)
 
     def longest(self, now: float) -> Sequence:
         """The sequence without a lease that is likely to stay away longest from ``now`` on; there must be

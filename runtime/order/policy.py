@@ -11,8 +11,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
-from importlib import import_module
 from operator import attrgetter
+from pkgutil import resolve_name
 
 from ..errors import SettingsInvalid
 from ..sequence import Sequence
@@ -172,18 +172,12 @@ def policy_named(name: str, patience: int) -> Policy:
 
     Raises `SettingsInvalid`: there is no such policy.
     """
-    policy = _imported(NAMED.get(name, name))()
-    return policy if policy.bound(0, 0) is not None else Aged(policy, patience)
-
-
-def _imported(name: str) -> type[Policy]:
-    module, colon, kind = name.partition(":")
     try:
-        found = getattr(import_module(module), kind) if colon else None
+        found: object = resolve_name(NAMED.get(name, name))
     except (ImportError, AttributeError, ValueError) as error:
-        raise SettingsInvalid(f"policy {name!r}: {error}") from error
+        found = error
     if not (isinstance(found, type) and issubclass(found, Policy)):
-        raise SettingsInvalid(
-            f"policy is {name!r}: neither {', '.join(NAMED)} nor package.module:Class of a Policy"
-        )
-    return found
+        known = ", ".join(NAMED)
+        raise SettingsInvalid(f"policy {name!r} is neither {known} nor package.module:Class: {found}")
+    policy = found()
+    return policy if policy.bound(0, 0) is not None else Aged(policy, patience)

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from ..errors import SequenceUnknown
-from ..sequence import Sequence, Status, Turn, TurnAge
+from ..sequence import Sequence, Status, TurnAge
 from ..stats import Counters
 from .idle_eviction import IdleEviction
 from .policy import FirstComeFirstServed, Policy
@@ -55,10 +55,9 @@ class WaitingTurns:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._lines: dict[int, list[Sequence]] = {}
-        self._ids: set[int] = set()
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return sum(map(len, self._lines.values()))
 
     def __iter__(self) -> Iterator[Sequence]:
         return chain.from_iterable(self._lines.values())
@@ -77,7 +76,6 @@ class WaitingTurns:
         """Add a turn to its line, at its position in the policy's order. ``step``: how many steps were planned
         so far."""
         there = self._lines.setdefault(self._policy.line(sequence), [])
-        self._ids.add(sequence.id)
 
         def goes_before(other: Sequence) -> bool:
             return self._policy.order([other, sequence], step)[0] is sequence
@@ -89,14 +87,12 @@ class WaitingTurns:
 
     def discard(self, sequence: Sequence) -> None:
         """Remove a turn from its line, if it is there."""
-        if sequence.id not in self._ids:
-            return
-        self._ids.remove(sequence.id)
         line = self._policy.line(sequence)
-        there = self._lines[line]
-        there.remove(sequence)
-        if not there:
-            del self._lines[line]
+        there = self._lines.get(line, [])
+        if sequence in there:
+            there.remove(sequence)
+            if not there:
+                del self._lines[line]
 
     def arrange(self, step: int) -> None:
         """Sort each line by the policy's order. ``step``: how many steps were planned so far."""
@@ -138,8 +134,9 @@ class Queues:
         """Another number whenever the running turns or their order change."""
         self._turns = 0
         self._arranged = 0  # the number of steps that were planned when the running turns were sorted last
-        self._leader: Sequence | None = None  # the sequence with the first place, and its turn
-        self._leads: Turn | None = None
+        self.leader: Sequence | None = None
+        """The running turn with the first place, in which a turn is never preempted; None: the turn that had it
+        is over."""
 
     def __getitem__(self, seq: int) -> Sequence:
         """The open sequence with the id ``seq``. Raises `SequenceUnknown`."""
@@ -148,7 +145,7 @@ class Queues:
         except KeyError:
             raise SequenceUnknown(f"no sequence {seq}") from None
 
-    def _move(self, sequence: Sequence, to: Status) -> None:
+    def move(self, sequence: Sequence, to: Status) -> None:
         """Change what the sequence does, if that may follow what it did: it leaves the orders over its old
         status, and stands in the queue of the new one."""
         before = sequence.status
@@ -160,6 +157,8 @@ class Queues:
             self.waiting_holders.discard(sequence)
         elif before in AT_REST and to not in AT_REST:
             self.lost(sequence)
+        if sequence is self.leader:
+            self.leader = None
         if Status.RUNNING in (before, to):
             self.version += 1
         if before in self._by_status:
@@ -178,7 +177,7 @@ class Queues:
         order of eviction, and queue its prefill."""
         if sequence.status is Status.NEW:
             self.sequences[sequence.id] = sequence
-            self._move(sequence, Status.IDLE)
+            self.move(sequence, Status.IDLE)
         sequence.used = now
         self.idle.put(sequence)
         if sequence.to_do:
@@ -192,12 +191,12 @@ class Queues:
         """Let a sequence without a turn wait for its KV from disk; nothing of it is computed meanwhile."""
         self.defer(sequence)
         if sequence.status is not Status.STAGED:
-            self._move(sequence, Status.STAGED)
+            self.move(sequence, Status.STAGED)
 
     def arrived(self, sequence: Sequence, now: float) -> None:
         """Note that the KV of a staged sequence has come."""
         if sequence.status is Status.STAGED:
-            self._move(sequence, Status.IDLE)
+            self.move(sequence, Status.IDLE)
         self.touch(sequence, now)
 
     def defer(self, sequence: Sequence) -> None:
@@ -214,58 +213,33 @@ class Queues:
         self.idle.discard(sequence.id)
         self.defer(sequence)
         if sequence.status is Status.STAGED:
-            self._move(sequence, Status.IDLE)
+            self.move(sequence, Status.IDLE)
 
     def close(self, sequence: Sequence, now: float) -> None:
         """Remove a sequence, idle or with a turn. Its id is unknown from now on."""
         if sequence.status not in AT_REST:
-            self._move(sequence, Status.IDLE)
-        self._move(sequence, Status.CLOSED)
+            self.move(sequence, Status.IDLE)
+        self.move(sequence, Status.CLOSED)
         del self.sequences[sequence.id]
 
     # --- turns ----------------------------------------------------------------------------------------------
-
-    def compile(self, sequence: Sequence) -> None:
-        """Let a sequence with a new turn wait for the turn's grammar."""
-        self._move(sequence, Status.COMPILING)
-
-    def restore(self, sequence: Sequence) -> None:
-        """Let a sequence with a new turn wait for KV from disk, or find out whether it has to."""
-        self._move(sequence, Status.RESTORING)
 
     def enqueue(self, sequence: Sequence) -> None:
         """Give a sequence with a new turn its `TurnAge`, and put it among the waiting turns."""
         self._turns += 1
         rank = self._turns - HEAD_START * sequence.priority
         sequence.age = TurnAge(rank, self._turns, self._counters.steps)
-        self._move(sequence, Status.WAITING)
+        self.move(sequence, Status.WAITING)
 
     def admit(self, sequence: Sequence) -> None:
         """Move a waiting turn to the running ones, to its position in their order."""
-        self._move(sequence, Status.RUNNING)
+        self.move(sequence, Status.RUNNING)
         self._arrange_running()
-
-    def displace(self, sequence: Sequence) -> None:
-        """Move a running turn to the waiting ones; it keeps its KV."""
-        self._move(sequence, Status.WAITING)
-
-    def preempt(self) -> Sequence:
-        """Move the last running turn to the waiting ones, and return it."""
-        sequence = next(reversed(self.running.values()))
-        self._move(sequence, Status.WAITING)
-        return sequence
 
     def rest(self, sequence: Sequence, now: float) -> None:
         """Move a sequence with a turn that is over to the idle ones."""
-        self._move(sequence, Status.IDLE)
+        self.move(sequence, Status.IDLE)
         self.touch(sequence, now)
-
-    @property
-    def leaderless(self) -> bool:
-        """Whether the first place, in which a turn is never preempted, is free: the turn that had it is
-        over."""
-        leader = self._leader
-        return leader is None or leader.status is not Status.RUNNING or leader.turn is not self._leads
 
     def arrange(self) -> None:
         """Sort all turns by the policy's order, before a step is planned. Under a steady policy the running
@@ -278,7 +252,7 @@ class Queues:
 
     def lead(self, sequence: Sequence) -> None:
         """Give the first place, which is never preempted, to a running turn until it ends."""
-        self._leader, self._leads = sequence, sequence.turn
+        self.leader = sequence
         self._arrange_running()
 
     def _arrange_running(self) -> None:
@@ -286,7 +260,7 @@ class Queues:
         if len(self.running) < 2:
             return
         running = list(self.running.values())
-        first = running[0] if self.leaderless or self._leader is None else self._leader
+        first = self.leader or running[0]
         ordered = self._policy.rows(running, self._counters.steps)
         ids = [first.id, *(sequence.id for sequence in ordered if sequence is not first)]
         if ids != list(self.running):

@@ -54,7 +54,7 @@ class Preemption:
         prompts beside the running turns. Running turns that the policy displaces for them wait again.
         """
         queues = self._queues
-        if queues.leaderless and (queues.running or queues.waiting):
+        if queues.leader is None and (queues.running or queues.waiting):
             self._lead()
         over: set[int] = set()  # turns that were refused or displaced: not admitted before the next plan
         while self._admit_one(over):
@@ -102,7 +102,7 @@ class Preemption:
         sequence.admit()
 
     def _displace(self, sequence: Sequence) -> None:
-        self._queues.displace(sequence)
+        self._queues.move(sequence, Status.WAITING)
         self._counters.displaced += 1
 
     def _way(self, head: Sequence) -> list[Sequence] | None:
@@ -166,7 +166,7 @@ class Preemption:
             last = next(reversed(running.values()))
             if last is sequence:
                 return
-            self._queues.preempt()
+            self._queues.move(last, Status.WAITING)
             self._block_manager.surrender(last)
             self._counters.preempted += 1
 

@@ -169,7 +169,7 @@ class World:
         # By tenant with turns: tenures of the first place that each other tenant began since it had one itself.
         self._passed: dict[int, Counter[int]] = {}
         self._others = self._most_of_others()
-        self._led: object = None  # the turn that had the first place last
+        self._leaders: list[int] = []  # tenants that were given the first place in this step
         self._planned = 0  # steps planned when the order of turns was looked at last
         self.numbers: set[int] = set()
         self.gave: set[int] = set()  # sequences that gave blocks in this step, and may have found them again
@@ -197,8 +197,11 @@ class World:
         tick, apply = self.scheduler.tick, self.scheduler.apply
         vars(self.scheduler)["tick"] = lambda now: (self._look_at_the_clock(now), tick(now))[1]
         vars(self.scheduler)["apply"] = lambda verb, now: (self._look_at_the_clock(now), apply(verb, now))[1]
-        preempt = self._queues.preempt
-        vars(self._queues)["preempt"] = lambda: (self._check_victims(), preempt())[1]
+        preemption = self.scheduler._planner._preemption
+        self._preempt = preemption.preempt
+        vars(preemption)["preempt"] = self._preempts
+        self._lead = self._queues.lead
+        vars(self._queues)["lead"] = self._leads
         block_manager = self.scheduler._block_manager
         self._surrender = block_manager.surrender
         vars(block_manager)["surrender"] = self._gives
@@ -499,8 +502,16 @@ class World:
             if self.step() is None and not (self._queues.restoring or self.moving or self.loading):
                 return
 
-    def _check_victims(self) -> None:
+    def _leads(self, sequence: Any) -> None:
+        self._leaders.append(sequence.tenant)
+        self._lead(sequence)
+
+    def _preempts(self, blocks: int, sequence: Any) -> None:
         """A running turn gives way only when nothing that does not run holds a block."""
+        before = self.scheduler.counters.preempted
+        self._preempt(blocks, sequence)
+        if self.scheduler.counters.preempted == before:
+            return
         assert not self._queues.idle.unleased, "an idle sequence holds blocks while a running turn gives way"
         assert not any(len(waiting.table) for waiting in self._queues.waiting), "and a turn that waits"
         assert not any(len(other.table) for other in self._queues.restoring.values()), "and one that comes up"
@@ -536,8 +547,8 @@ class World:
 
     def leader(self) -> int | None:
         """The sequence of the turn that runs first, until it ends."""
-        leader = self._queues._leader
-        return None if self._queues.leaderless else leader.id
+        leader = self._queues.leader
+        return None if leader is None else leader.id
 
     def _check_rotation(self, tenants: set[int]) -> None:
         """The first place goes round: no tenant has it twice while another that has turns waits for it.
@@ -546,11 +557,10 @@ class World:
         """
         for gone in self._passed.keys() - tenants:
             del self._passed[gone]
-        led, leads = self._led, self._queues._leads
-        if not self.policy.by_tenant or led is leads:
+        leaders, self._leaders = self._leaders, []
+        if not self.policy.by_tenant or not leaders:
             return
-        self._led = leads
-        leader = self._queues._leader.tenant
+        leader = leaders[-1]
         for tenant in tenants - {leader}:
             passed = self._passed.setdefault(tenant, Counter())
             passed[leader] += 1

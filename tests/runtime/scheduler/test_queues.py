@@ -29,14 +29,14 @@ def test_of_two_turns_that_stand_alike_the_older_one_is_first_after_preemption_t
         sequence = opened(queues, number)
         if number > HEAD_START:
             sequence.lease = GrantedLease(priority=1, until=1.0, returns=1.0, blocks=0, records=0)
-        queues.restore(sequence)
+        queues.move(sequence, Status.RESTORING)
         queues.enqueue(sequence)
     order = [sequence.id for sequence in queues.waiting]
     assert order == [1, HEAD_START + 1, *range(2, HEAD_START + 1)]
     for _ in range(3):
         queues.admit(queues.waiting.heads[0])
     for _ in range(3):
-        queues.preempt()
+        queues.move(next(reversed(queues.running.values())), Status.WAITING)
     assert [sequence.id for sequence in queues.waiting] == order
 
 
@@ -46,9 +46,7 @@ def test_running_turns_stand_in_order_whenever_they_are_admitted() -> None:
         sequence = opened(queues, number)
         if number == 4:
             sequence.lease = GrantedLease(priority=1, until=1.0, returns=1.0, blocks=0, records=0)
-        queues.restore(sequence)
+        queues.move(sequence, Status.RESTORING)
         queues.enqueue(sequence)
         queues.admit(queues.waiting.heads[0])
     assert list(queues.running) == [1, 4, 2, 3]
-    preempted = queues.preempt()
-    assert preempted is not None and preempted.id == 3
