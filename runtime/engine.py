@@ -151,9 +151,9 @@ class Engine:
             plan = self.scheduler.plan(now)
             if plan is None:
                 break
-            self._steps.planned(timing)
+            self._steps.note(timing)
             self._in_flight.append((plan, self._launch(plan), timing))
-            self._steps.launched(timing)
+            self._steps.note(timing)
         self.idle = not self._in_flight
         told = self.scheduler.planned(self._clock(), idle=self.idle and not self._moving)
         if self.idle:
@@ -163,7 +163,7 @@ class Engine:
                 self._go_on_auditing()
             return Step(self.scheduler.counters.steps, told) if told else None
         plan, handle, timing = self._in_flight.popleft()
-        self._steps.waits(timing)
+        self._steps.note(timing)
         outcomes = self._wait(handle)
         if isinstance(outcomes, Exception):  # it may be caused by one sequence
             return Step(plan.step, told + self._isolate(plan, outcomes, now))

@@ -56,20 +56,19 @@ class Counters:
         self.recomputed += recomputed
 
 
+@dataclass(slots=True)
 class Timing:
-    """The moments of one step, by one clock: when its planning began (``begun``) and ended, when its
-    launch returned, when it was waited for (``waited``), and when its outcomes came (``landed``).
+    """The ``moments`` of one step, by one clock: when its planning began and ended, when its launch returned,
+    when it was waited for, and when its outcomes came.
 
     ``busy``: seconds that the device worked on it alone, from its launch or the end of the step before;
     ``gap``: seconds without work before it, 0 where it was launched before the one before ended, or where the
     engine was idle.
     """
 
-    __slots__ = ("begun", "busy", "gap", "landed", "launched", "planned", "waited")
-
-    def __init__(self, begun: float) -> None:
-        self.begun = self.planned = self.launched = self.waited = self.landed = begun
-        self.gap = self.busy = 0.0
+    moments: list[float]
+    gap: float = 0.0
+    busy: float = 0.0
 
 
 class StepClock:
@@ -86,29 +85,23 @@ class StepClock:
     def begin(self) -> Timing:
         """Begin the timing of a step that is about to be planned. Returns it; the caller passes it to the
         calls that follow."""
-        return Timing(self._clock())
+        return Timing([self._clock()])
 
-    def planned(self, timing: Timing) -> None:
-        """Note in ``timing`` the moment at which the step is planned, and is about to be launched."""
-        timing.planned = self._clock()
-
-    def launched(self, timing: Timing) -> None:
-        """Note in ``timing`` the moment at which the launch of the step has returned."""
-        timing.launched = self._clock()
-
-    def waits(self, timing: Timing) -> None:
-        """Note in ``timing`` the moment at which the step's outcomes are about to be waited for."""
-        timing.waited = self._clock()
+    def note(self, timing: Timing) -> None:
+        """Note in ``timing`` its next moment: the step is planned; its launch has returned; its outcomes are
+        about to be waited for."""
+        timing.moments.append(self._clock())
 
     def landed(self, timing: Timing) -> None:
         """Note in ``timing`` the moment at which the step's outcomes are here, and are about to be committed;
         and compute for how long the device was busy with the step and had no work before it."""
-        timing.landed = self._clock()
-        timing.busy = timing.landed - timing.planned
+        self.note(timing)
+        planned, landed = timing.moments[1], timing.moments[-1]
+        timing.busy = landed - planned
         if self._landed is not None:
-            timing.gap = max(0.0, timing.planned - self._landed)
-            timing.busy -= max(0.0, self._landed - timing.planned)
-        self._landed = timing.landed
+            timing.gap = max(0.0, planned - self._landed)
+            timing.busy -= max(0.0, self._landed - planned)
+        self._landed = landed
 
     def rest(self) -> None:
         """Note that the time until the next launch is no gap: there is nothing to compute, or a step failed."""
@@ -116,15 +109,12 @@ class StepClock:
 
     def committed(self, timing: Timing) -> None:
         """Note that the step is committed: add its times to the totals."""
-        parts = {
-            "t_plan": timing.planned - timing.begun,
-            "t_launch": timing.launched - timing.planned,
-            "t_device": timing.landed - timing.waited,
-            "t_commit": self._clock() - timing.landed,
-            "t_gap": timing.gap,
-        }
-        for name, seconds in parts.items():
-            self._totals[name] += seconds
+        begun, planned, launched, waited, landed = timing.moments
+        self._totals["t_plan"] += planned - begun
+        self._totals["t_launch"] += launched - planned
+        self._totals["t_device"] += landed - waited
+        self._totals["t_commit"] += self._clock() - landed
+        self._totals["t_gap"] += timing.gap
 
     def statistics(self) -> dict[str, float]:
         """The seconds by part."""

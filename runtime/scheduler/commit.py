@@ -248,10 +248,10 @@ class Committer:
         if isinstance(outcome, Scored) and outcome.prompt and sequence.turn is not None:
             sequence.turn.scored += len(outcome.prompt)
             sequence.turn.prompt_scores += outcome.prompt
-        if not draws:
-            return self._scored(sequence)
-        assert sequence.turn is not None
-        if tokens[-1] not in sequence.turn.limits.stop_ids:
+        turn = sequence.turn
+        if turn is None or not (draws or turn.prompt_scores):
+            return None
+        if draws and tokens[-1] not in turn.limits.stop_ids:
             tokens = tokens + self._go_on(sequence, tokens)
         return self._said(sequence, tokens, now, logprobs[: len(tokens)])
 
@@ -289,13 +289,14 @@ class Committer:
     ) -> Row | None:
         """End the turn if ``tokens``, its last ones, end it. Returns the row for the gateway with all tokens
         that it was not told of, or None while there are fewer than ``TokenLimits.gather`` and the turn goes
-        on. ``logprobs``: of these tokens, or empty."""
+        on. ``logprobs``: of these tokens, or empty. Without ``tokens`` the row has log probabilities of the
+        prompt."""
         turn = sequence.turn
         assert turn is not None
         turn.scores += logprobs
-        finish = self._finish(sequence, turn, tokens[-1])
+        finish = self._finish(sequence, turn, tokens[-1]) if tokens else None
         length = len(sequence.tokens)
-        if finish is None and length - sequence.told < turn.limits.gather:
+        if tokens and finish is None and length - sequence.told < turn.limits.gather:
             return None
         untold = sequence.tokens.span(sequence.told, length).tolist()
         sequence.told = length
@@ -312,16 +313,6 @@ class Committer:
             logprobs=scores or None,
             prompt_logprobs=prompt or None,
         )
-
-    @staticmethod
-    def _scored(sequence: Sequence) -> Row | None:
-        """The row with the log probabilities of a chunk of the prompt; None if there are none to send."""
-        turn = sequence.turn
-        if turn is None or not turn.prompt_scores:
-            return None
-        scores, turn.prompt_scores = turn.prompt_scores, []
-        length = len(sequence.tokens)
-        return Row(sequence.id, sequence.epoch, [], length, prompt_logprobs=scores)
 
     def _finish(self, sequence: Sequence, turn: Turn, token: int) -> Finish | None:
         if token in turn.limits.stop_ids:

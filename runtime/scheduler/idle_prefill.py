@@ -57,7 +57,7 @@ class IdlePrefill:
     def __init__(self, stretch: float) -> None:
         self._stretch = stretch
         # Seconds of a step that decodes, of one prompt token of many, of one of a few.
-        self._decoding, self._token, self._rider = _Recent(), _Recent(), _Recent()
+        self._decoding, self._token, self._rider = (deque[float](maxlen=LAST) for _ in range(3))
         self._alike = 0  # steps since one was otherwise
         self._since = EVERY  # steps that decoded since one caught up
         self._left = 0  # tokens that waited when the last step was planned, and were not in it
@@ -76,9 +76,9 @@ class IdlePrefill:
     def _limit(self, chunk: int, rows: int, waiting: int, soon: float, *, came: bool) -> int:
         if self._stretch <= 1:
             return chunk
-        decoding = self._decoding.usual
-        rider = max(self._rider.usual, self._token.usual)  # a few are never cheaper than many
-        token = self._token.usual or rider
+        decoding, token = _usual(self._decoding), _usual(self._token)
+        rider = max(_usual(self._rider), token)  # a few are never cheaper than many
+        token = token or rider
         if not token or (rows and not decoding):
             return min(chunk, LEAST) if rows else chunk
         if not rows:
@@ -99,14 +99,14 @@ class IdlePrefill:
         self._since += bool(decodes)
         if not prompts:
             if decodes:
-                self._decoding.took(seconds)
-        elif not decodes or self._decoding.usual:
-            alone = self._decoding.usual if decodes else 0.0
+                self._decoding.append(seconds)
+        elif not decodes or self._decoding:
+            alone = _usual(self._decoding) if decodes else 0.0
             added = max(seconds - alone, LIGHT * seconds) / prompts
             if prompts >= FEW:
-                self._token.took(added)
+                self._token.append(added)
             elif decodes:  # a few tokens alone would be charged with a whole pass
-                self._rider.took(added)
+                self._rider.append(added)
 
     def _riding(self, riders: int) -> int:
         """How many tokens of idle sequences go with this step of decodes: ``riders``, but now and then
@@ -118,15 +118,6 @@ class IdlePrefill:
         return 0 if riders else LEAST
 
 
-class _Recent:
-    """The last `LAST` measurements of one kind, in seconds, and their median."""
-
-    def __init__(self) -> None:
-        self._last: deque[float] = deque(maxlen=LAST)
-        self.usual = 0.0
-        """The median of the measurements, in seconds; 0 before the first."""
-
-    def took(self, seconds: float) -> None:
-        """Add a measurement; the oldest one goes."""
-        self._last.append(seconds)
-        self.usual = median(self._last)
+def _usual(seconds: deque[float]) -> float:
+    """The median of the last measurements of one kind, in seconds; 0 before the first."""
+    return median(seconds) if seconds else 0.0

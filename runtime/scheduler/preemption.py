@@ -148,15 +148,23 @@ class Preemption:
     def relieve(self, blocks: int, sequence: Sequence, now: float) -> None:
         """Make ``blocks`` blocks available for ``sequence``, now or when the steps in flight are done, as far
         as that is possible without preempting running turns."""
-        if sequence.turn is None:
-            return self._take(blocks, self._before(blocks, sequence, now))
         coming_up = reversed(self._queues.restoring.values())
-        if sequence.status is Status.RESTORING:
+        victims: Iterator[_Victim]
+        if sequence.turn is None:
+            victims = self._before(blocks, sequence, now)
+        elif sequence.status is Status.RESTORING:
             behind = takewhile(lambda other: other is not sequence, coming_up)
-            return self._take(blocks, chain(self._ends(blocks, behind), self._idle(blocks, now)))
-        return self._take(
-            blocks, chain(self._ends(blocks, coming_up), self._idle(blocks, now), self._whole())
-        )
+            victims = chain(self._ends(blocks, behind), self._idle(blocks, now))
+        else:
+            victims = chain(self._ends(blocks, coming_up), self._idle(blocks, now), self._whole())
+        while self._coming() < blocks and (victim := next(victims, None)) is not None:
+            holder, kept = victim
+            if self._block_manager.surrender(holder, kept):
+                self._counters.taken += 1
+            if kept:
+                self._queues.defer(holder)
+            elif holder.turn is None:
+                self._queues.lost(holder)
 
     def preempt(self, blocks: int, sequence: Sequence) -> None:
         """Make ``blocks`` blocks available, now or when the steps in flight are done, by preempting running
@@ -169,19 +177,6 @@ class Preemption:
             self._queues.move(last, Status.WAITING)
             self._block_manager.surrender(last)
             self._counters.preempted += 1
-
-    def _take(self, blocks: int, victims: Iterator[_Victim]) -> None:
-        while self._coming() < blocks:
-            victim = next(victims, None)
-            if victim is None:
-                return
-            holder, kept = victim
-            if self._block_manager.surrender(holder, kept):
-                self._counters.taken += 1
-            if kept:
-                self._queues.defer(holder)
-            elif holder.turn is None:
-                self._queues.lost(holder)
 
     def _ends(self, blocks: int, sequences: Iterator[Sequence]) -> Iterator[_Victim]:
         """Yield two victims for each of ``sequences``: its last blocks, as many as are missing of ``blocks``;

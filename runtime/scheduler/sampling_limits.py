@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from itertools import chain
 from math import isfinite
 
+from msgspec.structs import asdict
+
 from ..errors import SamplingInvalid
 from ..verbs import LEAST_PENALTY, MAX_LOGPROBS, MOST_PENALTY, Sampling, TokenLimits
 
@@ -20,12 +22,12 @@ MOST_ADDEND = 1000.0
 def check_sampling(sampling: Sampling, limits: TokenLimits, vocab_size: int) -> None:
     """Check the values of ``sampling`` and ``limits``; every token id must be below ``vocab_size``. Raises
     `SamplingInvalid`, which names what is out of bounds."""
-    wrong = [*_numbers(sampling), *_tokens(sampling, limits, vocab_size), *_limits(limits)]
+    wrong = [*_numbers(sampling, limits), *_tokens(sampling, limits, vocab_size)]
     if wrong:
         raise SamplingInvalid(f"out of bounds: {', '.join(wrong[:8])}")
 
 
-def _numbers(sampling: Sampling) -> Iterator[str]:
+def _numbers(sampling: Sampling, limits: TokenLimits) -> Iterator[str]:
     fit = {
         "temperature": isfinite(sampling.temperature) and sampling.temperature >= 0,
         "top_k": sampling.top_k >= 0,
@@ -37,8 +39,12 @@ def _numbers(sampling: Sampling) -> Iterator[str]:
         "frequency_penalty": abs(sampling.frequency_penalty) <= MOST_ADDEND,
         "logprobs": sampling.logprobs is None or 0 <= sampling.logprobs <= MAX_LOGPROBS,
         "prompt_logprobs": sampling.prompt_logprobs is None or 0 <= sampling.prompt_logprobs <= MAX_LOGPROBS,
+        "max_tokens": limits.max_tokens >= 1,
+        "min_tokens": 0 <= limits.min_tokens <= max(1, limits.max_tokens),
+        "gather": limits.gather >= 1,
     }
-    yield from (f"{name} {getattr(sampling, name)}" for name, fits in fit.items() if not fits)
+    values = asdict(sampling) | asdict(limits)
+    yield from (f"{name} {values[name]}" for name, fits in fit.items() if not fits)
     yield from (f"logit_bias {bias}" for _, bias in sampling.logit_bias if not abs(bias) <= MOST_ADDEND)
 
 
@@ -54,12 +60,3 @@ def _tokens(sampling: Sampling, limits: TokenLimits, vocab_size: int) -> Iterato
         yield "an empty one of bad_words"
     if len({token for token, _ in sampling.logit_bias}) < len(sampling.logit_bias):
         yield "a token twice in logit_bias"
-
-
-def _limits(limits: TokenLimits) -> Iterator[str]:
-    if limits.max_tokens < 1:
-        yield f"max_tokens {limits.max_tokens}"
-    if not 0 <= limits.min_tokens <= max(1, limits.max_tokens):
-        yield f"min_tokens {limits.min_tokens}"
-    if limits.gather < 1:
-        yield f"gather {limits.gather}"

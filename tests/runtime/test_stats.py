@@ -20,9 +20,8 @@ def one_step(steps: StepClock) -> float:
     """The seconds without work before it."""
     before = steps.statistics()["t_gap"]
     timing = steps.begin()
-    steps.planned(timing)
-    steps.launched(timing)
-    steps.waits(timing)
+    for _ in range(3):
+        steps.note(timing)
     steps.landed(timing)
     steps.committed(timing)
     return steps.statistics()["t_gap"] - before
@@ -56,8 +55,8 @@ def test_rest_is_no_gap() -> None:
 def test_a_step_launched_before_the_one_before_landed_left_no_gap() -> None:
     steps = StepClock(clock=count().__next__)
     first, second = steps.begin(), steps.begin()
-    steps.planned(first)
-    steps.planned(second)
+    steps.note(first)
+    steps.note(second)
     steps.landed(first)
     steps.landed(second)
     assert second.gap == 0.0
