@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from ..kvstore.block_table import BlockTable
 from ..kvstore.keys import KeyChain
-from ..kvstore.quotas import tenant_of
 from .adapters import Adapter
 from .columns import Columns
 from .tokens import TokenList
@@ -187,8 +186,8 @@ class Sequence:
     ``adapter`` by the scheduler.
 
     ``root``: the block key before the first; ``adapter``: the one that computes it; None: none.
-    ``tenant_root``: what ``root`` would be without an adapter; empty: it is ``root``. ``tenant``: the number of
-    the tenant that it belongs to by it. ``keys``: of the leading full blocks, at least the sealed ones.
+    ``tenant``: the number of the tenant that it belongs to (`tenant_of` what ``root`` would be without an
+    adapter). ``keys``: of the leading full blocks, at least the sealed ones.
     ``shared_tail``: the partial last block belongs to others too, and is copied before it is written. ``tail``:
     key and end of the partial last block that was saved last. ``marks``: positions from which others may go on,
     where KV groups have windows; they rise. ``needs_lookup``: tokens came or KV went since
@@ -229,8 +228,7 @@ class Sequence:
     work: ComputedTokens = field(default_factory=ComputedTokens)
     from_tiers: FromTiers = field(default_factory=FromTiers)
     adapter: Adapter | None = None
-    tenant_root: bytes = b""
-    tenant: int = field(init=False)
+    tenant: int = 0
     _computed: int = 0
     _planned: int = 0
     _pending_samples: int = 0
@@ -241,9 +239,6 @@ class Sequence:
     planned = InColumn()
     pending_samples = InColumn()
     told = InColumn()
-
-    def __post_init__(self) -> None:
-        self.tenant = tenant_of(self.tenant_root or self.root)
 
     @property
     def tokens(self) -> TokenList:

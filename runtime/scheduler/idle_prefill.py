@@ -89,7 +89,10 @@ class IdlePrefill:
             self._since = 0
             seconds = SHARE / (1 - SHARE) * EVERY * decoding
             return min(chunk, max(LEAST, int(seconds / token)))
-        return min(chunk, self._riding(riders))
+        self._alike += 1
+        if self._alike > PROBE_EVERY:  # to measure what they cost
+            self._alike, riders = 0, 0 if riders else LEAST
+        return min(chunk, riders)
 
     def took(self, plan: Plan, seconds: float) -> None:
         """Learn from a step of ``plan`` that took ``seconds`` on the device: how long decoding takes alone,
@@ -107,15 +110,6 @@ class IdlePrefill:
                 self._token.append(added)
             elif decodes:  # a few tokens alone would be charged with a whole pass
                 self._rider.append(added)
-
-    def _riding(self, riders: int) -> int:
-        """How many tokens of idle sequences go with this step of decodes: ``riders``, but now and then
-        another number, to measure what they cost."""
-        self._alike += 1
-        if self._alike <= PROBE_EVERY:
-            return riders
-        self._alike = 0
-        return 0 if riders else LEAST
 
 
 def _usual(seconds: deque[float]) -> float:

@@ -24,6 +24,7 @@ from ...kvstore.block_table import BlockTable
 from ...kvstore.groups import Windows
 from ...kvstore.keys import BlockHasher
 from ...kvstore.pool import BlockPool
+from ...kvstore.quotas import tenant_of
 from ...kvstore.tiers import Tiers
 from ..adapters import AdapterTable
 from ..errors import (
@@ -473,24 +474,16 @@ class Scheduler:
     ) -> Sequence:
         """A sequence that is computed by the adapter with this digest. Raises `AdapterUnknown`."""
         residency, adapter = self._block_manager.residency, self.adapters.find(digest)
-        root, tenant = residency.root(salt, adapter), residency.root(salt)
+        root, tenant = residency.root(salt, adapter), tenant_of(residency.root(salt))
         table = BlockTable(groups=self._block_manager.groups)
-        return Sequence(
-            seq, root, tokens, table=table, isolated=isolated, adapter=adapter, tenant_root=tenant
-        )
+        return Sequence(seq, root, tokens, table=table, isolated=isolated, adapter=adapter, tenant=tenant)
 
     def _children(self, parent: Sequence, seqs: list[int], length: int, now: float) -> list[Sequence]:
         """Make a sequence for each id in ``seqs``, with the parent's first ``length`` tokens and, as far as
         there is any, their KV, in shared blocks. They become idle sequences."""
+        root, adapter, tenant = parent.root, parent.adapter, parent.tenant
         children = [
-            Sequence(
-                seq,
-                parent.root,
-                parent.tokens.copy(length),
-                adapter=parent.adapter,
-                tenant_root=parent.tenant_root,
-            )
-            for seq in seqs
+            Sequence(seq, root, parent.tokens.copy(length), adapter=adapter, tenant=tenant) for seq in seqs
         ]
         self._block_manager.fork(parent, children)
         for child in children:

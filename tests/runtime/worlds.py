@@ -16,6 +16,7 @@ from typing import Any
 from holdfast.kvstore.groups import Windows
 from holdfast.kvstore.host.slots import SlotMemory
 from holdfast.kvstore.keys import BlockHasher
+from holdfast.kvstore.quotas import tenant_of
 from holdfast.runtime.adapters import AdapterTable
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.kv_placement.costs import Costs
@@ -697,8 +698,8 @@ class World:
             assert sum(promise.records for promise in promises) <= share * self.memory.slots
         hasher = BlockHasher(SECRET, self.settings.block_tokens)
         for salt, most in self.settings.lease_caps.items():
-            root = hasher.root(SPACE, salt)
-            theirs = [held.lease for held in self._queues.sequences.values() if held.tenant_root == root]
+            tenant = tenant_of(hasher.root(SPACE, salt))
+            theirs = [held.lease for held in self._queues.sequences.values() if held.tenant == tenant]
             assert sum(promise.blocks for promise in theirs if promise) <= most, (
                 "a tenant has more than its cap"
             )

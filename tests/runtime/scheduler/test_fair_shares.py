@@ -26,8 +26,9 @@ def turn(number: int, tenant: int, tokens: int = 10) -> Sequence:
     """A turn, the ``number``-th that began, of a sequence of so many tokens."""
     return Sequence(
         number,
-        tenant.to_bytes(8, "little"),
+        b"",
         TokenList([1] * tokens),
+        tenant=tenant,
         turn=Turn(Sampling(), TokenLimits(4), prompt=tokens, allowed=4, exhausted=Finish.LENGTH),
         age=TurnAge(number, number, 0),
     )
