@@ -257,10 +257,15 @@ class Committer:
 
     def _accepted(self, sequence: Sequence, plan: Plan, at: int, sampled: list[int]) -> list[int]:
         """Append the tokens that a row has drawn, as far as they follow from right guesses, and return them. A
-        guess is right if it is what was drawn at its position: then what was drawn behind it counts, too."""
+        guess is right if it is what was drawn at its position: then what was drawn behind it counts, too. Up to
+        a stop id, or to the number that the turn may still sample."""
+        turn = sequence.turn
+        assert turn is not None
         guesses = plan.guesses(at)
         right = next((n for n, guess in enumerate(guesses) if guess != sampled[n]), len(guesses))
-        tokens = _until_end(sequence, sampled[: right + 1])
+        tokens = sampled[: min(right + 1, turn.allowed - sequence.sampled)]
+        end = next((at for at, token in enumerate(tokens, 1) if token in turn.limits.stop_ids), len(tokens))
+        tokens = tokens[:end]
         assert tokens, "a row that samples came back without a token"
         sequence.keep(tokens)
         self._counters.sampled += len(tokens)
@@ -320,13 +325,3 @@ class Committer:
         if turn.grammar is not None and self._matchers[turn.grammar].complete:
             return Finish.STOP
         return turn.exhausted if sequence.sampled >= turn.allowed else None
-
-
-def _until_end(sequence: Sequence, tokens: list[int]) -> list[int]:
-    """The first of the sampled ``tokens``, up to a stop id or to the number that the turn may still sample."""
-    turn = sequence.turn
-    if len(tokens) < 2 or turn is None:
-        return tokens
-    allowed = tokens[: turn.allowed - sequence.sampled]
-    end = next((at for at, token in enumerate(allowed, 1) if token in turn.limits.stop_ids), len(allowed))
-    return allowed[:end]
