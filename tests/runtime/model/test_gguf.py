@@ -479,8 +479,14 @@ LIES: dict[str, tuple[Change, str]] = {
         f"{DOWN}: shape",
     ),
     "fewer tokens than rows": (
-        lambda it: it.metadata.update({"tokenizer.ggml.tokens": ["a", "b"], "llama.vocab_size": 2}),
+        lambda it: it.metadata.update(
+            {"tokenizer.ggml.tokens": ["a", "b"], "tokenizer.ggml.token_type": [1, 1], "llama.vocab_size": 2}
+        ),
         f"{TABLE}: shape",
+    ),
+    "more token types than tokens": (
+        lambda it: it.metadata.update({"tokenizer.ggml.tokens": ["a", "b"], "llama.vocab_size": 2}),
+        "tokenizer.ggml.token_type: 272 numbers for 2 tokens",
     ),
     "another vocab_size": (lambda it: it.metadata.update({"llama.vocab_size": 9}), "llama.vocab_size: 9"),
     "no tokens": (
