@@ -480,7 +480,13 @@ LIES: dict[str, tuple[Change, str]] = {
     ),
     "fewer tokens than rows": (
         lambda it: it.metadata.update(
-            {"tokenizer.ggml.tokens": ["a", "b"], "tokenizer.ggml.token_type": [1, 1], "llama.vocab_size": 2}
+            {
+                "tokenizer.ggml.tokens": ["a", "b"],
+                "tokenizer.ggml.token_type": [1, 1],
+                "tokenizer.ggml.bos_token_id": 0,
+                "tokenizer.ggml.eos_token_id": 1,
+                "llama.vocab_size": 2,
+            }
         ),
         f"{TABLE}: shape",
     ),
