@@ -202,13 +202,14 @@ def kv(folder: Path, disk: BadDisk, arm: Callable[[], None], found: dict[str, An
     put, and the store must recover. ``arm`` makes the calls fail that are to fail. Adds what came of it to
     ``found``. Returns how many calls there were."""
     from ...kvstore.disk.index import StoreFailed
+    from ...kvstore.disk.messages import Begin
     from ...kvstore.disk.store import RecordStore
     from .file_faults import SIZE, SPACE, given, key, read
 
     tally = FaultTally("kv")
 
     def opened() -> Any:
-        return RecordStore(folder, SPACE, SIZE, 24 * FILE_ROOM)
+        return RecordStore(Begin(str(folder), SPACE, SIZE, 24 * FILE_ROOM))
 
     arm()
     try:

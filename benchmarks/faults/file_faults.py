@@ -24,6 +24,7 @@ from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.disk import index
 from holdfast.kvstore.disk.index import StoreFailed
+from holdfast.kvstore.disk.messages import Begin
 from holdfast.kvstore.disk.payload_file import FILE
 from holdfast.kvstore.disk.store import RecordStore
 from holdfast.kvstore.errors import RecordUnavailable
@@ -79,7 +80,7 @@ def given(number: int) -> tuple[Record, memoryview]:
 
 
 def records(folder: Path, count: int = RECORDS) -> RecordStore:
-    store = RecordStore(folder, SPACE, SIZE, 1 << 30)
+    store = RecordStore(Begin(str(folder), SPACE, SIZE, 1 << 30))
     store.put([given(number) for number in range(count)])
     store.sync()
     return store
@@ -112,7 +113,7 @@ def flipped_records(tries: int, seed: int) -> FaultTally:
             data[offsets[hit] + rng.randrange(SIZE)] ^= 1 << rng.randrange(8)
             path.write_bytes(data)
             listed.write_bytes(entries)
-            store = RecordStore(folder, SPACE, SIZE, 1 << 30)
+            store = RecordStore(Begin(str(folder), SPACE, SIZE, 1 << 30))
             found = [read(store, number, tally) for number in {hit, *rng.sample(range(RECORDS), 3)}]
             tally.wrong += read(store, hit, tally)
             tally.lost += found.count(False) - 1
@@ -130,7 +131,7 @@ def truncated_records(tries: int, seed: int) -> FaultTally:
             records(folder, 10).close()
             path = folder / rng.choice((FILE, index.FILE))
             os.truncate(path, rng.randrange(path.stat().st_size))
-            store = RecordStore(folder, SPACE, SIZE, 1 << 30)
+            store = RecordStore(Begin(str(folder), SPACE, SIZE, 1 << 30))
             for number in range(10):
                 read(store, number, tally)
             store.put([given(50)])
@@ -405,7 +406,7 @@ def full_records(tries: int, seed: int) -> FaultTally:
         if disk is None:
             tally.notes.append("may not mount a tmpfs: nothing tried")
             return tally
-        store = RecordStore(disk / "kv", SPACE, SIZE, 1 << 30)
+        store = RecordStore(Begin(str(disk / "kv"), SPACE, SIZE, 1 << 30))
         kept = [number for number in range(20) if store.put([given(number)]) == []]
         for attempt in range(tries):
             ballast = fill(disk, 4096 * (attempt % 24))

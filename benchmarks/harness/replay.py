@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.kvstore.disk.client import STORES_IN_FLIGHT
+from holdfast.kvstore.disk.messages import Begin
 from holdfast.kvstore.disk.payload_file import PAGE, stride_of
 from holdfast.kvstore.disk.store import RecordStore
 from holdfast.kvstore.errors import KVStoreError
@@ -195,7 +196,7 @@ def fake_engine(
     with tempfile.TemporaryDirectory() as folder:
         tier = _tier(host) if host else None
         budget = disk * stride_of(SLOT_BYTES)
-        store = RecordStore(Path(folder) / "kv", bytes(16), SLOT_BYTES, budget) if disk else None
+        store = RecordStore(Begin(str(Path(folder) / "kv"), bytes(16), SLOT_BYTES, budget)) if disk else None
         below = [InlineDisk(tier.memory, store)] if tier is not None and store is not None else []
         scheduler = Scheduler(settings, pool, hasher, b"replay", Tiers(tier, below))
         yield Engine(scheduler, _IdleRunner(), clock=clock)

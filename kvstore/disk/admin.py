@@ -24,6 +24,7 @@ import msgspec
 
 from ..errors import FolderHeld, KVStoreError
 from .index import FILE, StoreFailed, StoreTorn, named
+from .messages import Begin
 from .payload_file import FILE as PAYLOADS
 from .process import CRASHES
 from .store import RecordStore, clear, held, hold, throw_away
@@ -161,7 +162,7 @@ def _opened(folder: Path, floor: int | None = None) -> RecordStore:
             raise ValueError(block_bytes)
     except (OSError, ValueError, OverflowError, TypeError, KeyError, RecursionError):
         raise StoreFailed(f"{folder / ABOUT} cannot be read: `holdfast store clear` removes all KV") from None
-    return RecordStore(folder, space, block_bytes, 1 << 62, floor=floor, keep=floor is None)
+    return RecordStore(Begin(str(folder), space, block_bytes, 1 << 62, floor=floor), keep=floor is None)
 
 
 def _apart(act: str, folder: Path, floor: int = 0) -> Account:

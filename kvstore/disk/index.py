@@ -17,6 +17,8 @@ from xxhash import xxh3_64_intdigest
 
 from ..errors import KVStoreError
 from ..system_limits import explained
+from .messages import Begin
+from .payload_file import stride_of
 
 FILE = "data.mdb"
 """Name of the file in a store's folder; LMDB gives it."""
@@ -93,19 +95,18 @@ class RecordEntry:
 
 
 class RecordIndex:
-    """The index in ``folder``, of records of the record space ``space``, 16 bytes, with payloads of ``length``
-    bytes in slots of ``stride``. ``entries``: what it has. ``anew``: throw away what is there.
+    """The index of the record space that ``begin`` names. ``entries``: what it has. ``anew``: throw away what
+    is there.
 
     An index that is damaged or of another form is thrown away, and one that finds no memory: reading a
     truncated map kills the process. Raises `StoreFailed`; with ``keep`` `StoreTorn` in place of throwing away.
     """
 
-    def __init__(
-        self, folder: Path, space: bytes, length: int, stride: int, *, anew: bool = False, keep: bool = False
-    ) -> None:
-        self._folder = folder
-        self.path = folder / FILE
-        self._layout = _LAYOUT.pack(VERSION, space, length, stride)
+    def __init__(self, begin: Begin, *, anew: bool = False, keep: bool = False) -> None:
+        self._folder = Path(begin.folder)
+        self.path = self._folder / FILE
+        length = begin.block_bytes
+        self._layout = _LAYOUT.pack(VERSION, begin.space, length, stride_of(length))
         self.entries: dict[bytes, RecordEntry] = {}
         for thrown in (anew, True):
             if thrown:

@@ -29,14 +29,15 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
     """The first packet to a disk process: what to serve. ``folder``, ``space``: the store's folder and
     record space. ``block_bytes``: the length of a record's payload. ``budget``: the most bytes of all records;
     ``caps``: the most bytes of one tenant's records, by its number. ``floor``: bytes of the disk that stay
-    free; ``reserve``: a file of which the bytes count as free, "" for none."""
+    free, however full it is; None: the disk is not looked at. ``reserve``: a file of which the bytes count as
+    free, "" for none."""
 
     folder: str
     space: bytes
     block_bytes: int
     budget: int
     caps: dict[int, int] = {}
-    floor: int = 0
+    floor: int | None = None
     reserve: str = ""
 
 

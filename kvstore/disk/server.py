@@ -235,13 +235,7 @@ def serve(sock: socket.socket, memory_fd: int, *, anew: bool = False) -> None:
         return
     begin = msgspec.msgpack.decode(packet, type=messages.Begin)
     memory = SlotMemory(memory_fd, begin.space, begin.block_bytes, made=True)
-    folder = Path(begin.folder)
-    store = RecordStore(
-        *(folder, begin.space, begin.block_bytes, begin.budget, begin.caps),
-        floor=begin.floor,
-        reserve=Path(begin.reserve) if begin.reserve else None,
-        anew=anew,
-    )
+    store, folder = RecordStore(begin, anew=anew), Path(begin.folder)
     clear_others(folder)
     if beside := len({*spaces(folder.parent)} - {folder}):
         log.warning("%s holds KV of %d other models or settings: ignored", folder.parent, beside)

@@ -31,6 +31,7 @@ from ..tier import Record
 from . import index
 from .eviction import RecordEviction
 from .index import RecordEntry, RecordIndex, StoreFailed, named
+from .messages import Begin
 from .payload_file import FILE, PayloadFile, stride_of
 
 TREE_BYTES = 64 << 10  # that the index may take with one batch of records
@@ -84,12 +85,9 @@ class FreeSlots:
 
 
 class RecordStore:
-    """The records of one record space in ``folder``, at most ``budget`` bytes of them. ``space``: the record
-    space, 16 bytes; ``block_bytes``: the length of each payload.
+    """The records of one record space, as ``begin`` says: in which folder, of what length, how many at most.
 
-    ``caps``: most bytes of a tenant's records, by the tenant's number. ``floor``: bytes of the disk that stay
-    free, however full it is; None: the disk is not looked at. ``reserve``: a file of which the bytes count as
-    free. ``given_up``: keys of records that went without a `put` that returned them; the caller takes them.
+    ``given_up``: keys of records that went without a `put` that returned them; the caller takes them.
     ``anew``: throw away what is there, since the process that opened it last died of it. Records that are not
     of this record space, block size or layout are dropped. ``order``: that in which records are evicted.
 
@@ -97,32 +95,18 @@ class RecordStore:
     anew; with ``keep`` `StoreTorn` in place of throwing away an index that is damaged or of another form.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        space: bytes,
-        block_bytes: int,
-        budget: int,
-        caps: Mapping[int, int] | None = None,
-        *,
-        floor: int | None = None,
-        reserve: Path | None = None,
-        anew: bool = False,
-        keep: bool = False,
-    ) -> None:
-        self.folder = folder
-        self._reserve = reserve
-        self._space, self._length = space, block_bytes
-        self._stride = stride_of(block_bytes)
-        self.budget = budget
-        self.floor = floor
+    def __init__(self, begin: Begin, *, anew: bool = False, keep: bool = False) -> None:
+        self.folder = folder = Path(begin.folder)
+        self._reserve = Path(begin.reserve) if begin.reserve else None
+        self._begun, self._stride = begin, stride_of(begin.block_bytes)
+        self.budget, self.floor = begin.budget, begin.floor
         self.given_up: list[bytes] = []
-        self._most = {tenant: cap // self._stride for tenant, cap in (caps or {}).items()}
+        self._most = {tenant: cap // self._stride for tenant, cap in begin.caps.items()}
         with named(f"the KV folder {folder}"):
             self._lock = hold(folder)
         with self._named(MemoryError), contextlib.ExitStack() as undo:
             undo.callback(self._lock.release)
-            self._file = _held_file(folder / FILE, block_bytes)
+            self._file = _held_file(folder / FILE, begin.block_bytes)
             undo.callback(self._file.close)
             self._begin(anew=anew, keep=keep)
             undo.pop_all()
@@ -298,7 +282,7 @@ class RecordStore:
 
     def verify(self) -> int:
         """Read and check all records, one at a time. Damaged ones are dropped; returns how many."""
-        buffer, before = memoryview(bytearray(self._length)), len(self)
+        buffer, before = memoryview(bytearray(self._file.length)), len(self)
         for key in list(self._entries):
             with contextlib.suppress(RecordCorrupt):
                 self.get(key, buffer)
@@ -354,7 +338,7 @@ class RecordStore:
     def _begin(self, *, anew: bool = False, keep: bool = False) -> None:
         """Open the index (``anew``: an empty one). Records are dropped whose slots are not in the file, or
         belong to a younger one: the index could not be written when they were dropped before."""
-        self._index = RecordIndex(self.folder, self._space, self._length, self._stride, anew=anew, keep=keep)
+        self._index = RecordIndex(self._begun, anew=anew, keep=keep)
         found, slots = self._index.entries, self._file.slots
         holders = {entry.slot: key for key, entry in found.items()}  # the youngest come last
         self._entries = {

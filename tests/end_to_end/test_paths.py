@@ -27,6 +27,7 @@ from holdfast.benchmarks.toys import make_toy
 from holdfast.kernels.backends import Needs, choose
 from holdfast.kvstore.arena import DeviceArena
 from holdfast.kvstore.block_mover import BlockMover
+from holdfast.kvstore.disk.messages import Begin
 from holdfast.kvstore.disk.store import RecordStore
 from holdfast.kvstore.host.slots import SlotMemory, make_memory
 from holdfast.kvstore.host.tier import HostTier
@@ -221,7 +222,7 @@ def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     fd = make_memory(3 * 4096 + SLOTS.get(name, 384 * len(groups)) * (group.block_bytes + 4096 + 64))
     memory = SlotMemory(fd, bytes(16), group.block_bytes)
     os.close(fd)
-    store = RecordStore(tmp_path_factory.mktemp("kv"), bytes(16), group.block_bytes, 256 << 20)
+    store = RecordStore(Begin(str(tmp_path_factory.mktemp("kv")), bytes(16), group.block_bytes, 256 << 20))
     stage = Stage(arena, memory, replace(model, name=name), store, tuple(group.window for group in groups))
     stage.begin()
     yield stage

@@ -12,6 +12,7 @@ from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.disk.admin import accounts, write_about
 from holdfast.kvstore.disk.eviction import RecordEviction
+from holdfast.kvstore.disk.messages import Begin
 from holdfast.kvstore.disk.payload_file import stride_of
 from holdfast.kvstore.disk.store import RecordStore
 from holdfast.kvstore.host.slots import SlotMemory, make_memory
@@ -150,7 +151,7 @@ def given_of(tenant: int, number: int) -> tuple[Record, memoryview]:
 
 def test_on_disk_a_flood_passes_through_its_own_share_and_after_a_restart_too(tmp_path: Path) -> None:
     folder = tmp_path / bytes(16).hex()
-    store = RecordStore(folder, bytes(16), SIZE, 20 * ROOM)
+    store = RecordStore(Begin(str(folder), bytes(16), SIZE, 20 * ROOM))
     store.put([given_of(MINE, number) for number in range(8)])
     for number in range(60):
         store.put([given_of(THEIRS, number)])
@@ -159,7 +160,7 @@ def test_on_disk_a_flood_passes_through_its_own_share_and_after_a_restart_too(tm
     store.close()
     (account,) = accounts(tmp_path, "stat")
     assert account.tenants == {MINE: 8, THEIRS: 12}
-    store = RecordStore(folder, bytes(16), SIZE, 20 * ROOM)
+    store = RecordStore(Begin(str(folder), bytes(16), SIZE, 20 * ROOM))
     evicted = store.put([given_of(THEIRS, number) for number in range(100, 109)])
     assert {one[0] for one in evicted} == {THEIRS}
     store.put([given_of(MINE, number) for number in range(20, 26)])

@@ -18,13 +18,14 @@ import resource, sys
 from pathlib import Path
 from xxhash import xxh3_64_intdigest
 from holdfast.kvstore.errors import KVStoreError
+from holdfast.kvstore.disk.messages import Begin
 from holdfast.kvstore.disk.store import RecordStore, StoreFailed
 from holdfast.kvstore.tier import Record
 name, most, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
 data = bytes(60_000)
 def given(number):
     return Record(number.to_bytes(16, "little"), 1, xxh3_64_intdigest(data)), memoryview(data)
-store = RecordStore(folder, bytes(16), 60_000, 1 << 33)
+store = RecordStore(Begin(str(folder), bytes(16), 60_000, 1 << 33))
 store.put([given(0)])
 before = resource.getrlimit(getattr(resource, name))
 resource.setrlimit(getattr(resource, name), (most, before[1]))
@@ -32,14 +33,14 @@ if name == "RLIMIT_NOFILE":
     store.close()
 try:
     if name == "RLIMIT_NOFILE":
-        RecordStore(folder, bytes(16), 60_000, 1 << 33)
+        RecordStore(Begin(str(folder), bytes(16), 60_000, 1 << 33))
     for number in range(1, 20_000):
         store.put([given(number)])
 except StoreFailed as error:
     print(error)
 resource.setrlimit(getattr(resource, name), before)
 if name == "RLIMIT_NOFILE":
-    store = RecordStore(folder, bytes(16), 60_000, 1 << 33)
+    store = RecordStore(Begin(str(folder), bytes(16), 60_000, 1 << 33))
 store.put([given(30_000)])
 store.get((30_000).to_bytes(16, "little"), memoryview(bytearray(60_000)))
 print("alive")

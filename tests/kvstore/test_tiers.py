@@ -118,7 +118,7 @@ def disk(folder: Path) -> Stand:
 def inline(folder: Path) -> Stand:
     fd, memory = _memory()
     os.close(fd)
-    store = RecordStore(folder / SPACE.hex(), SPACE, SIZE, 1 << 22)
+    store = RecordStore(Begin(str(folder / SPACE.hex()), SPACE, SIZE, 1 << 22))
     return Stand(InlineDisk(memory, store), memory, store.close)
 
 

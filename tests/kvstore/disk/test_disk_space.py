@@ -13,6 +13,7 @@ from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.disk.admin import give_back, write_about
 from holdfast.kvstore.disk.index import StoreFailed
+from holdfast.kvstore.disk.messages import Begin
 from holdfast.kvstore.disk.payload_file import FILE, PayloadFile, stride_of
 from holdfast.kvstore.disk.store import RecordStore
 from holdfast.kvstore.errors import RecordMissing
@@ -53,7 +54,7 @@ def disk(tmpfs: Callable[[str], Path]) -> Path:
 
 @pytest.fixture
 def store(disk: Path) -> Iterator[RecordStore]:
-    store = RecordStore(disk / "kv", SPACE, SIZE, 1 << 30, floor=FLOOR)
+    store = RecordStore(Begin(str(disk / "kv"), SPACE, SIZE, 1 << 30, floor=FLOOR))
     yield store
     store.close()
 
@@ -63,7 +64,11 @@ def store(disk: Path) -> Iterator[RecordStore]:
 def test_whatever_comes_and_goes_records_are_what_was_stored(tmp_path: Path, seed: int, length: int) -> None:
     """Against a plain dict, with bytes erased between the batches and a fresh start now and then."""
     random, kept = Random(seed), dict[bytes, bytes]()
-    store, number, into = RecordStore(tmp_path, SPACE, length, 1 << 30), 0, memoryview(bytearray(length))
+    store, number, into = (
+        RecordStore(Begin(str(tmp_path), SPACE, length, 1 << 30)),
+        0,
+        memoryview(bytearray(length)),
+    )
     for step in range(120):
         fresh = []
         for _ in range(random.randrange(10)):
@@ -84,7 +89,7 @@ def test_whatever_comes_and_goes_records_are_what_was_stored(tmp_path: Path, see
             assert data.count(0) >= len(data) - len(kept) * length
         if step % 20 == 19:
             store.close()
-            store = RecordStore(tmp_path, SPACE, length, 1 << 30)
+            store = RecordStore(Begin(str(tmp_path), SPACE, length, 1 << 30))
         assert set(store.entries) == kept.keys()
         for one in random.sample(sorted(kept), min(5, len(kept))):
             store.get(one, into)
@@ -162,7 +167,7 @@ def test_a_file_system_without_holes_gets_the_whole_file(
 
 def test_a_start_on_a_disk_that_kv_has_filled_begins_with_room(disk: Path, tmp_path: Path) -> None:
     """Before anything else is opened there; what is damaged or held is left alone."""
-    store = RecordStore(disk / SPACE.hex(), SPACE, SIZE, 1 << 30)
+    store = RecordStore(Begin(str(disk / SPACE.hex()), SPACE, SIZE, 1 << 30))
     for number in range(0, 240, 4):
         store.put([given(one) for one in range(number, number + 4)])
     store.close()
@@ -173,6 +178,6 @@ def test_a_start_on_a_disk_that_kv_has_filled_begins_with_room(disk: Path, tmp_p
     fill(disk, 1 << 20)
     give_back(disk, FLOOR)
     assert free(disk) >= FLOOR
-    store = RecordStore(disk / SPACE.hex(), SPACE, SIZE, 1 << 30)
+    store = RecordStore(Begin(str(disk / SPACE.hex()), SPACE, SIZE, 1 << 30))
     assert 60 < len(store) < 200 and holds(store, 239)
     store.close()

@@ -102,7 +102,7 @@ def test_the_store_of_records_does_the_same_beside_many(tmp_path: Path) -> None:
     """It is full, and leases cover what was used longest ago."""
     found = []
     for size in (1, TIMES):
-        store = RecordStore(tmp_path / str(size), SPACE, SIZE, 100 * size * stride_of(SIZE))
+        store = RecordStore(Begin(str(tmp_path / str(size)), SPACE, SIZE, 100 * size * stride_of(SIZE)))
         fresh, numbers = records(), count(1 << 20)
         store.put([next(fresh) for _ in range(100 * size)])
         store.order.lease((key(next(numbers)) for _ in range(60 * size)), on=True)

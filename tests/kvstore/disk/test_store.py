@@ -21,6 +21,7 @@ from xxhash import xxh3_64_intdigest
 
 from holdfast.kvstore.disk import index
 from holdfast.kvstore.disk.index import RecordEntry, StoreFailed
+from holdfast.kvstore.disk.messages import Begin
 from holdfast.kvstore.disk.payload_file import FILE
 from holdfast.kvstore.disk.process import CRASHES
 from holdfast.kvstore.disk.store import RecordStore, clear
@@ -54,7 +55,7 @@ def opened(
     *,
     anew: bool = False,
 ) -> RecordStore:
-    return RecordStore(folder, space, size, budget, caps, anew=anew)
+    return RecordStore(Begin(str(folder), space, size, budget, caps or {}), anew=anew)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import torch
 
 from holdfast.kvstore.arena import DeviceArena
 from holdfast.kvstore.block_mover import BlockMover
+from holdfast.kvstore.disk.messages import Begin
 from holdfast.kvstore.disk.store import RecordStore
 from holdfast.kvstore.errors import RecordMissing
 from holdfast.kvstore.groups import HeadLayout, KVGroup, LatentLayout, Layout
@@ -44,9 +45,9 @@ def test_a_block_goes_to_the_disk_and_comes_back_the_same_bytes(layout: Layout, 
     tier.filled(slot)
     arena.poison([1])
     tokens, payload = get(tier, KEY)
-    with closing(RecordStore(tmp_path, bytes(16), GROUP.block_bytes, 1 << 20)) as store:
+    with closing(RecordStore(Begin(str(tmp_path), bytes(16), GROUP.block_bytes, 1 << 20))) as store:
         store.put([(Record(KEY, tokens, tier.memory.record(slot).digest), payload)])
-    with closing(RecordStore(tmp_path, bytes(16), GROUP.block_bytes, 1 << 20)) as store:
+    with closing(RecordStore(Begin(str(tmp_path), bytes(16), GROUP.block_bytes, 1 << 20))) as store:
         assert store.get(KEY, into := memoryview(bytearray(GROUP.block_bytes))).tokens == 3
     assert put(after, KEY, 3, into)
     back = after.here.get(KEY)

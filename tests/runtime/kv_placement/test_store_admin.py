@@ -15,6 +15,7 @@ from xxhash import xxh3_64_intdigest
 from holdfast.kvstore.disk import payload_file
 from holdfast.kvstore.disk.admin import write_about
 from holdfast.kvstore.disk.index import FILE
+from holdfast.kvstore.disk.messages import Begin
 from holdfast.kvstore.disk.store import RecordStore, hold
 from holdfast.kvstore.tier import Record
 from holdfast.runtime.errors import SettingsInvalid
@@ -27,7 +28,7 @@ KEY, SIZE = b"one of sixteen b", 5000
 def records(store: Path) -> Path:
     """A folder with one record."""
     folder = store / "kv" / SPACE.hex()
-    kept = RecordStore(folder, SPACE, SIZE, 1 << 20)
+    kept = RecordStore(Begin(str(folder), SPACE, SIZE, 1 << 20))
     payload = bytes(SIZE)
     kept.put([(Record(KEY, 4, xxh3_64_intdigest(payload)), memoryview(payload))])
     kept.close()
@@ -164,7 +165,7 @@ def refused(act: str, store: Path) -> str:
 def test_a_file_that_kills_its_reader_is_named_and_thrown_away(tmp_path: Path) -> None:
     """A zeroed page of a tree aborts LMDB: in a process that is there for it, never in this one."""
     folder = tmp_path / "kv" / SPACE.hex()
-    kept = RecordStore(folder, SPACE, SIZE, 1 << 30)
+    kept = RecordStore(Begin(str(folder), SPACE, SIZE, 1 << 30))
     payload = bytes(SIZE)
     for number in range(300):
         given = Record(number.to_bytes(16, "little"), 4, xxh3_64_intdigest(payload)), memoryview(payload)
@@ -172,7 +173,7 @@ def test_a_file_that_kills_its_reader_is_named_and_thrown_away(tmp_path: Path) -
     kept.close()
     write_about(folder, SIZE)
     beside = tmp_path / "kv" / ("ff" * 16)
-    RecordStore(beside, bytes([255]) * 16, SIZE, 1 << 20).close()
+    RecordStore(Begin(str(beside), bytes([255]) * 16, SIZE, 1 << 20)).close()
     write_about(beside, SIZE)
     whole = (folder / FILE).read_bytes()
     trees = [at for at in range(2, pages_of(folder / FILE)) if whole[at * 4096 + 10] & 3]
