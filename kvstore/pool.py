@@ -172,6 +172,8 @@ class BlockPool:
         self._fenced: OrderedDict[int, tuple[int, bool]] = OrderedDict()
         self._cached = EvictionOrder(blocks)
         self._in_flight: deque[int] = deque()
+        self.in_flight: Collection[int] = self._in_flight
+        """The numbers of the steps in flight."""
         self._last_step: int | None = None
         self._allocated = self._evicted = self._found = 0
 
@@ -186,11 +188,6 @@ class BlockPool:
         step was launched or finished."""
         counted = self._allocated, self._found, self.references.total, len(self.index), len(self._free)
         return *counted, len(self._fenced), len(self._in_flight)
-
-    @property
-    def in_flight(self) -> Collection[int]:
-        """The numbers of the steps in flight."""
-        return self._in_flight
 
     @property
     def fenced(self) -> int:

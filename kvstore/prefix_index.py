@@ -19,6 +19,9 @@ class PrefixIndex:
 
     def __init__(self, blocks: int) -> None:
         self._block_of: dict[bytes, int] = {}
+        self.here: Mapping[bytes, int] = self._block_of
+        """The block of each key; not a copy. Call ``pool.share`` with blocks that are found before the next
+        ``allocate``, which may evict them."""
         self._key_of: dict[int, bytes] = {}
         self._named = np.zeros(blocks, dtype=np.bool_)  # whether a block is in `_key_of`, for many at once
 
@@ -51,12 +54,6 @@ class PrefixIndex:
     def holds_each(self, blocks: BlockArray) -> NDArray[np.bool_]:
         """Whether each of these blocks can be found by a key, bool ``[blocks]``."""
         return self._named.take(blocks)
-
-    @property
-    def here(self) -> Mapping[bytes, int]:
-        """The block of each key; not a copy. Call ``pool.share`` with blocks that are found before the next
-        ``allocate``, which may evict them."""
-        return self._block_of
 
     def key_of(self, block: int) -> bytes | None:
         """The key by which the block is found; None if it has none."""

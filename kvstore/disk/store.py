@@ -90,6 +90,7 @@ class RecordStore:
     ``given_up``: keys of records that went without a `put` that returned them; the caller takes them.
     ``anew``: throw away what is there, since the process that opened it last died of it. Records that are not
     of this record space, block size or layout are dropped. ``order``: that in which records are evicted.
+    ``entries``: what the index has of each record, by key.
 
     Raises `FolderHeld`: another process holds it; `StoreFailed`: the folder or a file cannot be opened, even
     anew; with ``keep`` `StoreTorn` in place of throwing away an index that is damaged or of another form.
@@ -114,15 +115,12 @@ class RecordStore:
             self.drop(surplus)
 
     def __len__(self) -> int:
-        return len(self._entries)
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._entries
+        return len(self.entries)
 
     @property
     def size(self) -> int:
         """Bytes that all records take in the file: their number times the size of one."""
-        return len(self._entries) * self._stride
+        return len(self.entries) * self._stride
 
     @property
     def file_bytes(self) -> int:
@@ -148,11 +146,6 @@ class RecordStore:
         """Bytes that records may take now: the budget, or what the disk allows. Raises `StoreFailed`."""
         return min(self.budget, max(0, self.file_bytes + self.headroom))
 
-    @property
-    def entries(self) -> Mapping[bytes, RecordEntry]:
-        """What the index has of each record, by key; not a copy."""
-        return self._entries
-
     def put(
         self,
         records: Iterable[tuple[Record, memoryview]],
@@ -173,7 +166,7 @@ class RecordStore:
             self._used[key] = None
             if len(self._used) > MOST_USED:
                 self._used.popitem(last=False)
-        fresh = [record for record in payloads if record.key not in self._entries]
+        fresh = [record for record in payloads if record.key not in self.entries]
         fresh, refused = self._within_caps(fresh)
         fresh, crowded = self._within_disk(fresh)
         coming = Counter(record.tenant for record in fresh)
@@ -209,7 +202,7 @@ class RecordStore:
             self._free.give(slots)
             raise
         self._age += len(fresh)
-        self._entries.update(entries)
+        self.entries.update(entries)
         for record in fresh:
             self.order.add(record.key, record.tenant)
 
@@ -227,7 +220,7 @@ class RecordStore:
         Raises `RecordMissing`: it is not here; `RecordCorrupt`: its bytes are not what was stored, and it is
         dropped; `StoreFailed`: the medium refused.
         """
-        if (entry := self._entries.get(key)) is None:
+        if (entry := self.entries.get(key)) is None:
             raise RecordMissing(key, "not on disk")
         with self._named():
             whole = self._file.cache(entry.slot) if into is None else self._file.read(entry.slot, into)
@@ -240,7 +233,7 @@ class RecordStore:
     def drop(self, keys: Iterable[bytes]) -> None:
         """Remove these records. Where the medium refuses, they are only forgotten in memory, and are found
         again after a restart."""
-        self._remove([key for key in keys if key in self._entries], surely=True)
+        self._remove([key for key in keys if key in self.entries], surely=True)
 
     def relieve(self, coming: int = 0) -> None:
         """If ``coming`` more bytes do not fit on the disk beside the floor, make room: turn free slots of the
@@ -283,15 +276,15 @@ class RecordStore:
     def verify(self) -> int:
         """Read and check all records, one at a time. Damaged ones are dropped; returns how many."""
         buffer, before = memoryview(bytearray(self._file.length)), len(self)
-        for key in list(self._entries):
+        for key in list(self.entries):
             with contextlib.suppress(RecordCorrupt):
                 self.get(key, buffer)
         return before - len(self)
 
     def close(self) -> None:
         """Write the ages of records that were used, close the files and release the lock."""
-        ages = enumerate((key for key in self._used if key in self._entries), self._age + 1)
-        used = {key: replace(self._entries[key], age=age) for age, key in ages}
+        ages = enumerate((key for key in self._used if key in self.entries), self._age + 1)
+        used = {key: replace(self.entries[key], age=age) for age, key in ages}
         if used:
             with contextlib.suppress(KVStoreError):
                 self._index.write(used)
@@ -341,18 +334,18 @@ class RecordStore:
         self._index = RecordIndex(self._begun, anew=anew, keep=keep)
         found, slots = self._index.entries, self._file.slots
         holders = {entry.slot: key for key, entry in found.items()}  # the youngest come last
-        self._entries = {
+        self.entries = {
             key: entry for key, entry in found.items() if entry.slot < slots and holders[entry.slot] == key
         }
         self._used: OrderedDict[bytes, None] = OrderedDict()
         self.order = RecordEviction()
-        for key, entry in self._entries.items():
+        for key, entry in self.entries.items():
             self.order.add(key, entry.tenant)
         self._age = max((entry.age for entry in found.values()), default=0)
-        self._free = FreeSlots({entry.slot for entry in self._entries.values()})
-        if len(self._entries) < len(found):
+        self._free = FreeSlots({entry.slot for entry in self.entries.values()})
+        if len(self.entries) < len(found):
             with contextlib.suppress(StoreFailed):
-                self._index.write({}, found.keys() - self._entries.keys())
+                self._index.write({}, found.keys() - self.entries.keys())
         with contextlib.suppress(OSError):  # what lies behind the last record is of one that was not finished
             self._file.cut(self._free.end)
 
@@ -364,7 +357,7 @@ class RecordStore:
         except StoreFailed:
             if not surely:
                 raise
-        self._free.give(self._entries.pop(key).slot for key in keys)
+        self._free.give(self.entries.pop(key).slot for key in keys)
         for key in keys:
             self.order.remove(key)
 
@@ -376,7 +369,7 @@ class RecordStore:
 
     def _empty(self) -> None:
         """Throw all records away; their keys are noted in ``given_up``."""
-        keys = list(self._entries)
+        keys = list(self.entries)
         with contextlib.suppress(OSError, KVStoreError):  # the next call tries to have another
             self._index.close()
             self._begin(anew=True)

@@ -47,7 +47,9 @@ class HostTier(Tier):
         self._evicted: list[bytes] = []
         self._checked: set[int] = set()  # hashed by this process since they were filled
         self._slot_of: dict[bytes, int] = {}
-        self._here: dict[bytes, int] = {}  # those that are filled
+        self._here: dict[bytes, int] = {}
+        self.here: Mapping[bytes, int] = self._here
+        """The slot of each record that can be read now, by key; not a copy. Does not count as a use."""
         self._key_of: dict[int, bytes] = {}
         self._tokens = memory.directory["tokens"]  # by slot
         self._filling: set[int] = set()
@@ -67,11 +69,6 @@ class HostTier(Tier):
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._here
-
-    @property
-    def here(self) -> Mapping[bytes, int]:
-        """The slot of each record that can be read now, by key; not a copy. Does not count as a use."""
-        return self._here
 
     def has_slot(self, key: bytes) -> bool:
         """Whether the record is in a slot, or one is being filled with it."""

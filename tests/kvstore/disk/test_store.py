@@ -89,7 +89,7 @@ def test_the_files_grow_to_the_budget_and_no_further(tmp_path: Path) -> None:
     for n in range(0, 600, 20):
         store.put([given(m) for m in range(n, n + 20)])
         assert store.size <= store.budget
-    assert len(store) == 400 and key(199) not in store and key(200) in store
+    assert len(store) == 400 and key(199) not in store.entries and key(200) in store.entries
     read(store, 599)
     assert (tmp_path / FILE).stat().st_size <= store.budget and store.file_bytes < 1.01 * store.budget
     store.close()
@@ -216,7 +216,7 @@ def test_every_bit_flip_in_a_value_is_found(tmp_path: Path) -> None:
         if number in hit:
             with pytest.raises(RecordCorrupt):
                 read(store, number)
-            assert key(number) not in store
+            assert key(number) not in store.entries
         else:
             read(store, number)
     store.close()
@@ -237,7 +237,7 @@ def test_a_truncated_file_costs_what_is_cut_off(tmp_path: Path, kept: float, fil
     for number in range(30):
         if file == FILE and number < int(30 * kept):
             read(store, number)
-        elif key(number) in store:
+        elif key(number) in store.entries:
             with pytest.raises(RecordCorrupt):
                 read(store, number)
     store.put([given(1)])
@@ -306,7 +306,7 @@ def test_a_damaged_entry_of_the_index_is_found(tmp_path: Path, at: int) -> None:
     begins = whole.index(key(one)) + len(key(one)) + at
     (tmp_path / index.FILE).write_bytes(whole[:begins] + b"\xff" * 4 + whole[begins + 4 :])
     store = opened(tmp_path)
-    assert key(one) not in store
+    assert key(one) not in store.entries
     store.put([given(one)])
     assert read(store, one).tokens == given(one)[0].tokens
     store.close()
@@ -443,7 +443,7 @@ def test_a_full_disk_refuses_and_heals(small_disk: Path) -> None:
     kept: list[int] = []
     with pytest.raises(StoreFailed):
         kept += [n for n in range(100) if store.put([given(n)]) == []]
-    kept = [n for n in range(100) if key(n) in store]
+    kept = [n for n in range(100) if key(n) in store.entries]
     assert kept
     for n in kept:
         read(store, n)
@@ -515,7 +515,7 @@ def test_a_kill_between_any_two_writes_costs_the_records_in_flight_alone(
         with closing(store):
             pass  # what stands in the files is all that the next one has
         with closing(opened(folder, budget=6 * ROOM)) as store:
-            found = {n for n in range(14) if key(n) in store}
+            found = {n for n in range(14) if key(n) in store.entries}
             assert there - set(going) <= found <= there | set(batch)
             assert all(read(store, n) for n in found)
             assert store.put([given(50)]) == [] or len(store) == 6
