@@ -99,8 +99,9 @@ class InlineDisk(Tier):
 
     def lookup(self, keys: Collection[bytes]) -> list[Presence]:
         storing = {record.key for record, _ in self._storing.values()} - self._dropped
+        stored = self._store.entries
         return [
-            Presence.FOUND if key in self._store else Presence.PENDING if key in storing else Presence.ABSENT
+            Presence.FOUND if key in stored else Presence.PENDING if key in storing else Presence.ABSENT
             for key in keys
         ]
 
@@ -125,7 +126,7 @@ class InlineDisk(Tier):
         return True
 
     def fetch(self, key: bytes, slot: int | None, ticket: int, now: float) -> bool:
-        if slot is None or key not in self._store:
+        if slot is None or key not in self._store.entries:
             return False
         self._fetching[ticket] = key, slot
         return True

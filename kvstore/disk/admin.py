@@ -198,8 +198,7 @@ def _act(act: str, folder: Path, floor: int) -> Account:
         damaged = store.verify() if act in ("verify", "gc") else 0
         if act == "give-back":
             store.relieve()
-        size, file_size = store.size, store.file_bytes
-        return Account(folder.name, len(store), size, file_size, damaged, store.order.held())
+        return Account(folder.name, len(store), store.size, store.file_bytes, damaged, store.order.held())
 
 
 def main(words: Sequence[str]) -> int:

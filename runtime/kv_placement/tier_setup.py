@@ -131,7 +131,7 @@ def file_bytes(store: Path) -> int:
     """How many bytes of the store's disk KV has, and gives back when needed; 0 if KV lies on another disk."""
     kv = store / "kv"
     try:
-        return admin.file_bytes(kv) if kv.stat().st_dev == store.stat().st_dev else 0
+        return admin.file_bytes(kv) if journal_reserve(kv) else 0
     except OSError:
         return 0
 
@@ -245,12 +245,9 @@ def _another_secret(path: Path, cause: str) -> bytes:
     for beside in path.parent.iterdir():
         with contextlib.suppress(OSError, KVStoreError):
             if beside.is_dir():
-                clear(beside)  # these records cannot be found any more
+                clear(beside)  # records that cannot be found any more, or a folder in the secret's place
     try:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
         secret = _new_secret(path)
     except OSError as error:
         log.warning("%s: KV begins anew at each start, as %s", cause, explained(error, "another secret"))

@@ -113,7 +113,7 @@ def test_the_longest_unused_goes_first_and_a_use_is_remembered(tmp_path: Path) -
     store.close()
     again = opened(tmp_path, budget=5 * ROOM)
     assert again.put([given(6), given(7)]) == [key(2), key(3)]
-    assert key(0) in again
+    assert key(0) in again.entries
     again.close()
 
 
@@ -143,7 +143,7 @@ def test_a_tenant_with_a_cap_gives_up_its_own(tmp_path: Path) -> None:
     assert store.put([given(25, 7)]) == []
     store.close()
     again = opened(tmp_path, caps={7: 2 * ROOM})
-    assert again.order.held() == {0: 5, 7: 2} and key(25) in again, "a smaller cap counts at once"
+    assert again.order.held() == {0: 5, 7: 2} and key(25) in again.entries, "a smaller cap counts at once"
     again.close()
 
 
