@@ -27,6 +27,7 @@ from .arena import DeviceArena
 from .host.registration import Registration
 from .host.slots import SlotMemory
 from .system_limits import roam
+from .tier import Reach
 
 Copy: TypeAlias = Callable[[Tensor, Tensor, NDArray[np.int64], int], None]
 """A function that copies pieces of host memory: (source, target, offsets, size). ``offsets``: int64 ``[count,
@@ -67,9 +68,8 @@ class BlockMover:
         self.registration = Registration(self._device, memory, self._bytes.data_ptr())
 
     @property
-    def reach(self) -> Callable[[int], memoryview] | None:
-        """A function that gives, for a block id, the block's bytes as writable memory. None if the arena lies
-        in a GPU's memory."""
+    def reach(self) -> Reach:
+        """None if the arena lies in a GPU's memory."""
         if self._beside:
             return None
         flat, size = self._cells.numpy().data, self._size

@@ -16,9 +16,12 @@ recompute. Knows keys, slots and bytes; no sequences.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
+
+Reach: TypeAlias = Callable[[int], memoryview] | None
+"""Gives the bytes of a device block as writable memory, for its id; None: this process cannot write them."""
 
 
 class Presence(IntEnum):

@@ -27,7 +27,7 @@ from .disk.messages import Begin
 from .host.slots import SlotMemory
 from .host.tier import HostTier
 from .slices import sliced
-from .tier import MoveEnd, Presence, Record, Tier
+from .tier import MoveEnd, Presence, Reach, Record, Tier
 
 DEVICE, HOST, BELOW, SAVING, ASKED = 1, 2, 4, 8, 16
 """Flags for where a record is; it may be on the device and in the host tier. BELOW: on a lower tier alone, or
@@ -57,16 +57,10 @@ class _Move(NamedTuple):
 class Tiers:
     """``host`` and the tiers ``below`` it; None: there are none.
 
-    ``reach``: gives the bytes of a device block as memory, if this process can write them: then records are
-    `read` into blocks. ``reading_seconds``: what that has taken so far.
+    With ``reach`` records are `read` into blocks. ``reading_seconds``: what that has taken so far.
     """
 
-    def __init__(
-        self,
-        host: HostTier | None = None,
-        below: Sequence[Tier] = (),
-        reach: Callable[[int], memoryview] | None = None,
-    ) -> None:
+    def __init__(self, host: HostTier | None = None, below: Sequence[Tier] = (), reach: Reach = None) -> None:
         self.host = host
         self.below = () if host is None else tuple(below)
         self._reach = reach
@@ -85,12 +79,7 @@ class Tiers:
 
     @classmethod
     def opened(
-        cls,
-        memory: SlotMemory,
-        reach: Callable[[int], memoryview] | None,
-        disk: tuple[socket.socket, Begin] | None,
-        *,
-        recheck: bool,
+        cls, memory: SlotMemory, reach: Reach, disk: tuple[socket.socket, Begin] | None, *, recheck: bool
     ) -> Tiers:
         """The host tier in ``memory``, and below it a disk tier with this control socket, over which a disk
         process was asked for, and this first message to it. ``recheck``: see `HostTier`."""

@@ -12,7 +12,6 @@ import os
 import secrets
 import shutil
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -28,6 +27,7 @@ from ...kvstore.host.slots import SlotMemory, make_memory
 from ...kvstore.keys import BlockHasher
 from ...kvstore.quotas import tenant_of
 from ...kvstore.system_limits import explained
+from ...kvstore.tier import Reach
 from ...kvstore.tiers import Tiers
 from ..errors import SettingsInvalid
 from ..settings import SECRET_BYTES, EngineSettings
@@ -186,26 +186,22 @@ def open_tiers(
     control: socket.socket | None,
     hasher: BlockHasher,
     namespace: bytes,
-    reach: Callable[[int], memoryview] | None,
+    reach: Reach,
 ) -> Tiers:
     """The host tier in ``memory``, and the disk below it where there is a store. A `DiskProcess` that was asked
     for a disk process (`asked_disk`) is at the other end of the socket ``control``, which is taken over; None:
     there is none. ``reach``: see `Tiers`."""
-    folder = kv_folder(settings)
-    if control is None or folder is None:
-        return Tiers.opened(memory, reach, None, recheck=settings.debug)
-    budget = disk_bytes(settings, folder)
-    caps = {
-        tenant_of(hasher.root(namespace, one.salt)): one.disk_bytes
-        for one in settings.tenants
-        if one.disk_bytes is not None
-    }
-    floor, space = disk_floor(settings, folder), memory.space
-    begin = Begin(
-        *(str(folder / space.hex()), space, memory.block_bytes, budget, caps, floor),
-        str(journal_reserve(folder) or ""),
-    )
-    return Tiers.opened(memory, reach, (control, begin), recheck=settings.debug)
+    folder, disk = kv_folder(settings), None
+    if control is not None and folder is not None:
+        caps = {
+            tenant_of(hasher.root(namespace, one.salt)): one.disk_bytes
+            for one in settings.tenants
+            if one.disk_bytes is not None
+        }
+        budget, floor, space = disk_bytes(settings, folder), disk_floor(settings, folder), memory.space
+        store = str(folder / space.hex()), space, memory.block_bytes, budget, caps, floor
+        disk = control, Begin(*store, reserve=str(journal_reserve(folder) or ""))
+    return Tiers.opened(memory, reach, disk, recheck=settings.debug)
 
 
 def costs_file(settings: EngineSettings, space: bytes) -> Path | None:
