@@ -64,11 +64,6 @@ class PayloadFile:
         """How many slots the file reaches over, in whole or in part."""
         return -(-os.fstat(self.fd).st_size // self.stride)
 
-    @property
-    def held(self) -> int:
-        """Bytes of the disk that it takes; holes do not count."""
-        return os.fstat(self.fd).st_blocks * 512
-
     def write(self, slot: int, payload: memoryview) -> None:
         """Write a payload into a slot."""
         at = 0
@@ -115,12 +110,12 @@ class PayloadFile:
     def punch(self, slots: Iterable[int]) -> int:
         """Make holes of these slots, which take no space and read as zeros. Returns by how many bytes the file
         takes less space then. Raises `OSError` with ``EOPNOTSUPP`` on a file system without holes."""
-        before = self.held
+        before = os.fstat(self.fd).st_blocks
         for start, length in self._runs(slots):
             if _fallocate(self.fd, _PUNCH_HOLE | _KEEP_SIZE, start, length):
                 number = ctypes.get_errno()
                 raise OSError(number, os.strerror(number))
-        return max(0, before - self.held)
+        return 512 * max(0, before - os.fstat(self.fd).st_blocks)
 
     def clear(self, slots: Sequence[int]) -> None:
         """Make the bytes of these slots zeros; holes, where the file system can do that."""

@@ -241,9 +241,5 @@ def serve(sock: socket.socket, memory_fd: int, *, anew: bool = False) -> None:
         log.warning("%s holds KV of %d other models or settings: ignored", folder.parent, beside)
     with contextlib.suppress(OSError):  # a full disk: only the operator's commands miss it
         write_about(folder, begin.block_bytes)
-    try:
+    with contextlib.closing(store), contextlib.suppress(BrokenPipeError, ConnectionResetError):
         DiskServer(sock, memory, store).run()
-    except (BrokenPipeError, ConnectionResetError):
-        return
-    finally:
-        store.close()
