@@ -148,11 +148,11 @@ class Compiler:
         # If the files name no end token, the library chooses one.
         own = frozenset(self._eos_ids).union(tokenizer.eos_tokens)
         ends = frozenset(token for token in stop_ids if token in own or tokenizer.is_special_token(token))
-        strings = None
-        if grammar.string_bytes:
-            strings = BoundedStrings(tokenizer, self._quotes, grammar.string_bytes)
-            strings.take(tokens)
-        return Matcher(matcher, ends, own - ends, frozenset(stop_ids), self._vocab_size, strings)
+        string = JsonString(grammar.string_bytes) if grammar.string_bytes else None
+        ids = (ends, own - ends, frozenset(stop_ids))
+        made = Matcher(matcher, *ids, self._vocab_size, string, tokenizer, self._quotes)
+        made.read(tokens)
+        return made
 
     def _beginning_with_quotes(self, tokenizer: LLTokenizer) -> NDArray[np.int64]:
         """The tokens that begin with a quote: int64 ``[words]``, a bit for each token."""
@@ -199,40 +199,15 @@ class Compiler:
         return made
 
 
-class BoundedStrings:
-    """Bounds the strings of one JSON reply to ``most`` bytes each.
-
-    ``quotes``: the tokens that begin with a quote, int64 ``[words]``, one bit per token.
-    """
-
-    def __init__(self, tokenizer: LLTokenizer, quotes: NDArray[np.int64], most: int) -> None:
-        self._tokenizer = tokenizer
-        self._quotes = quotes
-        self._string = JsonString(most)
-
-    def take(self, tokens: list[int]) -> None:
-        """Read the tokens that come next in the reply, to track which string is open and how long it is."""
-        for token in tokens:
-            self._string.take(self._tokenizer.decode_bytes([token]))
-
-    def bound(self, mask: NDArray[np.int64]) -> None:
-        """If the open string has ``most`` bytes or more, restrict ``mask``, in place, to the tokens that end
-        it. If it allows none of these, as within a character of several bytes, it stays as it is. ``mask``:
-        int64 ``[words]``, one bit per token."""
-        if self._string.full:
-            closing = mask & self._quotes
-            if closing.any():
-                mask[:] = closing
-
-
 class Matcher:
     """The state of one reply in its grammar. It advances with the reply's tokens and never goes back.
 
     ``ends``: special tokens that end the reply; allowed exactly where the grammar accepts. ``others``: the
     model's end tokens that do not end this reply; never allowed. ``stops``: all stop ids of the reply; one that
     is plain text is allowed where the grammar allows its text. ``size``: how many tokens the model has; the
-    tokenizer may have more. ``strings``: bounds the length of strings in a
-    JSON reply; None: no bound.
+    tokenizer may have more. ``string``: bounds the length of strings in a JSON reply, None: no bound;
+    ``tokenizer``: gives it the tokens' text; ``quotes``: the tokens that begin with a quote, int64 ``[words]``,
+    one bit per token.
     """
 
     def __init__(
@@ -242,9 +217,13 @@ class Matcher:
         others: frozenset[int],
         stops: frozenset[int],
         size: int,
-        strings: BoundedStrings | None = None,
+        string: JsonString | None,
+        tokenizer: LLTokenizer,
+        quotes: NDArray[np.int64],
     ) -> None:
-        self._strings = strings
+        self._string = string
+        self._tokenizer = tokenizer
+        self._quotes = quotes
         self._matcher = matcher
         self._special = [(token // 8, 1 << token % 8, token in ends) for token in ends | others]
         self._halts = ends | others | stops
@@ -263,8 +242,12 @@ class Matcher:
     def take(self, token: int) -> None:
         """Advance by ``token``, which must not end the reply."""
         self._matcher.consume_token(token)
-        if self._strings is not None:
-            self._strings.take([token])
+        self.read([token])
+
+    def read(self, tokens: list[int]) -> None:
+        """Track by the tokens that come next in the reply which string is open, and how long it is."""
+        if self._string is not None:
+            self._string.take(self._tokenizer.decode_bytes(tokens))
 
     def go_on(self, most: int) -> list[int]:
         """Take the tokens that the grammar forces next, at most ``most``, and return them. None of them ends
@@ -280,12 +263,14 @@ class Matcher:
         ids = list(takewhile(lambda token: token < self._size and token not in self._halts, forced))
         if not ids or not self._matcher.consume_tokens(ids):
             return []
-        if self._strings is not None:
-            self._strings.take(ids)
+        self.read(ids)
         return ids
 
     def fill(self, mask: NDArray[np.int64]) -> None:
         """Set the bits of all tokens that may come next in ``mask``, and clear the other bits.
+
+        If the open string is full, these are the tokens that end it, unless there are none, as within a
+        character of several bytes.
 
         ``mask``: contiguous int64 ``[words]``, little-endian: token t is bit ``t % 8`` of byte ``t // 8``.
         """
@@ -299,8 +284,10 @@ class Matcher:
         for octet, bit, ends in self._special:
             others = int(octets[octet]) & ~bit
             octets[octet] = others | bit if accepts and ends else others
-        if self._strings is not None:
-            self._strings.bound(mask)
+        if self._string is not None and self._string.full:
+            closing = mask & self._quotes
+            if closing.any():
+                mask[:] = closing
 
 
 class Matchers:
