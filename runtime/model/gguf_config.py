@@ -32,19 +32,16 @@ class GGUFArchitecture:
     """How a GGUF file of one architecture differs from a Hugging Face checkpoint of the same model.
 
     ``family``: the name of its family in `FAMILIES`. ``fields``: GGUF keys that only some architectures have,
-    and the field of ``config.json`` for each. ``fixed``: fields of ``config.json`` that have no GGUF key,
-    with their values. ``interleaved``: the two rows of q or k that rotate together are neighbours, ``(0, 1),
-    (2, 3)``; otherwise they are half a head apart, as in Hugging Face checkpoints. ``norm_offset``: the
-    number that ggml has already added to the stored norm weights. ``wide``: a number of layers. A model with
-    this many layers has the ``query_pre_attn_scalar`` (attention scores are divided by its root) ``hidden /
-    heads``, all others ``head_dim``: GGUF does not store it. None: the family has no such field.
+    and the field of ``config.json`` for each. ``interleaved``: the two rows of q or k that rotate together are
+    neighbours, ``(0, 1), (2, 3)``; otherwise they are half a head apart, as in Hugging Face checkpoints.
+    ``wide``: a number of layers. A model with this many layers has the ``query_pre_attn_scalar`` (attention
+    scores are divided by its root) ``hidden / heads``, all others ``head_dim``: GGUF does not store it. None:
+    the family has no such field.
     """
 
     family: str
     fields: Mapping[str, str] = field(default_factory=dict)
-    fixed: Mapping[str, Any] = field(default_factory=dict)
     interleaved: bool = False
-    norm_offset: float = 0.0
     wide: int | None = None
 
 
@@ -52,7 +49,7 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     "llama": GGUFArchitecture("LlamaForCausalLM", interleaved=True),
     "qwen2": GGUFArchitecture("Qwen2ForCausalLM"),
     "qwen3": GGUFArchitecture("Qwen3ForCausalLM"),
-    "gemma": GGUFArchitecture("GemmaForCausalLM", norm_offset=1.0),
+    "gemma": GGUFArchitecture("GemmaForCausalLM"),
     "gemma2": GGUFArchitecture(
         "Gemma2ForCausalLM",
         {
@@ -60,7 +57,6 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
             "attn_logit_softcapping": "attn_logit_softcapping",
             "final_logit_softcapping": "final_logit_softcapping",
         },
-        norm_offset=1.0,
         wide=46,
     ),
     "gemma3": GGUFArchitecture(
@@ -70,8 +66,6 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
             "final_logit_softcapping": "final_logit_softcapping",
             "rope.freq_base_swa": "rope_local_base_freq",
         },
-        {"rope_theta": 1e6, "sliding_window_pattern": 6},
-        norm_offset=1.0,
         wide=62,
     ),
     "granite": GGUFArchitecture(
@@ -129,7 +123,7 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
     name, architecture = architecture_of(file)
     fields = file.fields(f"{name}.", {"rope.scaling.type": "none"})
     tensors = file.tensors
-    made: dict[str, Any] = {"architectures": [architecture.family], **architecture.fixed}
+    made: dict[str, Any] = {"architectures": [architecture.family]}
     made |= {its: fields.integer(key) for key, its in _NEEDED.items()}
     made["rms_norm_eps"] = fields.number(EPSILON)
     made["vocab_size"] = _vocabulary(file, fields)

@@ -22,6 +22,7 @@ from ...kernels.packed import Packed, packed
 from ...kernels.packed_types import GGML
 from ..errors import TensorInvalid
 from .checkpoint import StoredTensor, StoredWeights
+from .config import ModelConfig
 from .gguf_config import ROPE_FACTORS, architecture_of
 from .gguf_file import SERVED, GGUFFile, PackedTensor
 from .weights import Piece
@@ -30,11 +31,10 @@ _AS_STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16
 _LAYER = re.compile(r"^model\.layers\.([0-9]+)\.")
 ROWS = 1024
 """How many rows are dequantised at a time. The library needs memory of twice their float32 size."""
-_ROTATED = {"q_proj": "attention.head_count", "k_proj": "attention.head_count_kv"}
 
 
 class GGUFWeights(StoredWeights):
-    """The tensors of an open GGUF file.
+    """The tensors of an open GGUF file. ``config``: as `read_config` reads it from the same file.
 
     Raises:
         ModelUnreadable: the header is broken, or the architecture is not served.
@@ -43,11 +43,14 @@ class GGUFWeights(StoredWeights):
     asks = "the metadata ask"
     types = SERVED
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, config: ModelConfig) -> None:
         self._file = GGUFFile(path)
-        self._name, self._architecture = architecture_of(self._file)
+        name, architecture = architecture_of(self._file)
         kinds = {name: kind for kind, name in MODEL_ARCH_NAMES.items()}
-        self._names = get_tensor_name_map(kinds[self._name], 1)  # of one layer: all are alike
+        self._names = get_tensor_name_map(kinds[name], 1)  # of one layer: all are alike
+        heads = {"q_proj": config.query_heads, "k_proj": config.kv_heads}
+        self._sorted_heads = heads if architecture.interleaved else {}
+        self._norm_offset = config.family.norm_offset
         super().__init__((path,), {})
 
     def check(self, pieces: Iterable[Piece], ignorable: Callable[[str], bool]) -> None:
@@ -67,8 +70,8 @@ class GGUFWeights(StoredWeights):
         value = self._unpacked(self._file.tensors[self._stored_name(name)])
         if self._heads(name):
             value = value[torch.from_numpy(self._order(name, len(value)))]
-        offset = self._architecture.norm_offset
-        return value.float() - offset if offset and name.endswith("norm.weight") else value
+        lifted = self._norm_offset and name.endswith("norm.weight")
+        return value.float() - self._norm_offset if lifted else value
 
     def packed_type(self, name: str) -> str | None:
         stored = self.tensors[name]
@@ -108,12 +111,7 @@ class GGUFWeights(StoredWeights):
     def _heads(self, name: str) -> int:
         """The number of heads of a q or k tensor that has the rows which rotate together side by side
         (``GGUFArchitecture.interleaved``), so that they are to be sorted; 0 for any other tensor."""
-        key = _ROTATED.get(name.rpartition("self_attn.")[2].partition(".")[0])
-        if key is None or not self._architecture.interleaved:
-            return 0
-        metadata = self._file.metadata
-        heads: int = metadata.get(f"{self._name}.{key}") or metadata[f"{self._name}.attention.head_count"]
-        return heads
+        return self._sorted_heads.get(name.rpartition("self_attn.")[2].partition(".")[0], 0)
 
     def _unpacked(self, stored: PackedTensor) -> Tensor:
         packed = self._file.array(stored)

@@ -337,7 +337,7 @@ def open_weights(path: Path, config: ModelConfig) -> StoredWeights:
         return QuantisedCheckpoint(path, config.quantisation, lambda tensor: text_name(tensor, config))
     from .gguf_weights import GGUFWeights  # it imports the library, which other models do not need
 
-    return GGUFWeights(path)
+    return GGUFWeights(path, config)
 
 
 def as_stored(
