@@ -19,8 +19,12 @@ from ..errors import UnsupportedArchitecture
 from .fields import Fields, read_object
 from .files import ModelFiles
 
-INSIDE = ("quantization_config", "compression_config", "quantization")
-"""Fields of ``config.json`` that describe quantised weights."""
+INSIDE = {
+    "quantization_config": "an unnamed method",
+    "compression_config": "compressed-tensors",
+    "quantization": "mlx",
+}
+"""Fields of ``config.json`` that describe quantised weights, and the method to name if the field names none."""
 BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 """Files beside it that do, and the method to name if the file names none."""
 
@@ -72,11 +76,13 @@ def read_quantisation(files: ModelFiles, *holders: Fields) -> tuple[LinearRule, 
         UnsupportedArchitecture: by a method, or with a setting, that is not served.
         ConfigInvalid: a field is missing or wrong.
     """
-    for name in INSIDE:
+    for name, usual in INSIDE.items():
         for fields in holders:
             if fields.get(name):
                 found = _object(fields, name)
-                return _read(_method(name, found), found)
+                old = found.get("load_in_4bit") or found.get("load_in_8bit")
+                method = "bitsandbytes" if old else found.get("quant_method") or usual
+                return _read(str(method), found)
     for file, usual in BESIDE.items():
         beside = read_object(files, file, required=False)
         inner = beside.get("quantization")
@@ -84,13 +90,6 @@ def read_quantisation(files: ModelFiles, *holders: Fields) -> tuple[LinearRule, 
         if beside.values:
             return _read(str(method or usual), beside)
     return ()
-
-
-def _method(name: str, given: Fields) -> str:
-    if given.get("load_in_4bit") or given.get("load_in_8bit"):
-        return "bitsandbytes"
-    usual = {"compression_config": "compressed-tensors", "quantization": "mlx"}.get(name, "an unnamed method")
-    return str(given.get("quant_method") or usual)
 
 
 def _read(method: str, fields: Fields) -> tuple[LinearRule, ...]:
