@@ -18,7 +18,7 @@ from .errors import EngineDied, RuntimeFault, VerbRefused
 from .kv_placement.placement import POLL_SECONDS
 from .plan import Handle, Outcomes, Plan, RowFault, Runner
 from .scheduler.scheduler import Scheduler
-from .stats import StepClock, Timing
+from .stats import StepClock
 from .verbs import AnyVerb, LoadAdapter, Refusal, Row, Statistics, Step, UnloadAdapter, VerbReply
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Engine:
         self._runner = runner
         self._debug = debug
         self._steps = StepClock()
-        self._in_flight: deque[tuple[Plan, Handle, Timing]] = deque()
+        self._in_flight: deque[tuple[Plan, Handle, list[float]]] = deque()  # with its moments
         self._moving: deque[tuple[Plan, Handle]] = deque()  # committed, but for their saves and loads
         self.idle = True
         self._prepares = False
@@ -147,13 +147,13 @@ class Engine:
         self._take_adapters()
         self.scheduler.tick(now)
         while len(self._in_flight) < self.scheduler.settings.depth and not self._broken:
-            timing = self._steps.begin()
+            moments = self._steps.begin()
             plan = self.scheduler.plan(now)
             if plan is None:
                 break
-            self._steps.note(timing)
-            self._in_flight.append((plan, self._launch(plan), timing))
-            self._steps.note(timing)
+            self._steps.note(moments)
+            self._in_flight.append((plan, self._launch(plan), moments))
+            self._steps.note(moments)
         self.idle = not self._in_flight
         told = self.scheduler.planned(self._clock(), idle=self.idle and not self._moving)
         if self.idle:
@@ -162,21 +162,20 @@ class Engine:
             if self._debug or not self._prepares:
                 self._go_on_auditing()
             return Step(self.scheduler.counters.steps, told) if told else None
-        plan, handle, timing = self._in_flight.popleft()
-        self._steps.note(timing)
+        plan, handle, moments = self._in_flight.popleft()
+        self._steps.note(moments)
         outcomes = self._wait(handle)
         if isinstance(outcomes, Exception):  # it may be caused by one sequence
             return Step(plan.step, told + self._isolate(plan, outcomes, now))
         self._lost_steps = 0
-        self._steps.landed(timing)
-        self.scheduler.took(plan, timing.busy)
+        self.scheduler.took(plan, self._steps.landed(moments))
         if plan.saves or plan.loads:
             self._moving.append((plan, handle))
             self._take_moves(now)
         rows, decoded = self.scheduler.commit(plan, outcomes, now)
         if self._in_flight:
             self._in_flight[0][1].draw()
-        self._steps.committed(timing)
+        self._steps.committed(moments)
         return Step(plan.step, told + rows, decoded)
 
     def due(self) -> float | None:

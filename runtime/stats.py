@@ -48,73 +48,52 @@ class Counters:
     drafted: int = 0
     accepted: int = 0
 
-    def landed(self, computed: int, prefilled: int, recomputed: int) -> None:
-        """Add the tokens of a row that was committed: all that it ``computed``, of these ``prefilled`` for
-        the first time, and ``recomputed``."""
-        self.computed += computed
-        self.prefilled += prefilled
-        self.recomputed += recomputed
-
-
-@dataclass(slots=True)
-class Timing:
-    """The ``moments`` of one step, by one clock: when its planning began and ended, when its launch returned,
-    when it was waited for, and when its outcomes came.
-
-    ``busy``: seconds that the device worked on it alone, from its launch or the end of the step before;
-    ``gap``: seconds without work before it, 0 where it was launched before the one before ended, or where the
-    engine was idle.
-    """
-
-    moments: list[float]
-    gap: float = 0.0
-    busy: float = 0.0
-
 
 class StepClock:
     """Seconds of all steps since the start, by part: ``t_plan``, making the plan; ``t_launch``, handing it to
     the device, which on a CPU is computing it; ``t_device``, waiting for its outcomes; ``t_commit``, taking
-    them over; ``t_gap``, how long the device had no work before it (`Timing`). A step that failed is in none
-    of them."""
+    them over; ``t_gap``, how long the device had no work before it: 0 where it was launched before the one
+    before ended, or where the engine was idle. A step that failed is in none of them.
+
+    The ``moments`` of one step: when its planning began and ended, when its launch returned, when it was
+    waited for, and when its outcomes came."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._landed: float | None = None
         self._totals = dict.fromkeys(("t_plan", "t_launch", "t_device", "t_commit", "t_gap"), 0.0)
 
-    def begin(self) -> Timing:
-        """Begin the timing of a step that is about to be planned. Returns it; the caller passes it to the
-        calls that follow."""
-        return Timing([self._clock()])
+    def begin(self) -> list[float]:
+        """Begin the moments of a step that is about to be planned. The caller passes them to the calls that
+        follow."""
+        return [self._clock()]
 
-    def note(self, timing: Timing) -> None:
-        """Note in ``timing`` its next moment: the step is planned; its launch has returned; its outcomes are
+    def note(self, moments: list[float]) -> None:
+        """Note the next of a step's ``moments``: it is planned; its launch has returned; its outcomes are
         about to be waited for."""
-        timing.moments.append(self._clock())
+        moments.append(self._clock())
 
-    def landed(self, timing: Timing) -> None:
-        """Note in ``timing`` the moment at which the step's outcomes are here, and are about to be committed;
-        and compute for how long the device was busy with the step and had no work before it."""
-        self.note(timing)
-        planned, landed = timing.moments[1], timing.moments[-1]
-        timing.busy = landed - planned
-        if self._landed is not None:
-            timing.gap = max(0.0, planned - self._landed)
-            timing.busy -= max(0.0, self._landed - planned)
+    def landed(self, moments: list[float]) -> float:
+        """Note the last of a step's ``moments``, as its outcomes are here, and add its times but that of the
+        commit to the totals. Returns for how many seconds the device worked on this step alone, from its
+        launch or the end of the step before."""
+        self.note(moments)
+        begun, planned, launched, waited, landed = moments
+        before = planned if self._landed is None else self._landed
+        self._totals["t_plan"] += planned - begun
+        self._totals["t_launch"] += launched - planned
+        self._totals["t_device"] += landed - waited
+        self._totals["t_gap"] += max(0.0, planned - before)
         self._landed = landed
+        return landed - max(planned, before)
 
     def rest(self) -> None:
         """Note that the time until the next launch is no gap: there is nothing to compute, or a step failed."""
         self._landed = None
 
-    def committed(self, timing: Timing) -> None:
-        """Note that the step is committed: add its times to the totals."""
-        begun, planned, launched, waited, landed = timing.moments
-        self._totals["t_plan"] += planned - begun
-        self._totals["t_launch"] += launched - planned
-        self._totals["t_device"] += landed - waited
-        self._totals["t_commit"] += self._clock() - landed
-        self._totals["t_gap"] += timing.gap
+    def committed(self, moments: list[float]) -> None:
+        """Note that the step is committed: add the time since its outcomes came to the totals."""
+        self._totals["t_commit"] += self._clock() - moments[-1]
 
     def statistics(self) -> dict[str, float]:
         """The seconds by part."""

@@ -19,11 +19,11 @@ def clocked(*moments: float) -> StepClock:
 def one_step(steps: StepClock) -> float:
     """The seconds without work before it."""
     before = steps.statistics()["t_gap"]
-    timing = steps.begin()
+    moments = steps.begin()
     for _ in range(3):
-        steps.note(timing)
-    steps.landed(timing)
-    steps.committed(timing)
+        steps.note(moments)
+    steps.landed(moments)
+    steps.committed(moments)
     return steps.statistics()["t_gap"] - before
 
 
@@ -55,11 +55,12 @@ def test_rest_is_no_gap() -> None:
 def test_a_step_launched_before_the_one_before_landed_left_no_gap() -> None:
     steps = StepClock(clock=count().__next__)
     first, second = steps.begin(), steps.begin()
-    steps.note(first)
-    steps.note(second)
-    steps.landed(first)
-    steps.landed(second)
-    assert second.gap == 0.0
+    for moments in (first, second):
+        for _ in range(3):
+            steps.note(moments)
+    assert steps.landed(first) == 8.0 - 2.0, "launched at 2, here at 8"
+    assert steps.landed(second) == 1.0, "the device worked on it alone since the one before"
+    assert steps.statistics()["t_gap"] == 0.0
 
 
 def test_totals_are_those_of_all_steps() -> None:
