@@ -28,19 +28,18 @@ from collections.abc import Sequence as Items
 from itertools import count
 
 from ..sequence import Sequence
-from .policy import Policy, by_age
+from .policy import FirstComeFirstServed, by_age
 
 QUANTUM = 32
 """The least share of a step's prompt tokens that a tenant gets. If a step has too few tokens for all tenants,
 they alternate."""
 
 
-class FairShares(Policy):
+class FairShares(FirstComeFirstServed):
     """The default policy: tenants share places, blocks and prompt tokens equally; inside a tenant the oldest
     turn goes first. It keeps, for each tenant, how many tokens it was given, and its place in the rotation of
     the first place."""
 
-    steady = True
     by_tenant = True
 
     def __init__(self) -> None:
@@ -48,10 +47,6 @@ class FairShares(Policy):
         self._due: dict[int, int] = {}  # the rotation of the first place, by tenant: the smallest is next
         self._count = count(1)
         self._leader: int | None = None
-
-    def order(self, turns: list[Sequence], step: int) -> list[Sequence]:
-        """The turns of one tenant, the oldest first."""
-        return sorted(turns, key=by_age)
 
     def line(self, sequence: Sequence) -> int:
         """The number of the queue in which a turn waits: the tenant's number, so each tenant has its own."""
