@@ -112,11 +112,10 @@ class Status(Enum):
 @dataclass(frozen=True, slots=True)
 class GrantedLease:
     """A sequence's lease. It covers the first ``blocks`` blocks on the device, and the first ``records``
-    records in the host tier. ``priority``: of the sequence's turns. ``until``: when it ends; ``returns``:
-    when the sequence is expected back; both in seconds by the engine's clock."""
+    records in the host tier. ``priority``: of the sequence's turns. ``returns``: when the sequence is expected
+    back, in seconds by the engine's clock."""
 
     priority: int
-    until: float
     returns: float
     blocks: int
     records: int

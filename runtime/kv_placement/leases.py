@@ -70,7 +70,8 @@ class Leases:
                 return Receipt(Grant.DENIED, 0, 0.0, 0.0 if wish.returns_in is None else returns_in, 0, 0)
             grant = Grant.GRANTED if (asked, back) == (0.0, returns_in) else Grant.CLIPPED
             return Receipt(grant, 0, 0.0, returns_in, 0, 0)
-        self._set(sequence, GrantedLease(priority, now + ttl, now + returns_in, 0, 0))
+        self._set(sequence, GrantedLease(priority, now + returns_in, 0, 0))
+        self._ends.put(sequence.id, now + ttl)
         self._expect(sequence, now + returns_in, now)
         self.cover(sequence)
         tokens, below = self._covered(sequence)
@@ -98,6 +99,7 @@ class Leases:
         can be evicted like any other then."""
         sequence.expect_return(None)
         self._expected.discard(sequence.id)
+        self._ends.discard(sequence.id)
         if sequence.lease is not None:
             self._set(sequence, None)
             self._block_manager.tiers.lease(sequence.id, [], 0.0)
@@ -131,10 +133,6 @@ class Leases:
         self._blocks[tenant] += (lease.blocks if lease else 0) - (before.blocks if before else 0)
         self._records[tenant] += (lease.records if lease else 0) - (before.records if before else 0)
         sequence.lease = lease
-        if lease is None:
-            self._ends.discard(sequence.id)
-        else:
-            self._ends.put(sequence.id, lease.until)
 
     def _expect(self, sequence: Sequence, returns: float | None, now: float) -> None:
         """Note that the sequence is expected back at ``returns``; None: that is not known.

@@ -28,7 +28,7 @@ def test_of_two_turns_that_stand_alike_the_older_one_is_first_after_preemption_t
     for number in range(1, HEAD_START + 2):
         sequence = opened(queues, number)
         if number > HEAD_START:
-            sequence.lease = GrantedLease(priority=1, until=1.0, returns=1.0, blocks=0, records=0)
+            sequence.lease = GrantedLease(priority=1, returns=1.0, blocks=0, records=0)
         queues.move(sequence, Status.RESTORING)
         queues.enqueue(sequence)
     order = [sequence.id for sequence in queues.waiting]
@@ -45,7 +45,7 @@ def test_running_turns_stand_in_order_whenever_they_are_admitted() -> None:
     for number in range(1, 5):
         sequence = opened(queues, number)
         if number == 4:
-            sequence.lease = GrantedLease(priority=1, until=1.0, returns=1.0, blocks=0, records=0)
+            sequence.lease = GrantedLease(priority=1, returns=1.0, blocks=0, records=0)
         queues.move(sequence, Status.RESTORING)
         queues.enqueue(sequence)
         queues.admit(queues.waiting.heads[0])
