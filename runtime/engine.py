@@ -81,7 +81,7 @@ class Engine:
     ) -> None:
         self.scheduler = scheduler
         self._adapters = adapters
-        self._answers: list[VerbReply | Refusal] = []  # to verbs on adapters
+        self._answers: list[VerbReply | Refusal] = []  # to verbs that have waited
         self._clock = clock
         self._runner = runner
         self._debug = debug
@@ -118,7 +118,7 @@ class Engine:
     def answers(self) -> list[VerbReply | Refusal]:
         """The replies to verbs that `apply` left waiting, as far as they became ready since the last call."""
         ready, self._answers = self._answers, []
-        return ready + self.scheduler.answers()
+        return ready
 
     def _take_adapters(self) -> None:
         """Take over adapters that have been read, and drop those that were unloaded once no turn uses them."""
@@ -155,7 +155,8 @@ class Engine:
             self._in_flight.append((plan, self._launch(plan), moments))
             self._steps.note(moments)
         self.idle = not self._in_flight
-        told = self.scheduler.planned(self._clock(), idle=self.idle and not self._moving)
+        told, replies = self.scheduler.planned(self._clock(), idle=self.idle and not self._moving)
+        self._answers += replies
         if self.idle:
             self._steps.rest()
             self._prepares = self.scheduler.prepare()

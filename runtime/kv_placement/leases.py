@@ -97,7 +97,7 @@ class Leases:
     def end(self, sequence: Sequence) -> None:
         """End the sequence's lease, if there is one, and forget when the sequence is expected back. Its KV
         can be evicted like any other then."""
-        sequence.expect_return(None)
+        sequence.returns = None
         self._expected.discard(sequence.id)
         self._ends.discard(sequence.id)
         if sequence.lease is not None:
@@ -112,7 +112,12 @@ class Leases:
         while self._next_return() <= now + LEAD_SECONDS:
             sequence = self._queues[self._expected.first or 0]
             self._expected.discard(sequence.id)
-            self._bring_back(sequence, now)
+            # What lies in no tier is computed before the turn only with a lease: without one the sequence may
+            # be late, and lose it again.
+            if sequence.turn is None and (sequence.lease is not None or self._placement.finds(sequence)):
+                sequence.look_up()
+                self._queues.touch(sequence, now)
+                self._placement.stage(sequence, now)
 
     def due(self, now: float) -> float | None:
         """Seconds until `tick` has something to do; None: never."""
@@ -140,7 +145,7 @@ class Leases:
         Shortly before that time `tick` restores it. Without a lease, a sequence that is expected right now is
         not restored by `tick`: its turn asks for the KV itself.
         """
-        sequence.expect_return(returns)
+        sequence.returns = returns
         if returns is not None and (sequence.lease is not None or returns > now + LEAD_SECONDS):
             self._expected.put(sequence.id, returns)
         self._rank(sequence)
@@ -152,17 +157,6 @@ class Leases:
                 return float(self._expected[first])
             self._expected.discard(first)
         return math.inf
-
-    def _bring_back(self, sequence: Sequence, now: float) -> None:
-        """Restore a sequence that is expected back soon.
-
-        KV that lies in no tier is computed before the turn only with a lease: without one the sequence may be
-        late, and lose it again.
-        """
-        if sequence.turn is None and (sequence.lease is not None or self._placement.finds(sequence)):
-            sequence.look_up()
-            self._queues.touch(sequence, now)
-            self._placement.stage(sequence, now)
 
     def _rank(self, sequence: Sequence) -> None:
         if sequence.id in self._queues.idle:

@@ -49,7 +49,6 @@ class PendingMoves:
     _block_manager: BlockManager
     _placement: KVPlacement
     _running: dict[int, PendingMove] = field(default_factory=dict)  # by request
-    _answers: list[VerbReply] = field(default_factory=list)
 
     @property
     def busy(self) -> bool:
@@ -71,14 +70,14 @@ class PendingMoves:
         left = deque(self._block_manager.residency.names(sequence))
         self._running[request] = PendingMove(request, sequence, now, settling=True, lowest=lowest, left=left)
 
-    def tick(self, now: float, *, idle: bool) -> None:
-        """Look at the waiting verbs, at those first that were not looked at for longest: if a move is done, or
-        `PATIENCE_SECONDS` are over, make its reply, which `answers` returns. ``idle``: nothing is in flight,
+    def tick(self, now: float, *, idle: bool) -> list[VerbReply]:
+        """Look at the waiting verbs, at those first that were not looked at for longest. Returns the replies to
+        those whose move is done, or that have waited for `PATIENCE_SECONDS`. ``idle``: nothing is in flight,
         and nothing can be planned."""
-        looks = LOOKS
+        looks, ready = LOOKS, list[VerbReply]()
         for move in list(islice(self._running.values(), LOOKS)):
             if looks <= 0:
-                return
+                break
             before = len(move.left)
             over = self._is_down(move, now, looks) if move.settling else self._is_up(move, idle=idle)
             looks -= 1 + before - len(move.left)
@@ -87,16 +86,12 @@ class PendingMoves:
                 self._running[move.request] = move
             else:
                 moved = self._found_where(move, now) if move.settling else self._came_from(move, now)
-                self._answers.append(VerbReply(move.request, move.sequence.state, moved=moved))
-
-    def answers(self) -> list[VerbReply]:
-        """The replies that `tick` has made since the last call."""
-        ready, self._answers = self._answers, []
+                ready.append(VerbReply(move.request, move.sequence.state, moved=moved))
         return ready
 
     def _is_up(self, move: PendingMove, *, idle: bool) -> bool:
         sequence = move.sequence
-        if self._used(sequence):
+        if sequence.status not in AT_REST:  # closed, or with a turn
             return True
         if self._placement.awaits(sequence) or sequence.planned > sequence.computed:
             return False
@@ -114,7 +109,7 @@ class PendingMoves:
 
     def _is_down(self, move: PendingMove, now: float, looks: int) -> bool:
         sequence = move.sequence
-        if self._used(sequence) or sequence.id in self._queues.idle:
+        if sequence.status not in AT_REST or sequence.id in self._queues.idle:
             return True
         while looks and move.left and self._gone_down(move.left[0], move):
             move.left.popleft()
@@ -164,7 +159,3 @@ class PendingMoves:
                         break
         lost = max(0, len(sequence.tokens) - 1 - sum(found.values()))
         return Moved(found[DEVICE], found[HOST], found[BELOW], lost, now - move.since)
-
-    def _used(self, sequence: Sequence) -> bool:
-        """Whether the sequence is no longer idle: it was closed, or has a turn. Then its move ends."""
-        return sequence.status not in AT_REST

@@ -241,9 +241,8 @@ class Planner:
             self._adapters.take_back()
             return None
         self._block_manager.launched(draft.step)
-        draws = bool(len(draft.plain[0])) or any(row[5] for row in draft.rows)
-        saves, loads = self._block_manager.transfers.emit(rows=len(draft), draws=draws)
         columns = draft.columns()
+        saves, loads = self._block_manager.transfers.emit(rows=len(draft), draws=bool(columns[5].any()))
         adapters = self._slots.columns.adapters[columns[1]] if self._adapters.in_use else NO_INTS
         plan = Plan(
             draft.step,
@@ -279,7 +278,7 @@ class Planner:
         """
         if not sequence.needs_lookup or sequence.planned != sequence.computed:
             return True
-        sequence.looked_up()
+        sequence.needs_lookup = False
         if sequence.turn is not None and sequence.turn.to_score:
             return True  # its whole prompt is computed
         sequence.count_found(self._block_manager.adopt(sequence))

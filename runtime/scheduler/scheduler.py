@@ -145,7 +145,7 @@ class Scheduler:
     # --- verbs ------------------------------------------------------------------------------------------
 
     def apply(self, verb: SequenceVerb, now: float) -> VerbReply | None:
-        """Apply a verb and return its reply. None: the verb waits for KV to move; `answers` returns the reply
+        """Apply a verb and return its reply. None: the verb waits for KV to move; `planned` returns the reply
         when that is done.
 
         Raises `VerbRefused`; then nothing has changed.
@@ -173,10 +173,6 @@ class Scheduler:
                 return self._settle(verb, now)
             case Locate():
                 return self._locate(verb)
-
-    def answers(self) -> list[VerbReply]:
-        """The replies to waiting verbs that have become ready since the last call."""
-        return self._pending_moves.answers()
 
     def _open(self, verb: Open, now: float) -> SequenceState:
         """Begin a sequence. Tokens with KV in the prefix cache count as computed from the beginning."""
@@ -344,16 +340,13 @@ class Scheduler:
         self.adapters.forget()
         return self._planner.plan_alone(self._queues[seq], now)
 
-    def planned(self, now: float, *, idle: bool) -> list[Row]:
-        """Make the replies of stage and settle verbs that are done (see `answers`). Call it once nothing more
-        can be planned now.
-
-        ``idle``: no step is in flight. Returns the rows for the gateway of turns that got tokens or ended
-        without a step.
+    def planned(self, now: float, *, idle: bool) -> tuple[list[Row], list[VerbReply]]:
+        """The rows for the gateway of turns that got tokens or ended without a step; and the replies to stage
+        and settle verbs that are done. Call it once nothing more can be planned now. ``idle``: no step is in
+        flight.
         """
-        self._pending_moves.tick(now, idle=idle)
         rows, self._rows = self._rows, []
-        return rows
+        return rows, self._pending_moves.tick(now, idle=idle)
 
     def took(self, plan: Plan, seconds: float) -> None:
         """Record that the step of ``plan`` took ``seconds`` of device time; later steps are sized by it."""
@@ -420,7 +413,7 @@ class Scheduler:
     def statistics(self) -> dict[str, float]:
         """Lengths of all queues, the pool's figures, and counts since the start."""
         queues = self._queues
-        gauges = {
+        return {
             "sequences": len(queues.sequences),
             "running": len(queues.running),
             "waiting": len(queues.waiting),
@@ -428,11 +421,7 @@ class Scheduler:
             "idle_holding": len(queues.idle),
             "idle_expected": queues.idle.expected,
             "idle_prefill": len(queues.prefill),
-        }
-        pool = {f"pool_{name}": value for name, value in self.pool.statistics().items()}
-        return {
-            **gauges,
-            **pool,
+            **{f"pool_{name}": value for name, value in self.pool.statistics().items()},
             **self._transfers.statistics(),
             **self.placement.statistics(),
             **self._leases.statistics(),
@@ -507,7 +496,7 @@ class Scheduler:
         self._rest(now)  # with all of the turn's blocks still there
         if waited:  # else what it waited for would be computed
             self.placement.stage(sequence, now)
-        sequence.halt()
+        sequence.epoch += 1  # the gateway drops rows that were sent before
 
     def _rest(self, now: float) -> None:
         """For each turn that has ended: give back what lies behind windows, extend its lease to the new tokens,
