@@ -180,10 +180,9 @@ class Sequence:
     """Everything the engine knows of one sequence. Three scalars say how far it is: ``computed``, ``planned``
     and ``total``.
 
-    Most of its fields are written by this module alone; ``table`` and ``tail`` by the block manager, which also
-    seals and names blocks (``sealed``, ``keys``, ``shared_tail``), ``lease`` by the leases, ``status``, ``age``
-    and ``used`` by the queues, ``adapter`` by the scheduler. A verb that stops or cuts it raises ``epoch``, a
-    lease sets ``returns``, and the planner clears ``needs_lookup``.
+    Each of its fields, and of those of its records, is written by one module: most by this one, ``table`` and
+    ``tail`` by the block manager, ``lease`` by the leases, ``status``, ``age`` and ``used`` by the queues,
+    ``adapter`` by the scheduler.
 
     ``root``: the block key before the first; ``adapter``: the one that computes it; None: none.
     ``tenant``: the number of the tenant that it belongs to (`tenant_of` what ``root`` would be without an
@@ -337,6 +336,10 @@ class Sequence:
         self.work.retracted = min(self.work.prefilled, self.work.retracted + max(0, self.high_water - length))
         self._high_water = min(self.high_water, length)
 
+    def name(self, keys: list[bytes]) -> None:
+        """Append the keys of the next full blocks to the sequence's list of keys."""
+        self.keys.extend(keys)
+
     def found(self, end: int, sealed: int) -> None:
         """Note that the KV up to position ``end`` is there: it was found in the prefix cache or restored.
         ``sealed``: how many of the table's first blocks are full."""
@@ -375,10 +378,29 @@ class Sequence:
         self.sealed = min(parent.sealed, computed // block_tokens)
         self.shared_tail = computed % block_tokens != 0
 
+    def seal(self, blocks: int) -> None:
+        """Note that exactly the first ``blocks`` blocks are full and named by their keys, read-only from now
+        on."""
+        self.sealed = blocks
+
+    def share_tail(self, shared: bool) -> None:
+        """Set whether the partial last block must be copied before it is written, because others hold it too
+        or it is sealed."""
+        self.shared_tail = shared
+
     def look_up(self) -> None:
         """Have the prefix cache and the host tier asked before the next step."""
         self.needs_lookup = True
         self.touched()
+
+    def looked_up(self) -> None:
+        """Note that the prefix cache and the host tier were asked."""
+        self.needs_lookup = False
+
+    def expect_return(self, returns: float | None) -> None:
+        """Set when the sequence is expected back: ``returns``, seconds by the engine's clock; None: that is
+        not known."""
+        self.returns = returns
 
     # --- the slot ---------------------------------------------------------------------------------------
 
@@ -462,6 +484,11 @@ class Sequence:
         self.epoch += 1
         self.turn, self.turn_expected, self.returns = turn, False, None
         self.told = self.length
+
+    def halt(self) -> None:
+        """Raise the epoch, because a verb stopped or cut the sequence: the gateway then drops rows that were
+        sent before."""
+        self.epoch += 1
 
     def admit(self) -> None:
         """Note that the turn starts to run. At its first start, KV that is there and was not computed or

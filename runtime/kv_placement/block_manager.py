@@ -234,7 +234,7 @@ class BlockManager:
             source = sequence.table.replace(sequence.computed // self.block_tokens, target, group)
             self._sources.append((source, sequence.id))
             copies.append(BlockCopy(source, target))
-        sequence.shared_tail = False
+        sequence.share_tail(False)
         sequence.table.extend(blocks)
         return tuple(copies)
 
@@ -269,7 +269,7 @@ class BlockManager:
                     self.transfers.holds((kept,), sequence.tenant)
                 else:
                     self.transfers.save(key, kept, tenant=sequence.tenant)
-        sequence.sealed = full
+        sequence.seal(full)
         self.give_back(sequence)
 
     def save_tail(self, sequence: Sequence) -> None:
@@ -346,14 +346,14 @@ class BlockManager:
         moved = len(sequence.table) > tail + 1
         self.trim(sequence)
         if not partial:
-            sequence.shared_tail = False
+            sequence.share_tail(False)
         elif tail < sequence.sealed or any(
             self.pool.references.of(block) > 1 for block in sequence.table.view[tail].tolist()
         ):
-            sequence.shared_tail = True
+            sequence.share_tail(True)
         elif moved:
-            sequence.shared_tail = False
-        sequence.sealed = min(sequence.sealed, tail)
+            sequence.share_tail(False)
+        sequence.seal(min(sequence.sealed, tail))
         return self._complete_tail(sequence, sequence.keys)
 
     def _complete_tail(self, sequence: Sequence, keys: Items[bytes]) -> None:
@@ -369,12 +369,12 @@ class BlockManager:
             found = [block for block in blocks if block is not None]
             if not found or len(found) < len(blocks):
                 sequence.fall_back(tail * self.block_tokens)
-                sequence.shared_tail = False
+                sequence.share_tail(False)
                 self.trim(sequence)
             else:
                 self.pool.share(found, sequence.id)
                 sequence.table.put([tail] * len(lacks), lacks, found)
-                sequence.shared_tail = True
+                sequence.share_tail(True)
         if self._narrow and not self.residency.is_whole(sequence):
             sequence.look_up()
 

@@ -97,7 +97,7 @@ class Leases:
     def end(self, sequence: Sequence) -> None:
         """End the sequence's lease, if there is one, and forget when the sequence is expected back. Its KV
         can be evicted like any other then."""
-        sequence.returns = None
+        sequence.expect_return(None)
         self._expected.discard(sequence.id)
         self._ends.discard(sequence.id)
         if sequence.lease is not None:
@@ -145,7 +145,7 @@ class Leases:
         Shortly before that time `tick` restores it. Without a lease, a sequence that is expected right now is
         not restored by `tick`: its turn asks for the KV itself.
         """
-        sequence.returns = returns
+        sequence.expect_return(returns)
         if returns is not None and (sequence.lease is not None or returns > now + LEAD_SECONDS):
             self._expected.put(sequence.id, returns)
         self._rank(sequence)

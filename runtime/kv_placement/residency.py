@@ -346,4 +346,4 @@ class Residency:
             tokens = sequence.tokens.span(
                 done * self._hasher.block_tokens, blocks * self._hasher.block_tokens
             )
-            sequence.keys.extend(self._hasher.chain(parent, tokens))
+            sequence.name(self._hasher.chain(parent, tokens))

@@ -278,7 +278,7 @@ class Planner:
         """
         if not sequence.needs_lookup or sequence.planned != sequence.computed:
             return True
-        sequence.needs_lookup = False
+        sequence.looked_up()
         if sequence.turn is not None and sequence.turn.to_score:
             return True  # its whole prompt is computed
         sequence.count_found(self._block_manager.adopt(sequence))

@@ -496,7 +496,7 @@ class Scheduler:
         self._rest(now)  # with all of the turn's blocks still there
         if waited:  # else what it waited for would be computed
             self.placement.stage(sequence, now)
-        sequence.epoch += 1  # the gateway drops rows that were sent before
+        sequence.halt()
 
     def _rest(self, now: float) -> None:
         """For each turn that has ended: give back what lies behind windows, extend its lease to the new tokens,

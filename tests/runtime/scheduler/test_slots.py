@@ -53,7 +53,7 @@ def test_after_a_step_has_failed_and_in_another_epoch_it_is_sent_whole() -> None
     slots.forget()
     again = sent(slots, one)
     assert (again.number, [whole.seq for whole in again.whole]) == (0, [1])
-    one.epoch += 1
+    one.halt()
     assert [whole.epoch for whole in sent(slots, one).whole] == [one.epoch]
     assert [whole.seq for whole in sent(slots, one, other).whole] == [2]
 
