@@ -48,6 +48,13 @@ class Counters:
     drafted: int = 0
     accepted: int = 0
 
+    def landed(self, computed: int, prefilled: int, recomputed: int) -> None:
+        """Add the tokens of a row that was committed: all that it ``computed``, of these ``prefilled`` for
+        the first time, and ``recomputed``."""
+        self.computed += computed
+        self.prefilled += prefilled
+        self.recomputed += recomputed
+
 
 class StepClock:
     """Seconds of all steps since the start, by part: ``t_plan``, making the plan; ``t_launch``, handing it to

@@ -240,9 +240,7 @@ class Committer:
         computed = int(plan.counts[at]) - drafts + max(0, len(tokens) - 1)
         prefilled, recomputed = sequence.land(first, first + computed)
         self._policy.charge(sequence.tenant, computed)
-        self._counters.computed += computed
-        self._counters.prefilled += prefilled
-        self._counters.recomputed += recomputed
+        self._counters.landed(computed, prefilled, recomputed)
         self._counters.drafted += drafts
         if drafts:
             self._block_manager.trim(sequence)
