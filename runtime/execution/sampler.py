@@ -127,7 +127,7 @@ class Sampler:
         at = [starts[row] + ask.scored_from + np.arange(len(tokens)) for row, ask, tokens in asked]
         rows, ids = self._device.upload([np.concatenate(at), np.concatenate([ids for *_, ids in asked])])
         most = max(ask.scored_top for _, ask, _ in asked)
-        parts = zip(rows.split(SCORED_AT_ONCE), ids.split(SCORED_AT_ONCE), strict=True)
+        parts = zip(torch.split(rows, SCORED_AT_ONCE), torch.split(ids, SCORED_AT_ONCE), strict=True)
         return torch.cat([_scores(head(hidden[some]), them, most, self._kernels) for some, them in parts])
 
     def outcomes(self, plan: Plan, each: Ints, wanted: Ints, lines: Ints) -> Outcomes:
