@@ -100,7 +100,10 @@ class HostTier(Tier):
     def waiting(self) -> bool:
         return False
 
-    readable = near = __contains__
+    def readable(self, key: bytes) -> bool:
+        return key in self._here
+
+    near = readable
 
     def read(self, keys: Sequence[bytes], blocks: Sequence[memoryview]) -> list[int]:
         """Copy records into memory; they are evicted first then, as the device has them."""
