@@ -32,7 +32,7 @@ from .store import RecordStore, clear, held, hold, throw_away
 ABOUT = "about.json"
 MOST_BLOCK_BYTES = 1 << 32
 CODES = {FolderHeld: 2, StoreFailed: 3, StoreTorn: 4}
-"""Exit codes of the process that opens a file, by its error, whose text is the last line on its stderr."""
+"""For each error the exit code of the process that opens a file. Its text is the last line on stderr."""
 
 log = logging.getLogger(__name__)
 

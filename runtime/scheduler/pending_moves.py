@@ -71,9 +71,9 @@ class PendingMoves:
         self._running[request] = PendingMove(request, sequence, now, settling=True, lowest=lowest, left=left)
 
     def tick(self, now: float, *, idle: bool) -> list[VerbReply]:
-        """Look at the waiting verbs, at those first that were not looked at for longest. Returns the replies to
-        those whose move is done, or that have waited for `PATIENCE_SECONDS`. ``idle``: nothing is in flight,
-        and nothing can be planned."""
+        """Look at the waiting verbs, at those first that were not looked at for longest. Returns the replies
+        of verbs that are done, or have waited for `PATIENCE_SECONDS`. ``idle``: nothing is in flight, and
+        nothing can be planned."""
         looks, ready = LOOKS, list[VerbReply]()
         for move in list(islice(self._running.values(), LOOKS)):
             if looks <= 0:
