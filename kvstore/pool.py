@@ -54,6 +54,9 @@ class OwnerTags(Counter[tuple[int, Owner]]):
             if not self[block, owner]:
                 raise BlockMisused(block, f"held by {self.of(block)}", f"released by {owner!r}")
         self.subtract((block, owner) for block in blocks)
+        for block in blocks:
+            if not self[block, owner]:
+                del self[block, owner]
 
     def of(self, block: int) -> list[Owner]:
         """The block's owners, one entry per reference. O(references)."""
