@@ -55,14 +55,15 @@ class _Move(NamedTuple):
 
 
 class Tiers:
-    """``host`` and the tiers ``below`` it; None: there are none.
+    """``host`` and the tiers ``below`` it; without them one host tier that has no slots.
 
     With ``reach`` records are `read` into blocks. ``reading_seconds``: what that has taken so far.
     """
 
     def __init__(self, host: HostTier | None = None, below: Sequence[Tier] = (), reach: Reach = None) -> None:
-        self.host = host
-        self.below = () if host is None else tuple(below)
+        self.host = HostTier(SlotMemory(None, bytes(16), 1)) if host is None else host
+        self.below = tuple(below)
+        self._all: tuple[Tier, ...] = (self.host, *self.below)
         self._reach = reach
         self._tickets = count(1)
         self._moves: dict[int, _Move] = {}  # by ticket
@@ -95,11 +96,7 @@ class Tiers:
 
     def __bool__(self) -> bool:
         """Whether any tier has a record."""
-        return self.host is not None and (len(self.host) > 0 or self.stocked)
-
-    @property
-    def _all(self) -> tuple[Tier, ...]:
-        return () if self.host is None else (self.host, *self.below)
+        return len(self.host) > 0 or self.stocked
 
     @property
     def stocked(self) -> bool:
@@ -124,20 +121,19 @@ class Tiers:
     @property
     def slots(self) -> int:
         """How many records the host tier holds at most."""
-        return 0 if self.host is None else self.host.memory.slots
+        return self.host.memory.slots
 
     @property
     def record_bytes(self) -> int:
         """Bytes of a record's payload."""
-        return 0 if self.host is None else self.host.memory.block_bytes
+        return self.host.memory.block_bytes
 
     # --- where records are ----------------------------------------------------------------------------------
 
     def levels(self, keys: Sequence[bytes], device: Container[bytes], *, whole: bool = False) -> list[int]:
         """Where the record of each key is, as the flags above: up to the first that is nowhere, or with
         ``whole`` of all. ``device``: tells of a key whether it names a block there."""
-        here = {} if self.host is None else self.host.here
-        found: list[int] = []
+        here, found = self.host.here, list[int]()
         for part in sliced(keys):
             levels = [DEVICE * (key in device) | HOST * (key in here) for key in part]
             if not all(levels):
@@ -181,8 +177,7 @@ class Tiers:
 
     def saving(self, key: bytes) -> bool:
         """Whether a slot is being filled with the record."""
-        host = self.host
-        return host is not None and host.has_slot(key) and key not in host
+        return self.host.has_slot(key) and key not in self.host
 
     def _asked(self) -> Iterator[tuple[int, Tier]]:
         """The tiers below the host that are asked now, with their numbers, the nearest first."""
@@ -196,7 +191,6 @@ class Tiers:
         a tier does not know yet. A record that gives its slot for it counts as used now below."""
         if (ticket := self._coming.get((key, direct))) is not None:
             return Presence.FOUND if self.below[self._moves[ticket].tier].ready else Presence.ABSENT
-        assert self.host is not None
         seen = [tier.lookup((key,))[0] for _, tier in self._asked()]
         if Presence.FOUND not in seen:
             return max(seen, default=Presence.ABSENT)
@@ -247,7 +241,7 @@ class Tiers:
         Returns the number of tokens of each record that came: the longest beginning that is there and sound. No
         step may be in flight, and no move that waits may read or write ``blocks``.
         """
-        assert self._reach is not None and self.host is not None, "no blocks within reach"
+        assert self._reach is not None, "no blocks within reach"
         began, found, keys = time.perf_counter(), list[int](), keys[: len(blocks)]
         memory = [self._reach(block) for block in blocks]
         came = True
@@ -271,21 +265,20 @@ class Tiers:
 
     def flush(self) -> None:
         """Queue all records of the host tier, those first that it would evict last."""
-        if self.host is not None:
-            self.send(reversed(list(self.host.in_order())))
+        self.send(reversed(list(self.host.in_order())))
 
     def send_down(self, device: Mapping[bytes, int], saving: Callable[[bytes], bool], now: float) -> None:
         """Send queued records from their slots to the tiers below, as many as these take now; before that, if
         the host tier is nearly full, queue those that it evicts next and the device does not have.
         ``device``: the block that each key names there; ``saving``: tells of a key whether its copy is to
         come to the host."""
-        if not self.below or self.host is None:
+        if not self.below:
             return
         again: list[bytes] = []
         if now >= self._try_again:
             again, self._refused = self._refused, again
         if self.host.room * PRESSED < self.host.memory.slots:
-            self._foresee(self.host, device, again)
+            self._foresee(device, again)
         late: list[bytes] = []
         while self._queue and self.room > 0:
             key, _ = self._queue.popitem(last=False)
@@ -314,7 +307,6 @@ class Tiers:
     def _store(self, key: bytes, now: float) -> bool:
         """Begin to copy a record of the host tier to the nearest tier below that takes it, first to one that is
         not full. Returns whether that has begun."""
-        assert self.host is not None
         slot = self.host.here.get(key)
         if slot is None or self.stored(key):
             return False
@@ -327,18 +319,18 @@ class Tiers:
                 return True
         return False
 
-    def _foresee(self, host: HostTier, device: Mapping[bytes, int], refused: Iterable[bytes]) -> None:
+    def _foresee(self, device: Mapping[bytes, int], refused: Iterable[bytes]) -> None:
         """Foresee which records the host tier evicts next that the device does not have: they count as used now
         below, and are queued if no tier there has them. Those that are foreseen no longer are evicted first
         below if a tier above has them. ``refused``: to be queued again if they are foreseen still. O(changes
         since the last call)."""
-        came, gone = host.foresee(LEAVING_SHARE, MOST_LEAVING, FORESEEN_AT_ONCE)
+        came, gone = self.host.foresee(LEAVING_SHARE, MOST_LEAVING, FORESEEN_AT_ONCE)
         self._foreseen.difference_update(gone)
         for key in gone:
             self._leaving.pop(key, None)
-        self._evict_first([key for key in gone if key in host or key in device][::-1])
+        self._evict_first([key for key in gone if key in self.host or key in device][::-1])
         # The others gave way before: they are on the device too, as they were used or computed again there.
-        host.evict_first(key for key in came if key in device)
+        self.host.evict_first(key for key in came if key in device)
         alone = [key for key in came if key not in device]
         for key in alone:
             self._touch((key,))
@@ -350,11 +342,11 @@ class Tiers:
 
     def has(self, key: bytes) -> bool:
         """Whether any tier has the record, or it is on its way there."""
-        return (self.host is not None and self.host.has_slot(key)) or self.stored(key)
+        return self.host.has_slot(key) or self.stored(key)
 
     def touch(self, key: bytes) -> None:
         """Count the record as used now in the first tier that has it."""
-        if self.host is not None and self.host.has_slot(key):
+        if self.host.has_slot(key):
             self.host.touch((key,))
         else:
             self._touch((key,))
@@ -362,14 +354,14 @@ class Tiers:
     def note_evicted(self) -> None:
         """Tell the tiers below which records the host tier has evicted: there they count as used now. Records
         of a foreseen eviction were told before, and are left out."""
-        for key in () if self.host is None else self.host.take_evicted():
+        for key in self.host.take_evicted():
             if key not in self._foreseen:
                 self._touch((key,))
 
     def lease(self, holder: int, keys: Sequence[bytes], returns: float) -> None:
         """Let the lease of the sequence ``holder`` cover the records ``keys``, and no others, so that all tiers
         evict them last. ``returns``: when it is expected back, in seconds."""
-        if self.host is not None:
+        if self.slots:
             fresh, over = self.host.promise(holder, keys, returns)
             for tier in self.below:
                 tier.lease(over, on=False)
@@ -378,8 +370,7 @@ class Tiers:
     def retire(self, keys: Sequence[bytes]) -> None:
         """Let all tiers evict these records first, the last of them first: they are unlikely to be wanted
         again."""
-        if self.host is not None:
-            self.host.evict_first(keys)
+        self.host.evict_first(keys)
         self._evict_first(keys)
 
     def drop(self, key: bytes, *, erase: bool = False) -> None:
@@ -410,7 +401,6 @@ class Tiers:
     def _end(self, move: _Move, ended: MoveEnd, tier: Tier, now: float) -> None:
         """Take over what has come into its slot, or ask the next tier for it; release the slot of what was
         stored, or was to be."""
-        assert self.host is not None
         if not move.up and move.slot is not None:
             self._lent -= 1
             self.host.release(move.slot)
@@ -428,7 +418,6 @@ class Tiers:
             self.host.abandon(move.slot)
 
     def _is_sound(self, record: Record, slot: int, tier: Tier) -> bool:
-        assert self.host is not None
         return tier.checks or xxh3_64_intdigest(self.host.memory.payload(slot)) == record.digest
 
     def statistics(self) -> dict[str, float]:

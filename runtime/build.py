@@ -342,7 +342,7 @@ class _Building:
         gpu = self.device.memory() is not None
         if mover is not None:  # before kernels run: registering holds up launches
             mover.registration.begin(partial(liveness.prepare, detail="pinning the host tier's memory"))
-        if tiers.host is not None and gpu:  # a CPU's cores have the step to compute
+        if gpu:  # a CPU's cores have the step to compute
             tiers.host.check_adopted()
         runner, _ = self._rehearsed(bare, numbers.max_context, kernels=gpu)
         if gpu:

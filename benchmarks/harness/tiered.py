@@ -164,9 +164,7 @@ class Tiered(Ours):
 
     @property
     def _tier(self) -> HostTier:
-        tier = self._engine.scheduler.tiers.host
-        assert tier is not None
-        return tier
+        return self._engine.scheduler.tiers.host
 
     @property
     def _disk(self) -> DiskTier:

@@ -74,7 +74,7 @@ def make_memory(size: int) -> int:
 
 class SlotMemory:
     """The memfd ``fd``, mapped: a directory, and slots for blocks of ``block_bytes`` bytes of the record
-    space ``space`` (`BlockHasher.space`).
+    space ``space`` (`BlockHasher.space`). None: no memory, and no slots.
 
     ``slots``: how many; 0 where the memory is too small for one. ``stride``: bytes from slot to slot.
     ``adopted``: whether the memory had this layout already; otherwise it is formatted, and all slots are
@@ -84,8 +84,8 @@ class SlotMemory:
         KVStoreError: ``made`` says that another process has formatted it so, and its header says otherwise.
     """
 
-    def __init__(self, fd: int, space: bytes, block_bytes: int, *, made: bool = False) -> None:
-        size = os.fstat(fd).st_size
+    def __init__(self, fd: int | None, space: bytes, block_bytes: int, *, made: bool = False) -> None:
+        size = 0 if fd is None else os.fstat(fd).st_size
         self.space = space
         self.block_bytes = block_bytes
         # Whole pages where a block is one: so that a range of slots can be registered with the device.
@@ -93,7 +93,7 @@ class SlotMemory:
         self.stride = -(-block_bytes // unit) * unit
         self.slots = max(0, (size - 2 * PAGE) // (self.stride + ENTRY_BYTES))
         self.first = PAGE + -(-self.slots * ENTRY_BYTES // PAGE) * PAGE  # where slot 0 begins
-        self.map = mmap.mmap(fd, max(size, PAGE))
+        self.map = mmap.mmap(-1 if fd is None else fd, max(size, PAGE))
         self._bytes = memoryview(self.map)
         self.directory: NDArray[np.void] = np.frombuffer(self.map, _ENTRY, self.slots, PAGE)
         """The entries of all slots as one structured array, not copied."""

@@ -94,7 +94,6 @@ class BlockManager:
         by their keys already when this returns, since they are read in the same step or a later one.
         """
         host, here = self.tiers.host, self.pool.index.here
-        assert host is not None, "a tier has found them"
         lacking = [key for key in found.keys if key not in here]
         slots = dict(zip(lacking, host.find(lacking), strict=False))
         there = takewhile(lambda key: key in here or key in slots, found.keys)
@@ -277,7 +276,7 @@ class BlockManager:
         record of it that was saved before. Does nothing if the last block is full: full blocks are saved when
         the pool evicts them, or before, where there is room."""
         full, part = divmod(sequence.computed, self.block_tokens)
-        if not part or self.tiers.host is None:
+        if not part or not self.tiers.slots:
             return
         key = self.residency.tail(sequence, sequence.computed)
         before, end = sequence.tail or (key, 0)

@@ -218,7 +218,7 @@ class KVPlacement:
         if began is not None and began.goes_on and began.direct <= direct and whole:
             return True
         keys = self._block_manager.residency.locate(sequence).below()[skipped:]
-        if keys and tiers.host is not None:  # its own beginning must not be evicted for the rest
+        if keys:  # its own beginning must not be evicted for the rest
             tiers.host.touch(self._block_manager.residency.names(sequence))
         since = now if began is None or began.direct != direct else began.since
         restore = _Restore(sequence, len(sequence.tokens), keys, since, now, meets, direct)
@@ -253,9 +253,8 @@ class KVPlacement:
     def _ask(self, restore: _Restore, now: float) -> bool:
         """Ask for the next records of a restore: as many as its share of the host's slots, or one direct copy,
         holds. Returns whether a tier does not know yet if it has the next one."""
-        tiers, host = self._tiers, self._tiers.host
-        assert host is not None
-        window = restore.arrived + max(host.room, tiers.slots // WINDOW_SHARE, 1)
+        tiers = self._tiers
+        window = restore.arrived + max(tiers.host.room, tiers.slots // WINDOW_SHARE, 1)
         most = restore.moved + max(1, int(tiers.slots * FETCHED_SHARE))
         if restore.direct:
             window = most = restore.moved + max(1, AT_ONCE_BYTES // tiers.record_bytes)
@@ -304,7 +303,6 @@ class KVPlacement:
         them is below, it does nothing: a step's plan loads what is in the host tier.
         """
         manager, host = self._block_manager, self._tiers.host
-        assert host is not None
         sequence.count_found(manager.adopt(sequence))
         found = manager.residency.locate(sequence).readable(there)
         first = next((key for key in found.keys if key not in host), None)
@@ -358,8 +356,7 @@ class KVPlacement:
             restore.moved += 1
 
     def _is_above(self, key: bytes) -> bool:
-        host = self._tiers.host
-        return (host is not None and key in host) or key in self._block_manager.pool.index.here
+        return key in self._tiers.host or key in self._block_manager.pool.index.here
 
     def _wanted(self, sequence: Sequence) -> bool:
         """Whether a restore of the sequence is still of use: the sequence waits for it, or is computed up to

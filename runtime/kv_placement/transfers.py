@@ -70,9 +70,8 @@ class Transfers:
         A full block stays on the device until `evicted`. So its copy is a spare one: no other record is
         evicted to make room for it, and it is the first to be evicted.
         """
-        host = self.tiers.host
         self._tenants[block] = tenant
-        if host is None or host.has_slot(key):
+        if not self.tiers.slots or self.tiers.host.has_slot(key):
             return
         if tokens is not None:
             self._wanted[key] = block, tokens, False
@@ -83,7 +82,6 @@ class Transfers:
         """Have records of the host tier copied into allocated ``blocks``, by key, before the rows of the plan
         being made. Their slots are held until that is done."""
         host = self.tiers.host
-        assert host is not None
         loads = [BlockLoad(host.here[key], block) for key, block in blocks.items()]
         host.hold(*(load.slot for load in loads))
         self._loads += loads
@@ -97,8 +95,8 @@ class Transfers:
         freed. Otherwise they would push out records that are not below yet. Never less than ``least``: what a
         step can compute.
         """
-        most, host = min(blocks, AT_ONCE) if self._beside else blocks, self.tiers.host
-        if host is None or host.room >= blocks:
+        most = min(blocks, AT_ONCE) if self._beside else blocks
+        if not self.tiers.slots or self.tiers.host.room >= blocks:
             return most
         return min(most, max(least, self.tiers.slots // PARTS))
 
@@ -124,7 +122,7 @@ class Transfers:
         """Note that the pool evicted a full block. If a tier has its record, count that as used now; else have
         the block saved by the plan being made. If not ``wanted``, it is saved only where no other record has to
         go for it."""
-        if self.tiers.host is None:
+        if not self.tiers.slots:
             return
         self._staying.pop(key, None)
         if not self.tiers.has(key):
@@ -141,14 +139,13 @@ class Transfers:
     def emit(self, *, rows: int, draws: bool) -> tuple[tuple[BlockSave, ...], tuple[BlockLoad, ...]]:
         """The saves and loads for the plan that goes out now: they leave the queues here. A save for which the
         host tier has no slot is dropped. ``rows``: how many it has; ``draws``: one of them draws a token."""
-        host = self.tiers.host
-        if host is None or not self.waiting:
+        if not self.waiting:
             return (), ()
         due = [(key, *save) for key, save in self._wanted.items()]
         due += [(key, block, self._block_tokens, True) for key, block in self._in_time(rows, draws)]
         saves = []
         for key, block, tokens, spare in due:
-            slot = host.reserve(key, tokens, self._tenants.get(block, 0), spare=spare)
+            slot = self.tiers.host.reserve(key, tokens, self._tenants.get(block, 0), spare=spare)
             if slot is not None:
                 saves.append(BlockSave(block, slot, tokens, spare))
         self.tiers.note_evicted()
@@ -181,8 +178,6 @@ class Transfers:
         found from now on, and slots that it loaded may be evicted. If its step failed, it is not known which
         were made: the slots of its saves are given up, and those of its loads released."""
         host = self.tiers.host
-        if host is None:
-            return
         for save in plan.saves:
             if made:
                 host.filled(save.slot, spare=save.spare)
@@ -197,6 +192,6 @@ class Transfers:
     def statistics(self) -> dict[str, float]:
         """The statistics of all tiers (`Tiers.statistics`), and how many blocks were saved to the host tier and
         loaded from it since the start; empty without one."""
-        if self.tiers.host is None:
+        if not self.tiers.slots:
             return {}
         return {**self.tiers.statistics(), "host_saved": self.saved, "host_loaded": self.loaded}

@@ -123,19 +123,18 @@ class PendingMoves:
         """Whether the record is in the tier where the settle wants it, or will not get there, so that nothing
         waits for it. Its copies in the tiers above are dropped."""
         pool, tiers = self._block_manager.pool, self._block_manager.tiers
-        host = tiers.host
-        if host is None or self._block_manager.transfers.saving(key):
-            return host is None
+        if not tiers.slots or self._block_manager.transfers.saving(key):
+            return not tiers.slots
         below = tiers.found_below(key)
-        if key not in host and not below:
+        if key not in tiers.host and not below:
             return True
         block = pool.index.here.get(key)
         if block is not None and not pool.references.of(block):
             pool.distrust([block])
         if not move.lowest:
             return True
-        if below and not host.promised(key, besides=move.sequence.id):
-            host.drop(key)
+        if below and not tiers.host.promised(key, besides=move.sequence.id):
+            tiers.host.drop(key)
         return below
 
     def _found_where(self, move: PendingMove, now: float) -> Moved:

@@ -395,7 +395,7 @@ class Scheduler:
     def prepare(self) -> bool:
         """In an idle moment, do a part of the work that a later step would wait for. Returns False if there
         is none to do."""
-        return self.tiers.host is not None and self.tiers.host.prepare()
+        return self.tiers.host.prepare()
 
     def due(self, now: float) -> float | None:
         """Seconds until `tick` has something to do if neither a verb nor a commit comes before; None: never."""
@@ -443,8 +443,7 @@ class Scheduler:
         or `BlockPool.version` is another one by then. Raises `LeakFound`."""
         tables = (sequence.table.held for sequence in self._queues.sequences.values())
         yield from self.pool.audit_in_slices(tables)
-        if self.tiers.host is not None:
-            yield from self.tiers.host.audit_in_slices()
+        yield from self.tiers.host.audit_in_slices()
 
     # --- parts of verbs ---------------------------------------------------------------------------------
 

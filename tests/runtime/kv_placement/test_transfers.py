@@ -151,7 +151,7 @@ def test_a_record_that_says_it_is_of_another_length_is_computed_again(which: int
     here.reply(0, 1)
     away(here, 0)
     tier, sequence = here.scheduler.tiers.host, here.sequence(0)
-    assert tier is not None and sequence.tail is not None
+    assert sequence.tail is not None
     slot = tier.here.get([*sequence.keys[:2], sequence.tail[0]][which])
     assert slot is not None and tier.tokens_of(slot) == [4, 4, 2][which]
     tokens_of = tier.tokens_of
@@ -264,7 +264,6 @@ def test_what_the_host_tier_gave_up_goes_down_again_when_the_device_gives_it_up(
     here.open(0, ONE + TWO + [7])
     here.reply(0, 6)
     here.run()
-    assert here.scheduler.tiers.host is not None
     for key in here.sequence(0).keys:
         here.scheduler.tiers.host.drop(key)  # as for want of room
     here.evict(0)
@@ -376,7 +375,6 @@ def test_a_turn_that_runs_alone_in_its_step_waits_for_its_blocks_there() -> None
 def sound(here: World) -> int:
     """How many records the host tier has; the bytes of all are those that were hashed."""
     tier = here.scheduler.tiers.host
-    assert tier is not None
     for slot in tier.here.values():
         assert xxh3_64_intdigest(tier.memory.payload(slot)) == tier.memory.record(slot).digest
     return len(tier.here)

@@ -162,7 +162,7 @@ def with_tails_of_another() -> World:
     here.close(0)
     here.open(1, tokens)
     here.run()
-    assert len(here.scheduler.tiers.host or ())
+    assert len(here.scheduler.tiers.host)
     return here
 
 
@@ -172,15 +172,15 @@ def test_a_sequence_that_is_erased_leaves_no_record_of_its_turns_ends() -> None:
     here.close(1, keep_kv=False)
     while (here.scheduler.due(here.time) or 1) < 1:  # a few at a time: steps go on meanwhile
         here.step()
-    assert not len(here.scheduler.tiers.host or ())
+    assert not len(here.scheduler.tiers.host)
 
 
 def test_an_engine_that_ends_erases_what_is_left_to_erase() -> None:
     here = with_tails_of_another()
     here.close(1, keep_kv=False)
-    assert len(here.scheduler.tiers.host or ())
+    assert len(here.scheduler.tiers.host)
     here.engine.leave()
-    assert not len(here.scheduler.tiers.host or ())
+    assert not len(here.scheduler.tiers.host)
 
 
 def test_blocks_of_all_groups_count_for_the_tenant_that_computed_them() -> None:
@@ -191,7 +191,6 @@ def test_blocks_of_all_groups_count_for_the_tenant_that_computed_them() -> None:
         here.close(seq)
         flood(here, here.scheduler.pool.available)
     host = here.scheduler.tiers.host
-    assert host is not None
     here.open(9, some(9), salt=b"two")
     tenants = {here.sequence(9).tenant}
     here.open(8, some(9), salt=b"one")
