@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, overload
 
 import numpy as np
@@ -128,6 +128,9 @@ class KeyChain(Sequence[bytes]):
 
     def __len__(self) -> int:
         return self._length
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._keys[: self._length])
 
     @overload
     def __getitem__(self, index: int) -> bytes: ...

@@ -136,7 +136,7 @@ class Tiers:
         here, found = self.host.here, list[int]()
         for part in sliced(keys):
             levels = [DEVICE * (key in device) | HOST * (key in here) for key in part]
-            if not all(levels):
+            if self.slots and not all(levels):
                 below = self._below([key for key, level in zip(part, levels, strict=True) if not level])
                 levels = [level or below.get(key, 0) for key, level in zip(part, levels, strict=True)]
             if not whole and 0 in levels:

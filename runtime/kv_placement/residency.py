@@ -290,6 +290,8 @@ class Residency:
     def names(self, sequence: Sequence) -> list[bytes]:
         """The keys of the records that the sequence may have in lower tiers, in order: of its full blocks, as
         far as the token behind its last one sees them, then of the partial last block that was saved."""
+        if not self._narrow:  # one group, and nothing of it is behind a window
+            return [*sequence.keys, *(sequence.tail or ())[:1]]
         return [key for _, key in self.numbered(sequence)]
 
     def numbered(self, sequence: Sequence) -> list[tuple[int, bytes]]:
@@ -307,8 +309,8 @@ class Residency:
             found += [(full, in_group(sequence.tail[0], group)) for group in groups]
         return found
 
-    def everything(self, sequence: Sequence) -> Iterator[bytes]:
-        """Yield the key of each record that the sequence's tokens may ever have got, in all groups: of full
+    def everything(self, sequence: Sequence) -> list[bytes]:
+        """The key of each record that the sequence's tokens may ever have got, in all groups: of full
         blocks, and of partial last ones that may have been saved."""
         size, total = self._hasher.block_tokens, len(sequence.tokens)
         self.name(sequence, total // size)
@@ -316,8 +318,8 @@ class Residency:
         ends = dict.fromkeys([*range(last + 1, total + 1), *sequence.marks])
         tails = [self.tail(sequence, end) for end in ends if end % size]
         own = [] if sequence.tail is None else [sequence.tail[0]]
-        for key in dict.fromkeys([*sequence.keys, *own, *tails]):
-            yield from (in_group(key, group) for group in range(len(self._windows)))
+        keys = dict.fromkeys([*sequence.keys, *own, *tails])
+        return [in_group(key, group) for group in range(len(self._windows)) for key in keys]
 
     def earlier_tails(self, sequence: Sequence) -> Iterator[list[bytes]]:
         """Yield the keys of the records of partial blocks that end at earlier positions, of so many positions
