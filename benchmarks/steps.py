@@ -49,6 +49,7 @@ class Course:
     def name(self) -> str:
         tiers = "device" if self.slots is None else "host and disk" if self.disk else "host"
         kind = " with a liar, two groups" if self.liar else ""
+        kind += "" if None in self.windows else " with windows"
         return f"{tiers}{kind}, {'overlapped' if self.depth > 1 else 'lock step'}"
 
 
@@ -57,6 +58,7 @@ TIERS: dict[str, dict[str, Any]] = {
     "host": {"slots": SLOTS},
     "disk": {"slots": SLOTS, "disk": True},
     "groups": {"slots": SLOTS, "disk": True, "liar": True, "windows": (10, None)},
+    "windows": {"slots": SLOTS, "disk": True, "liar": True, "windows": (6, 10)},
 }
 COURSES = {f"{name}-{depth}": Course(depth, **tiers) for depth in (1, 2) for name, tiers in TIERS.items()}
 

@@ -38,7 +38,8 @@ class Located:
     tokens.
 
     ``end``: how many tokens have KV once these blocks are there: less than the sequence's computed ones if
-    blocks behind a window are gone. ``shared``: how many have it in the groups without a window. Of each block,
+    blocks behind a window are gone. ``shared``: how many have it in the groups without a window; if all have
+    windows, ``end`` before a partial last block. Of each block,
     ``indexes``: its number in the sequence; ``groups``: its KV group; ``keys``; ``levels``: where it is, made
     of the flags of `kvstore.tiers`. The last ones may be partial. The sequence's last token is in none of them:
     its logits are wanted, so that it is always computed.
@@ -187,8 +188,8 @@ class Residency:
             found = tiers.levels([in_group(key, group) for key in keys], here)
             del keys[len(found) :]
             levels.update(((own + at, group), level) for at, level in enumerate(found))
-        shared = (own + len(keys)) * size if self._whole else 0
         end, near = self._windows_end(sequence, own + len(keys), tiers)
+        shared = (own + len(keys) if self._whole else end) * size
         levels |= near
         position = sequence.computed if end == own else end * size
         firsts = [
@@ -267,6 +268,8 @@ class Residency:
         # Nothing needs the blocks behind the windows of all groups: they go with the next.
         if behind := min(self._windows.first(group, length) for group in range(len(self._windows))):
             levels[:behind] = [levels[min(behind, blocks - 1)]] * behind
+        if self.is_whole(sequence):
+            levels[:own] = [DEVICE] * own
         tiers = [_TIERS.get(level, KVTier.NONE) for level in levels]
         pairs = zip(tiers, shared, strict=True)
         runs = [TierRun(tier, others, sum(1 for _ in run)) for (tier, others), run in groupby(pairs)]

@@ -61,10 +61,13 @@ from holdfast.tests.runtime.fakes import (
     FakeAdapters,
     FakeDisk,
     draw,
+    leave_out,
     mix,
+    passing,
     salt_of,
     take_in,
     weigh,
+    widest,
 )
 
 GARBAGE, NAN = 0x5A, 0xFF
@@ -565,7 +568,7 @@ class DigestDecoder:
     def hidden(self, ids: Tensor, batches: Sequence[PagedBatch], arena: Tensor) -> Tensor:
         """Of each token the context behind it, the position behind it, and whether the row is sound to
         there."""
-        whole = self._windows.index(None)
+        whole, widest_window = widest(self._windows)
         rows = batches[whole]
         assert self._device.is_active, "kernels for whichever device is current"
         out = self._device.allocate((len(ids), CHUNKS + 2), (CHUNKS + 2, 1), torch.float32)
@@ -588,13 +591,18 @@ class DigestDecoder:
                     continue
                 table = rows.tables[int(rows.lines[row])]
                 first = length - len(tokens)
-                kept = cells[table[: -(-first // size)], 0, :, 0, :, 0].transpose(0, 1).reshape(2, -1)
+                low = max(0, first + 1 - widest_window)
+                kept = (
+                    cells[table[: -(-first // size)], 0, :, 0, :, 0]
+                    .transpose(0, 1)
+                    .reshape(2, -1)[:, low:first]
+                )
                 given = NO_ADAPTER if rows.adapters is None else int(rows.adapters[starts[row]])
                 context = int(self._adapters.slots[given])  # of the last slot without one
-                for at, (position, digest) in enumerate(kept[:, :first].T.tolist()):
+                for at, (position, digest) in enumerate(kept.T.tolist(), low):
                     digest = (digest ^ salt_of(whole)) & MASK
                     context = (context + (digest ^ mix(position & MASK)) * weigh(at)) & MASK
-                sound = SPOILED not in kept[0, :first]
+                sound = SPOILED not in kept[0]
                 line = int(rows.lines[row])
                 for position, token in enumerate(tokens, first):
                     sound = sound and token not in self._poison
@@ -611,6 +619,8 @@ class DigestDecoder:
                         salted = digest ^ salt_of(group)
                         cell[0] = position if sound else SPOILED
                         cell[1] = salted - (salted >> 63 << 64)  # the same bits, signed
+                    for gone in passing(position, widest_window):
+                        context = leave_out(context, gone, read(line, whole, gone)[1])
                     told = out[starts[row] + position - first]
                     told[:CHUNKS] = torch.tensor([context >> 16 * at & 0xFFFF for at in range(CHUNKS)])
                     told[CHUNKS], told[CHUNKS + 1] = position + 1, sound

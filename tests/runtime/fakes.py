@@ -82,32 +82,57 @@ def take_in(context: int, position: int, token: int) -> tuple[int, int]:
     return digest, (context + (digest ^ mix(position)) * weigh(position)) & MASK
 
 
-class Shadow:
-    """What a sequence ought to be: its tokens, and the next one. ``context`` folds in all of them, from
-    ``start`` on: what its adapter adds (`FakeAdapters`)."""
+def leave_out(context: int, position: int, digest: int) -> int:
+    """``context`` without the token at ``position``, whose KV has this digest."""
+    return (context - (digest ^ mix(position)) * weigh(position)) & MASK
 
-    def __init__(self, tokens: Iterable[int] = (), vocab_size: int = 256, start: int = 0) -> None:
+
+def widest(windows: Sequence[int | None]) -> tuple[int, int]:
+    """The group that sees most, and how many tokens it sees, with a token's own."""
+    seen = [MASK if window is None else window for window in windows]
+    return seen.index(max(seen)), max(seen)
+
+
+def passing(position: int, window: int) -> range:
+    """The positions that a token at ``position`` sees in a ``window``, and the next one does not."""
+    return range(max(0, position + 1 - window), max(0, position + 2 - window))
+
+
+class Shadow:
+    """What a sequence ought to be: its tokens, and the next one. ``context`` folds in all of them that the
+    widest ``window`` has, from ``start`` on: what its adapter adds (`FakeAdapters`)."""
+
+    def __init__(
+        self, tokens: Iterable[int] = (), vocab_size: int = 256, start: int = 0, window: int = MASK
+    ) -> None:
         self.vocab_size = vocab_size
+        self.window = window
         self.tokens: list[int] = []
         self._contexts = [start]
+        self._digests: list[int] = []
         self.extend(tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append."""
         for token in tokens:
-            _, context = take_in(self._contexts[-1], len(self.tokens), token)
+            position = len(self.tokens)
+            digest, context = take_in(self._contexts[-1], position, token)
             self.tokens.append(token)
+            self._digests.append(digest)
+            for gone in passing(position, self.window):
+                context = leave_out(context, gone, self._digests[gone])
             self._contexts.append(context)
 
     def truncate(self, length: int) -> None:
         """Keep the first ``length``."""
         del self.tokens[length:]
-        del self._contexts[length + 1 :]
+        del self._contexts[length + 1 :], self._digests[length:]
 
     def copy(self, length: int) -> Shadow:
         """Another with the first ``length``."""
-        twin = Shadow((), self.vocab_size)
+        twin = Shadow((), self.vocab_size, window=self.window)
         twin.tokens, twin._contexts = self.tokens[:length], self._contexts[: length + 1]
+        twin._digests = self._digests[:length]
         return twin
 
     def next(self, sampling: Sampling = GREEDY) -> int:
@@ -461,7 +486,7 @@ class FakeRunner:
     def _compute(self, step: _Launched, number: int, feeder: tuple[_Launched, int] | None, adds: int) -> None:
         row = step.rows[number]
         table = row.table
-        whole = self._windows.index(None)
+        whole, window = widest(self._windows)
         tokens = row.tokens.tolist()
         if feeder is not None:
             assert not tokens
@@ -474,18 +499,21 @@ class FakeRunner:
         if not self.poison.isdisjoint(tokens):
             step.outcomes[number] = RowFault("poison")
             return
-        context, drawn = (self._read(table, whole, 0, row.first) + adds) & MASK, list[int]()
+        seen = max(0, row.first + 1 - window)
+        context, drawn = (self._read(table, whole, seen, row.first) + adds) & MASK, list[int]()
         windowed = len(self._windows) > 1
         behind = row.first + row.count - row.drafts - 1  # from this position's token on it draws
         for position, token in enumerate(tokens, row.first):
             context ^= self._differ(table, position, whole) if windowed else 0
             digest, context = take_in(context, position, token)
-            if row.sampling is not None and position >= behind:
-                drawn.append(draw(context, position + 1, row.sampling, self.vocab_size))
             slot = position % self.block_tokens
             for group, block in enumerate(table[:, position // self.block_tokens].tolist()):
                 self._positions[block, slot] = position
                 self._digests[block, slot] = digest ^ salt_of(group)
+            for gone in passing(position, window):
+                context = (context - self._read(table, whole, gone, gone + 1)) & MASK
+            if row.sampling is not None and position >= behind:
+                drawn.append(draw(context, position + 1, row.sampling, self.vocab_size))
         if number in step.late:
             step.late[number] = drawn[0]
         elif row.sampling is not None:

@@ -7,7 +7,7 @@ have ended. Used by the state machine and by tests that tell one story.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from random import Random
@@ -64,6 +64,7 @@ from holdfast.tests.runtime.fakes import (
     fake_adapter,
     fake_engine,
     fake_memory,
+    widest,
 )
 
 DRAWN = 256
@@ -235,6 +236,9 @@ class World:
         """Why no turn begins with an adapter."""
         return "adapter_unknown" if adapter and adapter not in self.loaded.values() else None
 
+    def _shadow(self, tokens: Iterable[int], adds: int) -> Shadow:
+        return Shadow(tokens, DRAWN, adds, widest(self.settings.windows)[1])
+
     def open(
         self, seq: int, tokens: list[int], salt: bytes = b"", alone: bool = False, path: str = ""
     ) -> None:
@@ -245,7 +249,7 @@ class World:
         elif len(tokens) > self.settings.max_context:
             refusal = "context_exceeded"
         if self._apply(Open(self.next_request(), seq, salt, tokens, alone, adapter), refusal):
-            self.beings[seq] = Being(Shadow(tokens, DRAWN, adds), adapter, alone=alone)
+            self.beings[seq] = Being(self._shadow(tokens, adds), adapter, alone=alone)
             self._check_state(seq)
 
     def extend(self, seq: int, tokens: list[int], *, due: bool = False) -> None:
@@ -314,7 +318,7 @@ class World:
         if opening is None:
             return being, self._busy(being) or self._gone(being.adapter if being else b"")
         adds = fake_adapter(opening.adapter.decode())[1] if opening.adapter else 0
-        begun = Being(Shadow((), DRAWN, adds), opening.adapter, alone=opening.isolated)
+        begun = Being(self._shadow((), adds), opening.adapter, alone=opening.isolated)
         if opening.parent is not None:
             parent = self.beings.get(opening.parent)
             if parent is None:

@@ -136,6 +136,28 @@ def test_a_shared_beginning_is_computed_twice_at_most() -> None:
     assert prefilled[0] == 100 and prefilled[1] > 90 and max(prefilled[2:]) <= 24, prefilled
 
 
+@pytest.mark.parametrize("windows", [(12, None, 12), (12,), (12, 12)])
+def test_a_beginning_that_was_found_once_is_kept(windows: tuple[int | None, ...]) -> None:
+    """Also if no group without a window tells what two sequences share."""
+    here, prefix = small(150, windows=windows), some(80)
+    for seq in range(4):
+        here.open(seq, prefix + some(40, seed=1 + seq))
+        here.reply(seq, 2)
+        if seq:
+            assert work_of(here, seq).prefilled <= 44, seq
+            flood(here, here.scheduler.pool.available - 12)
+
+
+@pytest.mark.parametrize("windows", [(12, None), (12,)])
+def test_what_is_computed_is_on_the_device_though_more_is_to_come(windows: tuple[int | None, ...]) -> None:
+    here = small(windows=windows)
+    here.open(0, some(160))
+    here.generate(0, 1)
+    here.run(4)
+    assert 60 <= here.state(0).computed < 100
+    here.locate(0)
+
+
 def test_blocks_behind_a_window_go_before_those_that_others_want() -> None:
     here = small(150)
     here.open(0, some(40, seed=3))

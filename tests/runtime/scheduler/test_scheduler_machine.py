@@ -39,7 +39,7 @@ SALTS = (b"", b"tenant", b"other")
 NAMES = ("a", "b", "c", "d")
 """Of adapters; each is also the path of one."""
 
-WINDOWS = ((None,), (None,), (None, 6), (5, None), (None, 3, 9))
+WINDOWS = ((None,), (None,), (None, 6), (5, None), (None, 3, 9), (6,), (4, 9))
 """Of KV groups; some group has none."""
 
 SEQS = st.integers(0, 5)
