@@ -23,10 +23,10 @@ from torch import Tensor
 from ...kernels.layer import LayerWeights
 from ...kernels.low_rank import LowRank, Pair
 from ..errors import AdapterInvalid, ConfigInvalid, TensorInvalid
-from .checkpoint import DIGEST_BYTES, StoredTensor, file_digest, opened_file, tensor_of, tensors_in
+from .checkpoint import DIGEST_BYTES, file_digest, opened_file, tensor_of, tensors_in
 from .config import ModelConfig
 from .decoder import Decoder
-from .fields import Fields, read_json
+from .fields import Fields, StoredTensor, read_json
 from .files import ADAPTER
 from .kv_format import AS_COMPUTED, KVFormat
 from .weights import MAPS, DecoderWeights, Piece, kv_divisors, pieces_of, text_name

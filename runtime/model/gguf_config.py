@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from ..errors import TensorInvalid
 from .fields import Fields
 from .gguf_file import GGUFFile
 from .gguf_sampling import sampling_of
@@ -218,11 +217,7 @@ def _scaling(file: GGUFFile, fields: Fields, head_dim: int, context: int) -> dic
 
 def _factors(file: GGUFFile, head_dim: int) -> list[float]:
     stored = file.tensors[ROPE_FACTORS]
-    if stored.kind != "F32" or stored.shape != (head_dim // 2,):
-        raise TensorInvalid(
-            f"{file.path}: {ROPE_FACTORS}: {stored.kind} {list(stored.shape)}, F32 [{head_dim // 2}]"
-            " is expected"
-        )
+    stored.check("the metadata ask", (head_dim // 2,), types=("F32",))
     return [float(one) for one in file.array(stored).view("<f4")]
 
 
@@ -240,7 +235,7 @@ def _dtype(file: GGUFFile) -> str:
     """The type to serve in: the type of most of the weights; bfloat16 if most are quantised."""
     counts: Counter[str] = Counter()
     for tensor in file.tensors.values():
-        counts[tensor.kind] += prod(tensor.shape)
+        counts[tensor.dtype] += prod(tensor.shape)
     most = max(counts, key=counts.__getitem__, default="F32")
     return {"F32": "float32", "F16": "float16"}.get(most, "bfloat16")
 
