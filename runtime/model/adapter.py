@@ -96,7 +96,8 @@ class AdapterMaps:
             return replace(layer, **own)
 
         layers = tuple(roomy(layer, number) for number, layer in enumerate(decoder.weights.layers))
-        return decoder.with_weights(replace(decoder.weights, layers=layers))
+        weights = replace(decoder.weights, layers=layers)
+        return Decoder(decoder.config, weights, decoder.kernels, decoder.key_scale)
 
 
 def fill_slot(weights: DecoderWeights, slot: int, adapter: AdapterWeights) -> None:

@@ -57,10 +57,6 @@ class Decoder:
         """The same decoder, computing with another backend."""
         return Decoder(self.config, self.weights, kernels, self.key_scale)
 
-    def with_weights(self, weights: DecoderWeights) -> Decoder:
-        """The same decoder with other weights of the same shape."""
-        return Decoder(self.config, weights, self.kernels, self.key_scale)
-
     def hidden(self, ids: Tensor, batches: Sequence[PagedBatch], arena: Tensor) -> Tensor:
         """Normed hidden states ``[tokens, hidden]`` of ``ids`` int64 ``[tokens]``; stores their K and V.
 
