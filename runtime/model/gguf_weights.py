@@ -7,7 +7,7 @@ Quantised tensors stay packed, or are dequantised to float32, one at a time.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -54,9 +54,8 @@ class GGUFWeights(StoredWeights):
         self._norm_offset = config.family.norm_offset
         super().__init__((path,), {})
 
-    def check(self, pieces: Iterable[Piece], ignorable: Callable[[str], bool]) -> None:
+    def check(self, pieces: Sequence[Piece], ignorable: Callable[[str], bool]) -> None:
         """As `StoredWeights.check`; the file may have `ROPE_FACTORS`."""
-        pieces = tuple(pieces)
         names = {self._stored_name(piece.name): piece.name for piece in pieces}
         self.tensors = {
             names.get(name, name): stored
