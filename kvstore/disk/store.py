@@ -42,11 +42,6 @@ HOLDER = "holder"  # the file that stands for the folder's lock
 log = logging.getLogger(__name__)
 
 
-class StoreFull(StoreFailed):
-    """The disk has no space for a record: less would stay free than ``floor``, even after records that may be
-    evicted are gone."""
-
-
 class FreeSlots:
     """The slots of a payload file that hold no record, below its end at ``end``, a number of slots. Those that
     still have bytes are taken first: then the file takes no more space."""
@@ -79,8 +74,7 @@ class FreeSlots:
 
     def emptied(self) -> None:
         """Note that no free slot has bytes any more."""
-        self._empty = self.all()
-        heapq.heapify(self._empty)
+        self._empty = sorted(self.all())
         self.stained = []
 
 
@@ -212,10 +206,9 @@ class RecordStore:
         for key in reversed(list(keys)):
             self.order.move(key, last=False)
 
-    def get(self, key: bytes, into: memoryview | None) -> RecordEntry:
+    def get(self, key: bytes, into: memoryview | None) -> None:
         """Copy the record's payload into ``into`` and check it there; None: bring it into the page cache alone,
-        where a reader must check it. Returns its entry. From now on the record is the first of its tenant's to
-        be evicted.
+        where a reader must check it. From now on the record is the first of its tenant's to be evicted.
 
         Raises `RecordMissing`: it is not here; `RecordCorrupt`: its bytes are not what was stored, and it is
         dropped; `StoreFailed`: the medium refused.
@@ -228,7 +221,6 @@ class RecordStore:
             self.drop([key])
             raise RecordCorrupt(key, "its bytes on disk are not those that were stored")
         self.order.move(key, last=False)
-        return entry
 
     def drop(self, keys: Iterable[bytes]) -> None:
         """Remove these records. Where the medium refuses, they are only forgotten in memory, and are found
@@ -311,14 +303,13 @@ class RecordStore:
 
     def _within_disk(self, fresh: list[Record]) -> tuple[list[Record], list[bytes]]:
         """Make room on the disk for the new records. Returns as many of them as there is room for, the last
-        ones, and the keys of the others. Raises `StoreFull` if there is room for none."""
+        ones, and the keys of the others."""
         if self.floor is None or not fresh:
             return fresh, []
         self.relieve(max(0, len(fresh) - len(self._free.stained)) * self._stride + TREE_BYTES)
         most = len(self._free.stained) + max(0, self.headroom - TREE_BYTES) // self._stride
-        if not most:
-            raise StoreFull(f"the disk of {self.folder} has no space for KV beyond what is kept free there")
-        return fresh[-most:], [record.key for record in fresh[:-most]]
+        left_out = max(0, len(fresh) - most)
+        return fresh[left_out:], [record.key for record in fresh[:left_out]]
 
     def _surplus(self, tenant: int, coming: int = 0) -> list[bytes]:
         """The keys of records that a tenant must give up for ``coming`` new ones, in eviction order; none if it
