@@ -196,7 +196,9 @@ def _scaling(file: GGUFFile, fields: Fields, head_dim: int, context: int) -> dic
         if kind not in ("none", "longrope"):
             told = f"{kind} together with the tensor {ROPE_FACTORS} is not served"
             raise fields.unserved("rope.scaling.type", told)
-        divisors = _factors(file, head_dim)
+        stored = file.tensors[ROPE_FACTORS]
+        stored.check("the metadata ask", (head_dim // 2,), types=("F32",))
+        divisors = file.array(stored).view("<f4").tolist()
         both = {"long_factor": divisors, "short_factor": divisors}
         return {"rope_type": "longrope", "factor": 1.0, "attention_factor": 1.0, **both}
     if kind == "none":
@@ -213,12 +215,6 @@ def _scaling(file: GGUFFile, fields: Fields, head_dim: int, context: int) -> dic
         if gain is not None:
             made["attention_factor"] = gain * (1.0 + 0.1 * math.log(factor))
     return made
-
-
-def _factors(file: GGUFFile, head_dim: int) -> list[float]:
-    stored = file.tensors[ROPE_FACTORS]
-    stored.check("the metadata ask", (head_dim // 2,), types=("F32",))
-    return [float(one) for one in file.array(stored).view("<f4")]
 
 
 def _vocabulary(file: GGUFFile, fields: Fields) -> int:
