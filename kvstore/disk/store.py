@@ -206,9 +206,10 @@ class RecordStore:
         for key in reversed(list(keys)):
             self.order.move(key, last=False)
 
-    def get(self, key: bytes, into: memoryview | None) -> None:
+    def get(self, key: bytes, into: memoryview | None) -> RecordEntry:
         """Copy the record's payload into ``into`` and check it there; None: bring it into the page cache alone,
-        where a reader must check it. From now on the record is the first of its tenant's to be evicted.
+        where a reader must check it. Returns its entry. From now on the record is the first of its tenant's to
+        be evicted.
 
         Raises `RecordMissing`: it is not here; `RecordCorrupt`: its bytes are not what was stored, and it is
         dropped; `StoreFailed`: the medium refused.
@@ -221,6 +222,7 @@ class RecordStore:
             self.drop([key])
             raise RecordCorrupt(key, "its bytes on disk are not those that were stored")
         self.order.move(key, last=False)
+        return entry
 
     def drop(self, keys: Iterable[bytes]) -> None:
         """Remove these records. Where the medium refuses, they are only forgotten in memory, and are found

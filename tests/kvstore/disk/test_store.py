@@ -67,9 +67,9 @@ def store(tmp_path: Path) -> Iterator[RecordStore]:
 
 def read(store: RecordStore, number: int) -> RecordEntry:
     into = memoryview(bytearray(SIZE))
-    store.get(key(number), into)
+    entry = store.get(key(number), into)
     assert bytes(into) == payload(number)
-    return store.entries[key(number)]
+    return entry
 
 
 def test_records_outlive_the_store_that_wrote_them(tmp_path: Path) -> None:
