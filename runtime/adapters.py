@@ -46,7 +46,6 @@ class AdapterTable:
         self._names: dict[str, Adapter] = {}
         self._adapters: dict[bytes, Adapter] = {}
         self._held: OrderedDict[int, Adapter] = OrderedDict()  # by slot; the longest without a row first
-        self._leaving: set[Adapter] = set()  # unloaded, and still there
         self._served: dict[Adapter, None] = {}  # those of running turns that have slots
         self._lent: dict[Adapter, None] = {}  # of idle sequences, with slots in the step that is planned
         self._fills: dict[int, Adapter] = {}
@@ -87,7 +86,6 @@ class AdapterTable:
             self._numbers += 1
             adapter = self._adapters[digest] = Adapter(self._numbers, digest, namespace)
         adapter.names.add(name)
-        self._leaving.discard(adapter)
         self._names[name] = adapter
         return adapter
 
@@ -98,15 +96,13 @@ class AdapterTable:
         if adapter is None:
             raise AdapterUnknown(f"no adapter {name!r} is loaded")
         adapter.names.discard(name)
-        if not adapter.names:
-            self._leaving.add(adapter)
 
     def sweep(self, used: Iterable[Adapter | None]) -> list[int]:
         """Forget the adapters that were unloaded, but those that turns use. Returns their numbers. ``used`` is
         not looked at if none was unloaded."""
-        gone = self._leaving.difference(used) if self._leaving else ()
+        unloaded = {one for one in self._adapters.values() if not one.names}
+        gone = unloaded.difference(used) if unloaded else ()
         for adapter in gone:
-            self._leaving.discard(adapter)
             del self._adapters[adapter.digest]
             self._served.pop(adapter, None)
             if adapter.slot_number is not None:

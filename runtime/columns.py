@@ -59,9 +59,7 @@ class Columns:
 
     def end(self, slot: int) -> None:
         """Let a sequence go."""
-        self.seqs[slot] = -1
-        self.take_back(slot)
-        self.not_plain(slot)
+        self.begin(slot, -1, 0)
 
     def take_back(self, slot: int) -> None:
         """Let the slot's rows in flight count no more: give it another mark."""

@@ -23,7 +23,7 @@ from . import messages
 from .admin import clear_others, spaces, write_about
 from .index import StoreFailed
 from .messages import KEYS_PER_PACKET, RECORDS_PER_PACKET, RecordAt
-from .store import RecordStore, StoreFull
+from .store import RecordStore
 
 BATCH_BYTES = 8 << 20
 SYNC_SECONDS = 1.0
@@ -181,28 +181,25 @@ class DiskServer:
 
     def _keep(self, stores: list[messages.Store]) -> None:
         records = [(store.record, self._memory.payload(store.slot)) for store in stores]
+        gone = list[bytes]()
         for store in stores:
             self._store.order.lease(store.released, on=False)
             self._store.order.lease(store.leased, on=True)
         try:
             touched = [key for store in stores for key in store.touched]
             self._store.evict_first(key for store in stores for key in store.yielding)
-            evicted = self._store.put(records, touched)
+            gone = self._store.put(records, touched)
+            self._dirty = True
+            if self._refusing and any(store.record.key in self._store.entries for store in stores):
+                log.warning("the disk takes records again")
+                self._refusing = False
         except StoreFailed as error:
             self._refused(error)
-            for store in stores:
-                self._send(messages.Done(store.ticket))
-            self._tell_given_up()
-            return
-        self._dirty = True
-        if self._refusing:
-            log.warning("the disk takes records again")
-            self._refusing = False
         for store in stores:
             entry = self._store.entries.get(store.record.key)
             self._send(messages.Done(store.ticket, None if entry is None else entry.slot))
-        if evicted:  # perhaps some of ``stores``, where a tenant's cap is smaller
-            self._send(messages.Gone(evicted))
+        if gone:  # perhaps some of ``stores``, where there is no room or a tenant's cap is smaller
+            self._send(messages.Gone(gone))
         self._tell_given_up()
 
     def _sync(self) -> None:
@@ -215,7 +212,7 @@ class DiskServer:
 
     def _refused(self, error: StoreFailed) -> None:
         """Log that the medium refused, unless that is logged already since the last success."""
-        if not self._refusing and not isinstance(error, StoreFull):
+        if not self._refusing:
             self._refusing = True
             log.error("the disk refuses: %s", error)
 

@@ -42,11 +42,6 @@ HOLDER = "holder"  # the file that stands for the folder's lock
 log = logging.getLogger(__name__)
 
 
-class StoreFull(StoreFailed):
-    """The disk has no space for a record: less would stay free than ``floor``, even after records that may be
-    evicted are gone."""
-
-
 class FreeSlots:
     """The slots of a payload file that hold no record, below its end at ``end``, a number of slots. Those that
     still have bytes are taken first: then the file takes no more space."""
@@ -79,8 +74,7 @@ class FreeSlots:
 
     def emptied(self) -> None:
         """Note that no free slot has bytes any more."""
-        self._empty = self.all()
-        heapq.heapify(self._empty)
+        self._empty = sorted(self.all())
         self.stained = []
 
 
@@ -311,14 +305,13 @@ class RecordStore:
 
     def _within_disk(self, fresh: list[Record]) -> tuple[list[Record], list[bytes]]:
         """Make room on the disk for the new records. Returns as many of them as there is room for, the last
-        ones, and the keys of the others. Raises `StoreFull` if there is room for none."""
+        ones, and the keys of the others."""
         if self.floor is None or not fresh:
             return fresh, []
         self.relieve(max(0, len(fresh) - len(self._free.stained)) * self._stride + TREE_BYTES)
         most = len(self._free.stained) + max(0, self.headroom - TREE_BYTES) // self._stride
-        if not most:
-            raise StoreFull(f"the disk of {self.folder} has no space for KV beyond what is kept free there")
-        return fresh[-most:], [record.key for record in fresh[:-most]]
+        left_out = max(0, len(fresh) - most)
+        return fresh[left_out:], [record.key for record in fresh[:left_out]]
 
     def _surplus(self, tenant: int, coming: int = 0) -> list[bytes]:
         """The keys of records that a tenant must give up for ``coming`` new ones, in eviction order; none if it

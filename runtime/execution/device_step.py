@@ -85,26 +85,25 @@ class Inputs:
 
 class BatchOnDevice:
     """What the device holds by slot: ``tables`` int32 ``[slots + 1, groups, blocks]``; ``ids``, drawn last;
-    sampling parameters, fp64 and int64: each ``[slots + 1]``. The last line is padding's."""
+    sampling parameters, int64, those that are fp64 by their bits: each ``[slots + 1]``. The last line is
+    padding's."""
 
     def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
         """``shape``: slots, groups and blocks."""
         slots, groups, blocks = self.slots, self.groups, self.width = shape
         self.tables = torch.zeros((slots + 1, groups, blocks), dtype=torch.int32, device=device)
         self.ids = torch.zeros(slots + 1, dtype=torch.int64, device=device)
-        self._reals = torch.zeros((3, slots + 1), dtype=torch.float64, device=device)
-        self._whole = torch.zeros((2, slots + 1), dtype=torch.int64, device=device)
+        self._sampling = torch.zeros((5, slots + 1), dtype=torch.int64, device=device)
 
     def take(self, slots: Ints, batch: Batch, device: Device) -> None:
         """Take over all that ``batch`` holds in these slots."""
         tables = np.zeros((len(slots), self.groups, self.width), dtype=np.int64)
         tables[..., : batch.tables.shape[2]] = batch.tables[slots]
-        reals = np.stack([batch.temperature[slots], batch.top_p[slots], batch.min_p[slots]])
-        whole = np.stack([batch.top_k[slots], batch.seed[slots]])
-        at, cells, bits, numbers = device.upload([slots, tables, reals.view(np.int64), whole])
+        parameters = (batch.temperature, batch.top_p, batch.min_p, batch.top_k, batch.seed)
+        bits = np.stack([one[slots].view(np.int64) for one in parameters])
+        at, cells, numbers = device.upload([slots, tables, bits])
         self.tables.index_copy_(0, at, cells.to(torch.int32))
-        self._reals.index_copy_(1, at, bits.view(torch.float64))
-        self._whole.index_copy_(1, at, numbers)
+        self._sampling.index_copy_(1, at, numbers)
 
     def change(self, cells: Tensor, blocks: Tensor) -> None:
         """Write block ids into cells of the tables, each named by its index in all cells."""
@@ -112,8 +111,9 @@ class BatchOnDevice:
 
     def sampling(self, slots: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Temperature, top-k, top-p, seed and min-p of these slots, ``[slots]`` each."""
-        reals, whole = self._reals.index_select(1, slots), self._whole.index_select(1, slots)
-        return reals[0], whole[0], reals[1], whole[1], reals[2]
+        found = self._sampling.index_select(1, slots)
+        reals = found[:3].view(torch.float64)
+        return reals[0], found[3], reals[1], found[4], reals[2]
 
 
 class DeviceStep:

@@ -158,9 +158,8 @@ class TorchRunner:
             at, positions = self._device.upload([behind, (plan.firsts + plan.counts)[each] - back])
             hidden, last = hidden[at], last[at]
         lines = self._sampler.draw(plan, chosen, each, positions, self._decoder.logits(hidden), last)
-        if len(self._batch) > len(self._ids):
-            more = torch.zeros(len(self._batch) - len(self._ids), dtype=torch.int64, device=hidden.device)
-            self._ids = torch.cat((self._ids, more))
+        if (more := len(self._batch) - len(self._ids)) > 0:
+            self._ids = torch.nn.functional.pad(self._ids, (0, more))
         if not plan.drafts:  # what follows a guess is not known here: the row behind it is not fed
             self._ids.index_copy_(0, chosen.slots, lines[:, 0])
         return lines

@@ -39,18 +39,16 @@ SCORED_AT_ONCE = 128
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawnRows:
     """The sampling parameters of a step's rows that draw, on the device, in their order. ``slots``: int64
-    ``[rows]``. ``warm``: the rows with a temperature, int64; None: all. The others are of these rows, fp64 and
-    int64; ``typical`` is None where no row has it. ``scored``: the rows that want log probabilities, int64,
-    None for none; ``most``: how many alternatives."""
+    ``[rows]``. ``warm``: the rows with a temperature, int64; None: all. Of these are ``parameters``, in the
+    order of `Kernels.sample` (temperature, top-k, top-p and seed), ``min_p`` and ``typical``, which is None
+    where no row has it. ``scored``: the rows that want log probabilities, int64, None for none; ``most``: how
+    many alternatives."""
 
     of: Ints
     version: int
     slots: Tensor
     warm: Tensor | None
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    seeds: Tensor
+    parameters: tuple[Tensor, Tensor, Tensor, Tensor]
     min_p: Tensor
     typical: Typical | None
     scored: Tensor | None
@@ -174,10 +172,7 @@ def _uploaded(slots: Ints, batch: Batch, device: Device) -> DrawnRows:
         batch.version,
         of,
         None if warm.all() else at,
-        temperature,
-        k,
-        mass_p,
-        seeds,
+        (temperature, k, mass_p, seeds),
         least_p,
         Typical(rows, mass) if typical.size else None,
         with_scores if scored.size else None,
@@ -316,19 +311,11 @@ def _choose(chosen: DrawnRows, positions: Tensor, logits: Tensor, kernels: Kerne
 
     ``positions``: of each row, in the order of ``logits`` ``[rows, vocab]``.
     """
-    if not len(chosen.temperature):
+    if not len(chosen.min_p):
         return logits.argmax(-1)
     warm = slice(None) if chosen.warm is None else chosen.warm
-    drawn = kernels.sample(
-        logits[warm],
-        chosen.temperature,
-        chosen.top_k,
-        chosen.top_p,
-        chosen.seeds,
-        positions[warm],
-        min_p=chosen.min_p,
-        typical=chosen.typical,
-    )
+    parameters, at = chosen.parameters, positions[warm]
+    drawn = kernels.sample(logits[warm], *parameters, at, min_p=chosen.min_p, typical=chosen.typical)
     return drawn if chosen.warm is None else logits.argmax(-1).index_copy_(0, chosen.warm, drawn)
 
 

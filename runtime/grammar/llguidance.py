@@ -16,6 +16,7 @@ import threading
 import time
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -149,8 +150,9 @@ class Compiler:
         own = frozenset(self._eos_ids).union(tokenizer.eos_tokens)
         ends = frozenset(token for token in stop_ids if token in own or tokenizer.is_special_token(token))
         string = JsonString(grammar.string_bytes) if grammar.string_bytes else None
-        ids = (ends, own - ends, frozenset(stop_ids))
-        made = Matcher(matcher, *ids, self._vocab_size, string, tokenizer, self._quotes)
+        special = [(token // 8, 1 << token % 8, token in ends) for token in own | ends]
+        halts = own.union(stop_ids)
+        made = Matcher(matcher, special, halts, self._vocab_size, string, tokenizer, self._quotes)
         made.read(tokens)
         return made
 
@@ -199,35 +201,25 @@ class Compiler:
         return made
 
 
+@dataclass(eq=False)
 class Matcher:
     """The state of one reply in its grammar. It advances with the reply's tokens and never goes back.
 
-    ``ends``: special tokens that end the reply; allowed exactly where the grammar accepts. ``others``: the
-    model's end tokens that do not end this reply; never allowed. ``stops``: all stop ids of the reply; one that
-    is plain text is allowed where the grammar allows its text. ``size``: how many tokens the model has; the
-    tokenizer may have more. ``string``: bounds the length of strings in a JSON reply, None: no bound;
-    ``tokenizer``: gives it the tokens' text; ``quotes``: the tokens that begin with a quote, int64 ``[words]``,
-    one bit per token.
+    ``special``: of each special token that ends a reply its byte and its bit in a mask, and whether it ends
+    this reply: it is allowed exactly where the grammar accepts, else never. ``halts``: these and all other stop
+    ids of the reply; one that is plain text is allowed where the grammar allows its text. ``size``: how many
+    tokens the model has; the tokenizer may have more. ``string``: bounds the length of strings in a JSON reply,
+    None: no bound; ``tokenizer``: gives it the tokens' text; ``quotes``: the tokens that begin with a quote,
+    int64 ``[words]``, one bit per token.
     """
 
-    def __init__(
-        self,
-        matcher: LLMatcher,
-        ends: frozenset[int],
-        others: frozenset[int],
-        stops: frozenset[int],
-        size: int,
-        string: JsonString | None,
-        tokenizer: LLTokenizer,
-        quotes: NDArray[np.int64],
-    ) -> None:
-        self._string = string
-        self._tokenizer = tokenizer
-        self._quotes = quotes
-        self._matcher = matcher
-        self._special = [(token // 8, 1 << token % 8, token in ends) for token in ends | others]
-        self._halts = ends | others | stops
-        self._size = size
+    _matcher: LLMatcher
+    _special: list[tuple[int, int, bool]]
+    _halts: frozenset[int]
+    _size: int
+    _string: JsonString | None
+    _tokenizer: LLTokenizer
+    _quotes: NDArray[np.int64]
 
     @property
     def complete(self) -> bool:

@@ -18,15 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ...kernels.layer import LayerWeights
 from ...kernels.low_rank import LowRank, Pair
-from ..errors import AdapterInvalid, ConfigInvalid, TensorInvalid
-from .checkpoint import DIGEST_BYTES, StoredTensor, file_digest, opened_file, tensor_of, tensors_in
+from ..errors import AdapterInvalid, RuntimeFault
+from .checkpoint import DIGEST_BYTES, file_digest, one_line, opened_file, tensor_of, tensors_in
 from .config import ModelConfig
 from .decoder import Decoder
-from .fields import Fields, read_json
+from .fields import Fields, StoredTensor, read_json
 from .files import ADAPTER
 from .kv_format import AS_COMPUTED, KVFormat
 from .weights import MAPS, DecoderWeights, Piece, kv_divisors, pieces_of, text_name
@@ -96,7 +95,8 @@ class AdapterMaps:
             return replace(layer, **own)
 
         layers = tuple(roomy(layer, number) for number, layer in enumerate(decoder.weights.layers))
-        return decoder.with_weights(replace(decoder.weights, layers=layers))
+        weights = replace(decoder.weights, layers=layers)
+        return Decoder(decoder.config, weights, decoder.kernels, decoder.key_scale)
 
 
 def fill_slot(weights: DecoderWeights, slot: int, adapter: AdapterWeights) -> None:
@@ -175,10 +175,12 @@ def read_adapter(folder: Path, maps: AdapterMaps, most_rank: int = HIGHEST_RANK)
             digest = hashlib.blake2b(digests, digest_size=DIGEST_BYTES).digest()
         if _identity(folder) != before:
             raise AdapterInvalid(f"{folder}: it changed while it was read")
-    except (ConfigInvalid, TensorInvalid) as error:
+    except RuntimeFault as error:
         raise AdapterInvalid(error.message) from None
     except OSError as error:
         raise AdapterInvalid(f"{error.filename or folder}: {error.strerror or error}") from error
+    except Exception as error:  # of a library, or for want of memory
+        raise AdapterInvalid(f"{folder}: {type(error).__name__}: {one_line(error)[:160]}") from error
     return AdapterWeights(digest, max(numbers.of(module)[0] for module in stored), pairs)
 
 
@@ -269,18 +271,12 @@ def _pairs(
     pairs: dict[str, Pair] = {}
     for module, (weight, sides) in stored.items():
         halves = [sides[_A], sides[_B]]
-        read = [tensor_of(file, half) for half in halves]
-        _check_finite(halves, read, "not all its numbers are finite")
-        a, b = (half.float() for half in read)
+        a, b = (tensor_of(file, half).float() for half in halves)
         pair = maps.scaled(weight, Pair(a.T, b.T * numbers.of(module)[1]))
         own = pairs[weight.name] = Pair(
             pair.a.to(maps.dtype).contiguous(), pair.b.to(maps.dtype).contiguous()
         )
-        _check_finite(halves, [own.a, own.b], f"too large for {str(maps.dtype).removeprefix('torch.')}")
+        for half, made in zip(halves, (own.a, own.b), strict=True):
+            if not made.isfinite().all():
+                raise half.wrong(f"not all its numbers are finite in {maps.dtype}")
     return {into: tuple(pairs.get(part.name) for part in parts) for into, parts in maps.parts.items()}
-
-
-def _check_finite(halves: list[StoredTensor], tensors: list[Tensor], cause: str) -> None:
-    for half, tensor in zip(halves, tensors, strict=True):
-        if not tensor.isfinite().all():
-            raise half.wrong(cause)

@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from ...kernels.packed import Packed
 from ..errors import ModelUnreadable, ShardMissing, TensorInvalid
-from .fields import read_json
+from .fields import FLOAT_TYPES, StoredTensor, read_json
 from .weights import Piece
 
 if TYPE_CHECKING:
@@ -27,35 +26,8 @@ if TYPE_CHECKING:
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-FLOAT_TYPES = ("F32", "BF16", "F16")
 DIGEST_BYTES = 32
 HASHING_THREADS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """A tensor as a file's header describes it. ``shard``: the file. ``name``: its name there. ``dtype``: as
-    the format names types."""
-
-    shard: Path
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-    def wrong(self, cause: str) -> TensorInvalid:
-        """Make the error that says what is wrong with this tensor: ``cause``. The caller raises it."""
-        return TensorInvalid(f"{self.shard}: {self.name}: {cause}")
-
-    def check(
-        self, asks: str, *shapes: tuple[int, ...], types: Sequence[str] = FLOAT_TYPES, by: str = ""
-    ) -> None:
-        """Raise ``TensorInvalid`` if its type is none of ``types``, or its shape none of ``shapes``. ``asks``:
-        what asks for them; ``by``: the configuration's fields that do."""
-        if self.dtype not in types:
-            raise self.wrong(f"type {self.dtype} is not served ({', '.join(types)})")
-        if self.shape not in shapes:
-            wanted = " or ".join(str(list(shape)) for shape in shapes)
-            raise self.wrong(f"shape {list(self.shape)}, {asks} for {wanted}" + (f" ({by})" if by else ""))
 
 
 class StoredWeights(ABC):

@@ -16,7 +16,7 @@ from ...kernels.layer import Layer, LayerSizes
 from ...kernels.linear import rows_of
 from ...kernels.reference import backend
 from .config import ModelConfig
-from .rope import make_rope
+from .rope import Rope
 from .weights import DecoderWeights
 
 
@@ -43,7 +43,7 @@ class Decoder:
         """The device of the weights."""
         self.dtype = weights.norm.dtype
         """The type of activations and KV, and of weights that are not packed."""
-        self._ropes = {kind.rope: make_rope(kind.rope, self.device) for kind in config.kinds}
+        self._ropes = {kind.rope: Rope(kind.rope, self.device) for kind in config.kinds}
         self._layers = tuple(self._layer(number) for number in range(config.layers))
         # The factor is rounded to the type of the embedding, as in transformers.
         self._embedding_scale = float(torch.tensor(config.scales.embedding, dtype=self.dtype))
@@ -56,10 +56,6 @@ class Decoder:
     def computing_by(self, kernels: Kernels) -> Decoder:
         """The same decoder, computing with another backend."""
         return Decoder(self.config, self.weights, kernels, self.key_scale)
-
-    def with_weights(self, weights: DecoderWeights) -> Decoder:
-        """The same decoder with other weights of the same shape."""
-        return Decoder(self.config, weights, self.kernels, self.key_scale)
 
     def hidden(self, ids: Tensor, batches: Sequence[PagedBatch], arena: Tensor) -> Tensor:
         """Normed hidden states ``[tokens, hidden]`` of ``ids`` int64 ``[tokens]``; stores their K and V.

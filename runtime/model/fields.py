@@ -1,19 +1,23 @@
-"""Reads JSON files of a model folder; an error is one line with the file, the field and the cause. No torch."""
+"""What a model's files say: the fields of a JSON object, and the tensors in a header. No torch.
+
+An error is one line with the file, the field or tensor, and the cause.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigInvalid, UnsupportedArchitecture
+from ..errors import ConfigInvalid, TensorInvalid, UnsupportedArchitecture
 from .files import FolderFiles, ModelFiles
 
 LARGEST = 2**31 - 1
 LARGEST_FLOAT = sys.float_info.max  # JSON may have larger integers
+FLOAT_TYPES = ("F32", "BF16", "F16")
 
 
 def read_json(path: Path, defaults: Mapping[str, Any] | None = None) -> Fields:
@@ -146,6 +150,35 @@ class Fields:
         if value is None:
             raise self.wrong(name, "missing")
         return value
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor as a file's header describes it. ``shard``: the file. ``name``: its name there. ``shape``: in
+    torch's order. ``dtype``: as the format names types. ``begin``, ``end``: in a GGUF file the range of its
+    bytes behind the header."""
+
+    shard: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    begin: int = 0
+    end: int = 0
+
+    def wrong(self, cause: str) -> TensorInvalid:
+        """Make the error that says what is wrong with this tensor: ``cause``. The caller raises it."""
+        return TensorInvalid(f"{self.shard}: {self.name}: {cause}")
+
+    def check(
+        self, asks: str, *shapes: tuple[int, ...], types: Sequence[str] = FLOAT_TYPES, by: str = ""
+    ) -> None:
+        """Raise ``TensorInvalid`` if its type is none of ``types``, or its shape none of ``shapes``. ``asks``:
+        what asks for them; ``by``: the configuration's fields that do."""
+        if self.dtype not in types:
+            raise self.wrong(f"type {self.dtype} is not served ({', '.join(types)})")
+        if self.shape not in shapes:
+            wanted = " or ".join(str(list(shape)) for shape in shapes)
+            raise self.wrong(f"shape {list(self.shape)}, {asks} for {wanted}" + (f" ({by})" if by else ""))
 
 
 def _is_number(value: object, above: float, most: float) -> bool:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from ..errors import TensorInvalid
 from .fields import Fields
 from .gguf_file import GGUFFile
 from .gguf_sampling import sampling_of
@@ -197,7 +196,9 @@ def _scaling(file: GGUFFile, fields: Fields, head_dim: int, context: int) -> dic
         if kind not in ("none", "longrope"):
             told = f"{kind} together with the tensor {ROPE_FACTORS} is not served"
             raise fields.unserved("rope.scaling.type", told)
-        divisors = _factors(file, head_dim)
+        stored = file.tensors[ROPE_FACTORS]
+        stored.check("the metadata ask", (head_dim // 2,), types=("F32",))
+        divisors = file.array(stored).view("<f4").tolist()
         both = {"long_factor": divisors, "short_factor": divisors}
         return {"rope_type": "longrope", "factor": 1.0, "attention_factor": 1.0, **both}
     if kind == "none":
@@ -216,16 +217,6 @@ def _scaling(file: GGUFFile, fields: Fields, head_dim: int, context: int) -> dic
     return made
 
 
-def _factors(file: GGUFFile, head_dim: int) -> list[float]:
-    stored = file.tensors[ROPE_FACTORS]
-    if stored.kind != "F32" or stored.shape != (head_dim // 2,):
-        raise TensorInvalid(
-            f"{file.path}: {ROPE_FACTORS}: {stored.kind} {list(stored.shape)}, F32 [{head_dim // 2}]"
-            " is expected"
-        )
-    return [float(one) for one in file.array(stored).view("<f4")]
-
-
 def _vocabulary(file: GGUFFile, fields: Fields) -> int:
     """The number of tokens in the vocabulary. Raises ``ConfigInvalid`` if keys disagree about it; the shape of
     the embedding is checked with those of all weights."""
@@ -240,7 +231,7 @@ def _dtype(file: GGUFFile) -> str:
     """The type to serve in: the type of most of the weights; bfloat16 if most are quantised."""
     counts: Counter[str] = Counter()
     for tensor in file.tensors.values():
-        counts[tensor.kind] += prod(tensor.shape)
+        counts[tensor.dtype] += prod(tensor.shape)
     most = max(counts, key=counts.__getitem__, default="F32")
     return {"F32": "float32", "F16": "float16"}.get(most, "bfloat16")
 

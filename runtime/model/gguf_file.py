@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -20,8 +20,8 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueTy
 from numpy.typing import DTypeLike, NDArray
 
 from ...kernels.packed_types import GGML
-from ..errors import ConfigInvalid, TensorInvalid
-from .fields import Fields
+from ..errors import ConfigInvalid
+from .fields import Fields, StoredTensor
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -31,21 +31,9 @@ MOST = {"keys": 1 << 16, "tensors": 1 << 17, "strings": 1 << 22, "dimensions": 4
 _SCALARS = GGUFReader.gguf_scalar_to_np
 
 
-@dataclass(frozen=True, slots=True)
-class PackedTensor:
-    """A tensor as the file's table describes it. ``shape``: in torch's order, the reverse of GGUF's.
-    ``kind``: its type, a name in `SERVED`. ``begin``, ``end``: the range of its bytes behind the header."""
-
-    name: str
-    shape: tuple[int, ...]
-    kind: str
-    begin: int
-    end: int
-
-
 class GGUFFile:
     """An open GGUF file. ``metadata``: the values by key; an array of numbers is a numpy array. ``tensors``: by
-    name.
+    name, each of a type in `SERVED`.
 
     Raises:
         ConfigInvalid: not a GGUF file, or its metadata is broken.
@@ -80,7 +68,7 @@ class GGUFFile:
         }
         return Fields(self.path, values, defaults or {}, prefix)
 
-    def array(self, tensor: PackedTensor) -> NDArray[np.uint8]:
+    def array(self, tensor: StoredTensor) -> NDArray[np.uint8]:
         """The bytes of a tensor, uint8 ``[bytes]``; a view of the memory-mapped file."""
         return np.frombuffer(self._bytes, np.uint8, tensor.end - tensor.begin, self._base + tensor.begin)
 
@@ -121,29 +109,29 @@ class GGUFFile:
         except ValueError:
             raise ConfigInvalid(f"{self.path}: {key}: a value of the unknown type {number}") from None
 
-    def _table(self, count: int) -> dict[str, PackedTensor]:
+    def _table(self, count: int) -> dict[str, StoredTensor]:
         """Read the table of tensors, and check that each lies in the file, apart from the others."""
         rows = [self._row(number) for number in range(count)]
         alignment = self.metadata.get("general.alignment", 32)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             raise ConfigInvalid(f"{self.path}: general.alignment: {alignment!r} is not a power of two")
         self._base = -(-self._at // alignment) * alignment
-        tensors: dict[str, PackedTensor] = {}
+        tensors: dict[str, StoredTensor] = {}
         for row in rows:
             end = self._base + row.end
             if row.name in tensors:
-                raise self._bad(row.name, "doubled")
+                raise row.wrong("doubled")
             if end > self._size:
-                raise self._bad(row.name, f"it ends at byte {end}, {self._beyond}")
+                raise row.wrong(f"it ends at byte {end}, {self._beyond}")
             if row.begin % alignment:
-                raise self._bad(row.name, f"its offset {row.begin} is not a multiple of {alignment}")
+                raise row.wrong(f"its offset {row.begin} is not a multiple of {alignment}")
             tensors[row.name] = row
         for one, other in pairwise(sorted(rows, key=lambda row: row.begin)):
             if other.begin < one.end:
-                raise self._bad(other.name, f"it overlaps {one.name}")
+                raise other.wrong(f"it overlaps {one.name}")
         return tensors
 
-    def _row(self, number: int) -> PackedTensor:
+    def _row(self, number: int) -> StoredTensor:
         name = self._label(f"the name of tensor {number}")
         dimensions = self._count("dimensions", "<I", name)
         shape = tuple(self._number("<Q", name) for _ in range(dimensions))[::-1]
@@ -153,17 +141,15 @@ class GGUFFile:
             kind = GGMLQuantizationType(code).name
         except ValueError:
             kind = f"number {code}"
+        stored = StoredTensor(self.path, name, shape, kind, offset)
         if kind not in SERVED:
-            raise self._bad(name, f"type {kind} is not served (served: {', '.join(SERVED)})")
+            raise stored.wrong(f"type {kind} is not served (served: {', '.join(SERVED)})")
         items, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
         if not shape or min(shape) < 1:
-            raise self._bad(name, f"shape {list(shape)} has no numbers")
+            raise stored.wrong(f"shape {list(shape)} has no numbers")
         if shape[-1] % items:
-            raise self._bad(name, f"rows of {shape[-1]} are not whole blocks of {items} ({kind})")
-        return PackedTensor(name, shape, kind, offset, offset + prod(shape) // items * size)
-
-    def _bad(self, name: str, cause: str) -> TensorInvalid:
-        return TensorInvalid(f"{self.path}: {name}: {cause}")
+            raise stored.wrong(f"rows of {shape[-1]} are not whole blocks of {items} ({kind})")
+        return replace(stored, end=offset + prod(shape) // items * size)
 
     def _count(self, what: str, form: str, key: str) -> int:
         count: int = self._number(form, key)

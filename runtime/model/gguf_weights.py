@@ -7,7 +7,7 @@ Quantised tensors stay packed, or are dequantised to float32, one at a time.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +21,11 @@ from torch import Tensor
 from ...kernels.packed import Packed, packed
 from ...kernels.packed_types import GGML
 from ..errors import TensorInvalid
-from .checkpoint import StoredTensor, StoredWeights
+from .checkpoint import StoredWeights
 from .config import ModelConfig
+from .fields import StoredTensor
 from .gguf_config import ROPE_FACTORS, architecture_of
-from .gguf_file import SERVED, GGUFFile, PackedTensor
+from .gguf_file import SERVED, GGUFFile
 from .weights import Piece
 
 _AS_STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -53,12 +54,11 @@ class GGUFWeights(StoredWeights):
         self._norm_offset = config.family.norm_offset
         super().__init__((path,), {})
 
-    def check(self, pieces: Iterable[Piece], ignorable: Callable[[str], bool]) -> None:
+    def check(self, pieces: Sequence[Piece], ignorable: Callable[[str], bool]) -> None:
         """As `StoredWeights.check`; the file may have `ROPE_FACTORS`."""
-        pieces = tuple(pieces)
         names = {self._stored_name(piece.name): piece.name for piece in pieces}
         self.tensors = {
-            names.get(name, name): StoredTensor(self._file.path, name, stored.shape, stored.kind)
+            names.get(name, name): stored
             for name, stored in self._file.tensors.items()
             if name != ROPE_FACTORS
         }
@@ -87,7 +87,7 @@ class GGUFWeights(StoredWeights):
             told(count)
 
         try:
-            return packed(GGML[some[0].kind], raws, some[0].shape[1], orders, part)
+            return packed(GGML[some[0].dtype], raws, some[0].shape[1], orders, part)
         except ValueError as error:
             names_of = ", ".join(stored.name for stored in some)
             raise TensorInvalid(f"{self._file.path}: {names_of}: {error}") from None
@@ -113,11 +113,11 @@ class GGUFWeights(StoredWeights):
         (``GGUFArchitecture.interleaved``), so that they are to be sorted; 0 for any other tensor."""
         return self._sorted_heads.get(name.rpartition("self_attn.")[2].partition(".")[0], 0)
 
-    def _unpacked(self, stored: PackedTensor) -> Tensor:
+    def _unpacked(self, stored: StoredTensor) -> Tensor:
         packed = self._file.array(stored)
-        if stored.kind in _AS_STORED:
-            return torch.frombuffer(bytearray(packed), dtype=_AS_STORED[stored.kind]).view(stored.shape)
-        kind, numbers = GGMLQuantizationType[stored.kind], torch.empty(stored.shape)
+        if stored.dtype in _AS_STORED:
+            return torch.frombuffer(bytearray(packed), dtype=_AS_STORED[stored.dtype]).view(stored.shape)
+        kind, numbers = GGMLQuantizationType[stored.dtype], torch.empty(stored.shape)
         rows = numbers.view(-1, stored.shape[-1])
         blocks = packed.reshape(len(rows), -1)
         for begin in range(0, len(rows), ROWS):

@@ -5,29 +5,27 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import ceil
 
 SURE_SECONDS = 0.5
 """The rate of the first bytes says little: until so many seconds have passed there is no estimate."""
 
 
+@dataclass(eq=False)
 class WeightsProgress:
     """Tells ``progress`` the fraction of ``total`` bytes that are loaded, 0 to 1, and in words: what is being
     loaded, bytes done and all bytes, and the seconds left at the rate so far. The bytes are those that the
     weights take in memory. ``clock``: in seconds. `done` may be called by several threads at once."""
 
-    def __init__(
-        self,
-        total: int,
-        progress: Callable[[float, str], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._total = max(1, total)
-        self._progress = progress
-        self._clock = clock
-        self._began = clock()
-        self._done = 0
-        self._lock = threading.Lock()
+    _total: int
+    _progress: Callable[[float, str], None]
+    _clock: Callable[[], float] = time.monotonic
+    _done: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._began = self._clock()
 
     def done(self, name: str, count: int) -> None:
         """``count`` more bytes are loaded, of the tensor ``name``. Raises what ``progress`` raises."""

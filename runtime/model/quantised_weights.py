@@ -27,7 +27,8 @@ from torch import Tensor
 
 from ...kernels.quantised import FP8_FIXED, HALVED, Quantised, Scheme, halved
 from ..errors import TensorInvalid
-from .checkpoint import FLOAT_TYPES, Checkpoint, StoredTensor
+from .checkpoint import Checkpoint
+from .fields import FLOAT_TYPES, StoredTensor
 from .quantisation import LinearRule, rule_for
 from .weights import EMBEDDING, Piece
 

@@ -251,18 +251,21 @@ def _read_longrope(source: _Source, dim: int) -> Mapping[str, Any]:
 # --- angles -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class Rope:
     """Computes the rotary angles of positions. ``frequencies``: radians per position, fp32 ``[dim / 2]``.
 
     ``exponents``: the period of a pair of numbers is theta to the power of its exponent; fp32 ``[dim / 2]``.
-    Both tensors are on the computing device: angles are made in every step, and a copy from the host would
-    wait for it.
+    Both tensors are on ``device``, which computes: angles are made in every step, and a copy from the host
+    would wait for it.
     """
 
-    config: RopeConfig
-    frequencies: Tensor
-    exponents: Tensor
+    def __init__(self, config: RopeConfig, device: torch.device) -> None:
+        self.config = config
+        exponents = torch.arange(0, config.dim, 2, dtype=torch.float32) / config.dim
+        frequencies = torch.zeros_like(exponents)
+        if config.kind != UNROTATED.kind:
+            frequencies = ROPE_KINDS[config.kind][1](config, config.theta**exponents)
+        self.frequencies, self.exponents = frequencies.to(device), exponents.to(device)
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cos and sin of the angles at int64 ``positions`` ``[tokens]``, each ``[tokens, dim]`` in ``dtype``;
@@ -298,15 +301,6 @@ class Rope:
         growth = config.factor * length / config.original - (config.factor - 1)
         base = config.theta * growth ** (config.dim / (config.dim - 2))
         return 1.0 / base[:, None] ** self.exponents
-
-
-def make_rope(config: RopeConfig, device: torch.device) -> Rope:
-    """Make the `Rope` of ``config``, with its frequencies on ``device``."""
-    exponents = torch.arange(0, config.dim, 2, dtype=torch.float32) / config.dim
-    frequencies = torch.zeros_like(exponents)
-    if config.kind != UNROTATED.kind:
-        frequencies = ROPE_KINDS[config.kind][1](config, config.theta**exponents)
-    return Rope(config, frequencies.to(device), exponents.to(device))
 
 
 def _linear(config: RopeConfig, periods: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from holdfast.runtime.model.config import Biases, LayerKind, ModelConfig, Scales
 from holdfast.runtime.model.families import FAMILIES, NEUTRAL, Family
 from holdfast.runtime.model.folder import check_folder
 from holdfast.runtime.model.load import load_model
-from holdfast.runtime.model.rope import RopeConfig, make_rope
+from holdfast.runtime.model.rope import Rope, RopeConfig
 
 LLAMA, PHI3, GEMMA3, GRANITE, MISTRAL = (
     {"architectures": [f"{name}ForCausalLM"], "head_dim": ...}
@@ -517,6 +517,6 @@ def test_any_field_may_hold_anything(family: Family, tmp_path: Path) -> None:
             refusals.append(error.message)
         else:
             for kind in kinds:
-                make_rope(kind.rope, torch.device("cpu"))
+                Rope(kind.rope, torch.device("cpu"))
     assert 200 < len(refusals) < len(changed) - 50
     assert all(str(tmp_path / "config.json: ") in one and "\n" not in one for one in refusals)

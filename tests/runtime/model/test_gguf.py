@@ -25,7 +25,7 @@ from holdfast.runtime.model.config import read_config, read_defaults
 from holdfast.runtime.model.folder import find_model
 from holdfast.runtime.model.gguf_file import SERVED
 from holdfast.runtime.model.load import LoadedModel, load_model, open_weights
-from holdfast.runtime.model.rope import make_rope
+from holdfast.runtime.model.rope import Rope
 from holdfast.runtime.model.weights import may_be_ignored, pieces_of
 from holdfast.runtime.settings import EngineSettings
 from holdfast.runtime.verbs import SamplingDefaults
@@ -215,7 +215,7 @@ def test_the_serving_type_is_that_of_the_file(kind: str, dtype: str, wide: Path,
 
 
 def frequencies_of(model: LoadedModel) -> torch.Tensor:
-    return make_rope(model.config.kinds[0].rope, torch.device("cpu")).frequencies
+    return Rope(model.config.kinds[0].rope, torch.device("cpu")).frequencies
 
 
 def test_rotary_factors_are_those_of_llama_3(tmp_path: Path) -> None:
@@ -554,7 +554,7 @@ LIES: dict[str, tuple[Change, str]] = {
     ),
     "rotary factors of another size": (
         lambda it: it.tensors.update({"rope_freqs.weight": (np.ones(5, np.float32), "F32")}),
-        "rope_freqs.weight: F32",
+        "rope_freqs.weight: shape",
     ),
     "rotary factors of zero": (
         lambda it: it.tensors.update({"rope_freqs.weight": (np.zeros(8, np.float32), "F32")}),

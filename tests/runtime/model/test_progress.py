@@ -7,9 +7,7 @@ from holdfast.runtime.model.progress import WeightsProgress
 
 def test_bytes_and_the_seconds_left_at_the_rate_so_far() -> None:
     now, told = [100.0], list[tuple[float, str]]()
-    progress = WeightsProgress(
-        400_000_000, lambda share, what: told.append((share, what)), clock=lambda: now[0]
-    )
+    progress = WeightsProgress(400_000_000, lambda share, what: told.append((share, what)), lambda: now[0])
     for name, seconds, size in (("first", 0.1, 20), ("b", 1.9, 80), ("b", 2.0, 100), ("c", 1.5, 200)):
         now[0] += seconds
         progress.done(name, size * 1_000_000)

@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from holdfast.runtime.model.config import read_config
-from holdfast.runtime.model.rope import make_rope
+from holdfast.runtime.model.rope import Rope
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512, "rope_theta": 1e6}
 LONG = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 128}
@@ -58,7 +58,7 @@ def test_angles_are_made_on_the_device_without_a_copy_from_the_host(kind: str, t
     shape |= {"num_key_value_heads": 4, "intermediate_size": 64, "rms_norm_eps": 1e-6}
     (tmp_path / "config.json").write_text(json.dumps({**shape, "rope_parameters": KINDS[kind]}))
     device = torch.device("meta")
-    rope = make_rope(read_config(tmp_path).kinds[0].rope, device)
+    rope = Rope(read_config(tmp_path).kinds[0].rope, device)
     positions = torch.zeros(3, dtype=torch.int64, device=device)
     with OnOneDevice():
         cos, _ = rope.angles(positions, torch.bfloat16)
@@ -83,6 +83,6 @@ def test_angles_are_those_of_transformers(kind: str, dtype: torch.dtype, tmp_pat
         == json.loads((tmp_path / "config.json").read_text())["rope_parameters"]["rope_type"]
     )
     positions = torch.tensor(POSITIONS.get(kind, [0, 1, 17, 511, 2047]))
-    cos, sin = make_rope(ours.kinds[0].rope, torch.device("cpu")).angles(positions, dtype)
+    cos, sin = Rope(ours.kinds[0].rope, torch.device("cpu")).angles(positions, dtype)
     expected = LlamaRotaryEmbedding(theirs)(torch.zeros(1, dtype=dtype), positions[None])
     torch.testing.assert_close((cos, sin), (expected[0][0], expected[1][0]), rtol=0, atol=ATOL.get(kind, 0))
