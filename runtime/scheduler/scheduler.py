@@ -167,12 +167,13 @@ class Scheduler:
                 return self._close(verb, now)
             case Lease():
                 return self._lease(verb, now)
-            case Stage():
-                return self._stage(verb, now)
-            case Settle():
-                return self._settle(verb, now)
             case Locate():
                 return self._locate(verb)
+            case Stage():
+                self._stage(verb, now)
+            case Settle():
+                self._settle(verb, now)
+        return None
 
     def _open(self, verb: Open, now: float) -> SequenceState:
         """Begin a sequence. Tokens with KV in the prefix cache count as computed from the beginning."""
@@ -278,20 +279,18 @@ class Scheduler:
         receipt = self._leases.grant(sequence, verb, now)
         return VerbReply(verb.request, sequence.state, receipt=receipt)
 
-    def _stage(self, verb: Stage, now: float) -> VerbReply | None:
-        """Begin to restore what lower tiers hold of an idle sequence's KV, and to compute the rest. Returns
-        the reply; None if the verb waits until the KV is on the device."""
+    def _stage(self, verb: Stage, now: float) -> None:
+        """Begin to restore what lower tiers hold of an idle sequence's KV, and to compute the rest. The verb
+        waits until the KV is on the device."""
         sequence = self._idle(verb.seq)
-        if verb.wait:  # before a part is restored at once
-            self._pending_moves.stage(verb.request, sequence, now)
+        self._pending_moves.stage(verb.request, sequence, now)  # before a part is restored at once
         sequence.look_up()
         self._queues.touch(sequence, now)
         self.placement.stage(sequence, now)
-        return None if verb.wait else VerbReply(verb.request, sequence.state)
 
-    def _settle(self, verb: Settle, now: float) -> VerbReply | None:
+    def _settle(self, verb: Settle, now: float) -> None:
         """Give up an idle sequence's blocks, and begin to offload its KV to the host tier or, as far as
-        possible, to disk (``verb.disk``). Returns the reply; None if the verb waits until the KV is there."""
+        possible, to disk (``verb.disk``). The verb waits until the KV is there."""
         sequence = self._idle(verb.seq)
         self._block_manager.rest(sequence)
         if not verb.disk:
@@ -300,9 +299,7 @@ class Scheduler:
         self._queues.lost(sequence)
         if verb.disk:
             self.placement.leave(sequence)
-        if verb.wait:
-            self._pending_moves.settle(verb.request, sequence, now, disk=verb.disk)
-        return None if verb.wait else VerbReply(verb.request, sequence.state)
+        self._pending_moves.settle(verb.request, sequence, now, disk=verb.disk)
 
     def _locate(self, verb: Locate) -> VerbReply:
         """The reply that says which tier each block of a sequence, or of the verb's tokens, lies in. Changes
@@ -384,14 +381,6 @@ class Scheduler:
         self.adapters.forget()
         return list(dict.fromkeys(s.id for plan in plans for s in self._committer.revoke(plan, now)))
 
-    def evict(self, seq: int) -> int:
-        """Take a sequence's KV away, as preemption would. Returns how many blocks it gave up."""
-        sequence = self._queues[seq]
-        blocks = self._block_manager.surrender(sequence)
-        if sequence.turn is None:
-            self._queues.lost(sequence)
-        return blocks
-
     def prepare(self) -> bool:
         """In an idle moment, do a part of the work that a later step would wait for. Returns False if there
         is none to do."""
@@ -405,10 +394,6 @@ class Scheduler:
         return min((due for due in dues if due is not None), default=None)
 
     # --- what is here -----------------------------------------------------------------------------------
-
-    def state(self, seq: int) -> SequenceState:
-        """The state of a sequence. Raises `SequenceUnknown`."""
-        return self._queues[seq].state
 
     def statistics(self) -> dict[str, float]:
         """Lengths of all queues, the pool's figures, and counts since the start."""
@@ -430,17 +415,10 @@ class Scheduler:
             **asdict(self.counters),
         }
 
-    def audit(self) -> None:
-        """Check the pool's references against the open sequences, block by block, and the host tier's tables.
-
-        Raises `LeakFound`: they do not agree.
-        """
-        for _ in self.audit_in_slices():
-            continue
-
     def audit_in_slices(self) -> Iterator[None]:
-        """Audit, a slice of bounded size at a time: yields between two slices. Drop it if a verb was applied
-        or `BlockPool.version` is another one by then. Raises `LeakFound`."""
+        """Check the pool's references against the open sequences, block by block, and the host tier's tables,
+        a slice of bounded size at a time: yields between two slices. Drop it if a verb was applied or
+        `BlockPool.version` is another one by then. Raises `LeakFound`: they do not agree."""
         tables = (sequence.table.held for sequence in self._queues.sequences.values())
         yield from self.pool.audit_in_slices(tables)
         if self.tiers.host is not None:

@@ -57,6 +57,14 @@ MASK = (1 << 64) - 1
 GREEDY = Sampling()
 
 
+def evict(scheduler: Scheduler, seq: int) -> None:
+    """Take a sequence's KV away, as preemption does."""
+    sequence = scheduler._queues[seq]
+    scheduler._block_manager.surrender(sequence)
+    if sequence.turn is None:
+        scheduler._queues.lost(sequence)
+
+
 def mix(value: int) -> int:
     """SplitMix64's finaliser (Steele et al., 2014): a 64-bit hash of a 64-bit number."""
     value = (value + 0x9E3779B97F4A7C15) & MASK
