@@ -180,7 +180,8 @@ class Scheduler:
         self._check_new([verb.seq])
         tokens = checked_tokens(verb.tokens, self.settings.vocab_size)
         self._check_context(len(tokens))
-        sequence = self._made(verb.seq, verb.salt, verb.adapter, TokenList(tokens), isolated=verb.isolated)
+        opening = Opening(verb.salt, verb.isolated, adapter=verb.adapter)
+        sequence = self._made(verb.seq, opening, TokenList(tokens))
         self._block_manager.adopt(sequence)
         self._queues.touch(sequence, now)
         self.placement.stage(sequence, now)
@@ -309,7 +310,7 @@ class Scheduler:
         else:
             tokens = checked_tokens(verb.tokens, self.settings.vocab_size)
             self._check_context(len(tokens))
-            sequence = self._made(0, verb.salt, verb.adapter, TokenList(tokens))
+            sequence = self._made(0, Opening(verb.salt, adapter=verb.adapter), TokenList(tokens))
         return VerbReply(verb.request, blocks=self._block_manager.residency.map(sequence))
 
     # --- steps ------------------------------------------------------------------------------------------
@@ -432,18 +433,16 @@ class Scheduler:
         if opening.parent is not None:
             (child,) = self._children(self._queues[opening.parent], [seq], opening.at, now)
             return child
-        sequence = self._made(seq, opening.salt, opening.adapter, TokenList(), isolated=opening.isolated)
+        sequence = self._made(seq, opening, TokenList())
         self._queues.touch(sequence, now)
         return sequence
 
-    def _made(
-        self, seq: int, salt: bytes, digest: bytes, tokens: TokenList, *, isolated: bool = False
-    ) -> Sequence:
-        """A sequence that is computed by the adapter with this digest. Raises `AdapterUnknown`."""
-        residency, adapter = self._block_manager.residency, self.adapters.find(digest)
-        root, tenant = residency.root(salt, adapter), tenant_of(residency.root(salt))
+    def _made(self, seq: int, how: Opening, tokens: TokenList) -> Sequence:
+        """A sequence with these ``tokens`` that is no fork. Raises `AdapterUnknown`."""
+        residency, adapter = self._block_manager.residency, self.adapters.find(how.adapter)
+        root, tenant = residency.root(how.salt, adapter), tenant_of(residency.root(how.salt))
         table = BlockTable(groups=self._block_manager.groups)
-        return Sequence(seq, root, tokens, table=table, isolated=isolated, adapter=adapter, tenant=tenant)
+        return Sequence(seq, root, tokens, table=table, isolated=how.isolated, adapter=adapter, tenant=tenant)
 
     def _children(self, parent: Sequence, seqs: list[int], length: int, now: float) -> list[Sequence]:
         """Make a sequence for each id in ``seqs``, with the parent's first ``length`` tokens and, as far as
