@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import numpy as np
@@ -63,6 +63,14 @@ def evict(scheduler: Scheduler, seq: int) -> None:
     scheduler._block_manager.surrender(sequence)
     if sequence.turn is None:
         scheduler._queues.lost(sequence)
+
+
+def in_slots(plan: Plan, slots: Sequence[int]) -> Plan:
+    """A plan of `plan_of` with each row in the slot of these."""
+    if plan.changes is None:
+        return plan
+    whole = tuple(replace(one, number=slot) for one, slot in zip(plan.changes.whole, slots, strict=True))
+    return replace(plan, slots=np.array(slots, dtype=np.int64), changes=replace(plan.changes, whole=whole))
 
 
 def mix(value: int) -> int:
