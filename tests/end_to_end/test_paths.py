@@ -192,7 +192,7 @@ class Stage:
         if path == "resident":
             return
         placement, tiers, tier = self.engine.scheduler.placement, self.engine.scheduler.tiers, self.tier
-        self.do(Settle(0, seq))
+        assert self.engine.apply(Settle(0, seq)) is None  # it waits
         self.rest()
         tiers.flush()
         while tiers.busy:
