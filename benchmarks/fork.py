@@ -144,7 +144,7 @@ def _timed(length: int, children: int, options: Options) -> dict[str, Any]:
         made, took = stage.fork(children)
         seconds["generating"].append(took)
         stage.close(made)
-    stage.scheduler.audit()
+    list(stage.scheduler.audit_in_slices())
     told = {name: summary(1e6 * took for took in runs) for name, runs in seconds.items()}
     return {**told, "copied_blocks_per_child": copied}
 
@@ -168,7 +168,7 @@ def _memory() -> dict[str, float]:
     for seq in made:
         stage.generate(seq, OWN)
     stage.rest()
-    stage.scheduler.audit()
+    list(stage.scheduler.audit_in_slices())
     own = BRANCHES * OWN / BLOCK
     return {"one": one, "branches": stage.held, "own": own, "ratio": stage.held / (one + own)}
 

@@ -257,7 +257,7 @@ async def _perplexity(model: Path, dtype: str, kernels: str, tokens: list[int]) 
     scores: list[float] = []
     async with ChildEngine(settings) as link:
         asked = Sampling(prompt_logprobs=0)
-        async for row in await link.begin(Opening(), asked, TokenLimits(1), tokens=tokens):
+        async for row in await link.generate(Opening(), asked, TokenLimits(1), tokens=tokens):
             assert row.error is None
             scores += [score.logprob for score in row.prompt_logprobs or ()]
     if len(scores) != len(tokens) - 1:

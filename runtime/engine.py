@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..kvstore.errors import LeakFound
@@ -44,23 +43,6 @@ AUDIT_EVERY = 64
 those that follow; in debug it makes a whole one at each."""
 
 
-@dataclass(frozen=True, slots=True)
-class _NeverLaunched:
-    """The handle of a step that could not be launched, of which nothing runs. ``error``: what the launch
-    raised; waiting for the step raises it again."""
-
-    error: Exception
-
-    def draw(self) -> None:
-        """Does nothing."""
-
-    def tokens(self) -> Outcomes:
-        raise self.error
-
-    def moved(self, *, wait: bool = False) -> bool:
-        raise self.error
-
-
 class Engine:
     """Runs a scheduler's plans on a runner.
 
@@ -86,7 +68,8 @@ class Engine:
         self._runner = runner
         self._debug = debug
         self._steps = StepClock()
-        self._in_flight: deque[tuple[Plan, Handle, list[float]]] = deque()  # with its moments
+        # With their moments; a step that could not be launched, of which nothing runs, has its error.
+        self._in_flight: deque[tuple[Plan, Handle | Exception, list[float]]] = deque()
         self._moving: deque[tuple[Plan, Handle]] = deque()  # committed, but for their saves and loads
         self.idle = True
         self._prepares = False
@@ -169,11 +152,12 @@ class Engine:
         self._lost_steps = 0
         self.scheduler.took(plan, self._steps.landed(moments))
         if plan.saves or plan.loads:
+            assert not isinstance(handle, Exception), "it has outcomes"
             self._moving.append((plan, handle))
             self._take_moves(now)
         rows, decoded = self.scheduler.commit(plan, outcomes, now)
-        if self._in_flight:
-            self._in_flight[0][1].draw()
+        if self._in_flight and not isinstance(following := self._in_flight[0][1], Exception):
+            following.draw()
         self._steps.committed(moments)
         return Step(plan.step, told + rows, decoded)
 
@@ -207,15 +191,15 @@ class Engine:
     def _broken(self) -> bool:
         """Whether the step launched last could not be launched: no other step may be launched, as it would be
         fed by that one."""
-        return bool(self._in_flight) and isinstance(self._in_flight[-1][1], _NeverLaunched)
+        return bool(self._in_flight) and isinstance(self._in_flight[-1][1], Exception)
 
-    def _launch(self, plan: Plan) -> Handle:
+    def _launch(self, plan: Plan) -> Handle | Exception:
         try:
             return self._runner.launch(plan)
         except EngineDied:
             raise
         except Exception as error:
-            return _NeverLaunched(error)
+            return error
 
     def _isolate(self, failed: Plan, error: Exception, now: float) -> list[Row]:
         """Recover from a step that failed as a whole: run its sequences, and those of steps launched behind
@@ -250,9 +234,11 @@ class Engine:
             raise EngineDied(f"{MOST_LOST_STEPS} steps in a row failed: {_text(error)}") from error
         return rows
 
-    def _wait(self, handle: Handle, *, moves: bool = False) -> Outcomes | Exception:
-        """Wait for a step, and with ``moves`` for its saves and loads. Returns its outcomes, or the exception
-        with which it failed as a whole; raises only `EngineDied`."""
+    def _wait(self, handle: Handle | Exception, *, moves: bool = False) -> Outcomes | Exception:
+        """Wait for a step, if it could be launched, and with ``moves`` for its saves and loads. Returns its
+        outcomes, or the exception with which it failed as a whole; raises only `EngineDied`."""
+        if isinstance(handle, Exception):
+            return handle
         try:
             outcomes = handle.tokens()
             if moves:

@@ -8,7 +8,7 @@ but the masks of grammars, by the numbers in the plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -214,26 +214,19 @@ class PlanRow:
 
 
 def plan_of(
-    step: int,
-    rows: Sequence[PlanRow],
-    *,
-    slots: Sequence[int] | None = None,
-    copies: tuple[BlockCopy, ...] = (),
-    saves: tuple[BlockSave, ...] = (),
-    loads: tuple[BlockLoad, ...] = (),
+    step: int, rows: Sequence[PlanRow], copies: tuple[BlockCopy, ...] = (), loads: tuple[BlockLoad, ...] = ()
 ) -> Plan:
-    """A plan of whole rows, before which the batch forgets all slots: for what runs without a scheduler.
-    ``slots``: of each row; by default its number."""
-    where = range(len(rows)) if slots is None else slots
+    """A plan of whole rows, before which the batch forgets all slots: for what runs without a scheduler. The
+    slot of each row is its number."""
     adapters = np.array([row.adapter for row in rows], dtype=np.int64)
     whole = tuple(
         Slot(at, row.seq, row.epoch, row.table, row.sampling, row.past, row.output_from)
-        for at, row in zip(where, rows, strict=True)
+        for at, row in enumerate(rows)
     )
     return Plan(
         step,
         np.array([row.seq for row in rows], dtype=np.int64),
-        np.array(list(where), dtype=np.int64),
+        np.arange(len(rows)),
         np.zeros(len(rows), dtype=np.int64),
         np.array([row.first for row in rows], dtype=np.int64),
         np.array([row.count for row in rows], dtype=np.int64),
@@ -246,8 +239,7 @@ def plan_of(
         (),
         Changes(0, whole) if rows else None,
         copies,
-        saves,
-        loads,
+        loads=loads,
     )
 
 
@@ -294,16 +286,10 @@ class Outcomes:
             array[at, : len(some)] = some
         return cls(array, {at: one for at, one in enumerate(outcomes) if not isinstance(one, list)})
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
     def __getitem__(self, row: int) -> Outcome:
         """The outcome of the row with this number."""
         other = self.others.get(row)
         return [token for token in self.ids[row].tolist() if token != NO_TOKEN] if other is None else other
-
-    def __iter__(self) -> Iterator[Outcome]:
-        return (self[row] for row in range(len(self)))
 
 
 class Handle(Protocol):

@@ -71,12 +71,9 @@ class ThreadEngine:
             self.link.welcome(await end.hello)
             self._watch = asyncio.create_task(self._until_lost(end), name="holdfast-engine")
         except BaseException:
-            await self._leave()
+            await self.__aexit__()
             raise
         return self.link
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._leave()
 
     def _serve(self, sock: socket.socket) -> None:
         try:
@@ -89,7 +86,7 @@ class ThreadEngine:
         await end.lost.wait()
         self.link.fail(end.gone or EngineDied("the engine's thread ended"))
 
-    async def _leave(self) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._watch is not None:
             self._watch.cancel()
         self.link.fail(LinkClosed("this end closed the link"))

@@ -233,22 +233,18 @@ class Lease(Verb, frozen=True, tag="lease"):
 
 
 class Stage(Verb, frozen=True, tag="stage"):
-    """Restore an idle sequence's KV to the device. With ``wait`` the reply comes when it is there, and says
-    where it came from."""
+    """Restore an idle sequence's KV to the device. The reply comes when it is there, and says where it came
+    from."""
 
     seq: int
-    wait: bool = False
 
 
 class Settle(Verb, frozen=True, tag="settle"):
-    """Offload an idle sequence's KV to the host tier, or with ``disk`` to the disk tier.
-
-    With ``wait`` the reply comes when it is there, and says where all of it is.
-    """
+    """Offload an idle sequence's KV to the host tier, or with ``disk`` to the disk tier. The reply comes when
+    it is there, and says where all of it is."""
 
     seq: int
     disk: bool = False
-    wait: bool = False
 
 
 class Locate(Verb, frozen=True, tag="locate"):
@@ -382,8 +378,8 @@ class VerbReply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
     """The reply to the verb ``request``, which took effect. Every verb on a sequence but ``close`` and
     ``locate`` gets a ``state``.
 
-    ``statistics`` answers ``statistics``, ``receipt`` a ``lease``, ``moved`` a ``stage`` or ``settle`` that
-    waited, ``blocks`` a ``locate``, ``adapter`` a ``load_adapter``.
+    ``statistics`` answers ``statistics``, ``receipt`` a ``lease``, ``moved`` a ``stage`` or ``settle``,
+    ``blocks`` a ``locate``, ``adapter`` a ``load_adapter``.
     """
 
     request: int

@@ -683,11 +683,11 @@ class EngineCopy:
         which the same verb opens as the `Opening` ``on`` says."""
         if isinstance(on, Opening):
             self._send_opening(on.isolated)
-            generation = await self._link.begin(on, *parameters, ids[on.at :].tolist())
+            there, expected = on.at, None
         else:
             self._doubt()
-            there = len(self._tokens)
-            generation = await self._link.generate(on, *parameters, ids[there:].tolist(), there)
+            there = expected = len(self._tokens)
+        generation = await self._link.generate(on, *parameters, ids[there:].tolist(), expected)
         self._without_kv = 1
         self._move(CopyState.GENERATING, generation.state, ids)
         return generation

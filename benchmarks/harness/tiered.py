@@ -28,7 +28,7 @@ from holdfast.kvstore.tier import Presence
 from holdfast.runtime.kv_placement.costs import CostBook
 from holdfast.runtime.kv_placement.tier_setup import host_memory, with_secret
 from holdfast.runtime.settings import EngineSettings
-from holdfast.runtime.verbs import Extend, Settle, Truncate
+from holdfast.runtime.verbs import Extend, Settle, Stop
 
 from ..peers.worker import answer_all
 from .ours import Ours
@@ -175,8 +175,7 @@ class Tiered(Ours):
     def _rewind(self) -> None:
         """Cut the conversation back to its first tokens, so that the next turn has the same history."""
         assert self._conversation is not None
-        epoch = self._engine.scheduler.state(self._conversation).epoch
-        apply(self._engine, Truncate(0, self._conversation, self._base, epoch))
+        apply(self._engine, Stop(0, self._conversation, self._base))
         rest(self._engine)
 
     def _flush(self) -> None:

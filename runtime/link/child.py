@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
 from .crash_report import CrashReport
@@ -77,7 +77,5 @@ def spawned_early() -> Iterator[SpawnedEngine | None]:
     except OSError:
         yield None
         return
-    try:
+    with closing(spawned):
         yield spawned
-    finally:
-        spawned.close()

@@ -140,44 +140,26 @@ class EngineLink:
 
     async def generate(
         self,
-        seq: int,
+        on: int | verbs.Opening,
         sampling: verbs.Sampling,
         limits: verbs.TokenLimits,
         generated_from: int = 0,
         tokens: Sequence[int] = (),
         expect_length: int | None = None,
     ) -> Generation:
-        """Append ``tokens`` to a sequence and sample what follows. Returns once the engine has accepted the
-        verb; the rows come by the generation.
+        """Append ``tokens`` to the sequence ``on`` and sample what follows. Returns once the engine has
+        accepted the verb; the rows come by the generation.
 
-        ``generated_from``: how many of the last tokens were generated before this call. ``expect_length``:
-        refused if the sequence has not so many tokens before; None: any number.
+        With an opening, the same verb begins the sequence, new or as a fork, so that the prompt is scheduled as
+        a turn's; the id of the sequence is in the generation's state. ``generated_from``: how many of the last
+        tokens were generated before this call. ``expect_length``: refused if an existing sequence has not so
+        many tokens before; None: any number.
         """
-        end = self._end_for(seq)
-        asked = (sampling, limits, generated_from, list(tokens))
-        verb = verbs.Generate(end.next_request(), seq, *asked, expect_length=expect_length)
-        return await self._generated(end, verb)
-
-    async def begin(
-        self,
-        opening: verbs.Opening,
-        sampling: verbs.Sampling,
-        limits: verbs.TokenLimits,
-        generated_from: int = 0,
-        tokens: Sequence[int] = (),
-    ) -> Generation:
-        """Begin a sequence, new or as a fork (``opening``), append ``tokens`` and sample what follows, all in
-        one verb, so that the prompt is scheduled as a turn's.
-
-        The id of the sequence is in the generation's state. ``generated_from``: how many of the last tokens
-        were generated before.
-        """
-        end = self._end_for(opening.parent)
-        request, seq = end.next_request(), self._new_id()
-        verb = verbs.Generate(request, seq, sampling, limits, generated_from, list(tokens), opening)
-        return await self._generated(end, verb)
-
-    async def _generated(self, end: GatewayEnd, verb: verbs.Generate) -> Generation:
+        opening = on if isinstance(on, verbs.Opening) else None
+        end = self._end_for(on.parent if isinstance(on, verbs.Opening) else on)
+        seq = self._new_id() if isinstance(on, verbs.Opening) else on
+        asked = sampling, limits, generated_from, list(tokens), opening, expect_length
+        verb = verbs.Generate(end.next_request(), seq, *asked)
         generation = Generation(self.stop)
         await end.call(verb, generation)
         return generation
@@ -220,13 +202,13 @@ class EngineLink:
         """Restore an idle sequence's KV to the device and wait until that is done; returns where it came
         from."""
         end = self._end_for(seq)
-        return _told((await end.call(verbs.Stage(end.next_request(), seq, wait=True))).moved, "move")
+        return _told((await end.call(verbs.Stage(end.next_request(), seq))).moved, "move")
 
     async def settle(self, seq: int, disk: bool = False) -> verbs.Moved:
         """Offload an idle sequence's KV from the device to the host tier, or to ``disk``, and wait until that
         is done; returns where it is now."""
         end = self._end_for(seq)
-        return _told((await end.call(verbs.Settle(end.next_request(), seq, disk, wait=True))).moved, "move")
+        return _told((await end.call(verbs.Settle(end.next_request(), seq, disk))).moved, "move")
 
     async def locate(
         self, seq: int | None, tokens: Sequence[int] = (), salt: bytes = b"", adapter: bytes = b""

@@ -221,10 +221,10 @@ def serve(
 ) -> None:
     """Load an engine and serve it on ``sock`` until the gateway closes; then close ``sock``.
 
-    Verbs take effect between two steps, in order. Each is answered before the rows of the next step, unless
-    it asked to wait. When the gateway closes, ``on_gateway_gone`` is called on a thread of the link, and this
-    returns after the step in flight. Raises what ``load`` or the engine raised, after sending a ``Fatal``
-    that names it.
+    Verbs take effect between two steps, in order. Each is answered before the rows of the next step, but those
+    that wait (``ServedEngine.apply``). When the gateway closes, ``on_gateway_gone`` is called on a thread of
+    the link, and this returns after the step in flight. Raises what ``load`` or the engine raised, after
+    sending a ``Fatal`` that names it.
     """
     liveness = liveness or Liveness()
     end = EngineEnd(sock, liveness, on_gateway_gone)
@@ -239,10 +239,9 @@ def serve(
         liveness.enter(messages.Phase.IDLE)
         _shorten(end, liveness)
         end.send(loaded.hello)
-        try:
+        with contextlib.suppress(LinkClosed):
             _drive(loaded, end, liveness)
-        except LinkClosed:
-            loaded.leave()
+        loaded.leave()
     except LinkClosed:
         return
     except Exception as error:

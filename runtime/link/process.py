@@ -214,16 +214,13 @@ class ChildEngine:
         try:
             child = await self._start()
         except BaseException:
-            await self._leave()
+            await self.__aexit__()
             raise
         # A task, not a task group: a fixture may leave on another path of cancel scopes than it entered.
         self._watch = asyncio.create_task(self._supervise(child), name="holdfast-engine")
         return self.link
 
     async def __aexit__(self, *_: object) -> None:
-        await self._leave()
-
-    async def _leave(self) -> None:
         self._leaving = True
         with anyio.CancelScope(shield=True):
             if self._watch is not None:
@@ -295,7 +292,9 @@ class ChildEngine:
         if child is None:
             return None
         death = await child.reap(self.link.engine_number)
-        self._child = None  # not before: if this is cancelled, as by `_leave`, it is still to be waited for
+        self._child = (
+            None  # not before: if this is cancelled, as by `__aexit__`, it is still to be waited for
+        )
         await asyncio.to_thread(self._stop_disk)  # it must be gone before the next engine has its host slots
         if not self._leaving:
             log.warning("engine %d died: %s", death.engine_number, death.cause)

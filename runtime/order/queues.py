@@ -116,18 +116,11 @@ class Queues:
         self._policy = policy or FirstComeFirstServed()
         self._counters = counters or Counters()
         self.sequences: dict[int, Sequence] = {}
-        self.running: dict[int, Sequence] = {}
         self.waiting = WaitingTurns(self._policy)
         self.waiting_holders = WaitingTurns(self._policy)
-        self.restoring: dict[int, Sequence] = {}
-        self.compiling: dict[int, Sequence] = {}
-        self.staged: dict[int, Sequence] = {}
-        self._by_status = {
-            Status.RUNNING: self.running,
-            Status.RESTORING: self.restoring,
-            Status.COMPILING: self.compiling,
-            Status.STAGED: self.staged,
-        }
+        queued = Status.RUNNING, Status.RESTORING, Status.COMPILING, Status.STAGED
+        self._by_status = {status: dict[int, Sequence]() for status in queued}
+        self.running, self.restoring, self.compiling, self.staged = self._by_status.values()
         self.idle = IdleEviction()
         self.prefill: OrderedDict[int, Sequence] = OrderedDict()
         self.version = 0

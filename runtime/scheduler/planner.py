@@ -27,7 +27,7 @@ from ..settings import SchedulerSettings
 from ..stats import Counters
 from .idle_prefill import IdlePrefill
 from .preemption import Preemption
-from .slots import ChangesDraft, Slots
+from .slots import Slots
 
 
 class Drafter(Protocol):
@@ -71,7 +71,6 @@ class _Draft:
     tokens: list[Ints] = field(default_factory=list)
     asks: dict[int, RowAsks] = field(default_factory=dict)
     drafts: dict[int, int] = field(default_factory=dict)
-    changes: ChangesDraft = field(default_factory=ChangesDraft)
     copies: list[BlockCopy] = field(default_factory=list)
     limits: dict[int, int] = field(default_factory=dict)
 
@@ -91,8 +90,6 @@ class _Draft:
         table = np.array(self.rows, dtype=np.int64)
         seqs, slots, marks, firsts, counts, draws, fed = table.T.copy()
         others = seqs, slots, marks, firsts, counts, draws > 0, fed > 0
-        if not len(self.plain[0]):
-            return others
         joined = (np.concatenate(pair) for pair in zip(self.plain, others, strict=True))
         return tuple(joined)  # type: ignore[return-value]
 
@@ -195,7 +192,7 @@ class Planner:
             self._block_manager.allocate_each([sequences[at] for at in short])
             columns.rooms[slots[short]] += self._settings.block_tokens
             columns.rewired[slots[short]] = True
-        self._slots.enter_plain(slots, draft.changes)
+        self._slots.enter_plain(slots)
         fed, firsts, one = columns.pending_samples[slots] > 0, columns.planned[slots], np.ones_like(slots)
         draft.plain = columns.seqs[slots], slots, columns.mark[slots], firsts, one, one > 0, fed
         draft.tokens.append(columns.last[slots[~fed]])
@@ -252,7 +249,7 @@ class Planner:
             draft.drafts,
             adapters if adapters.max(initial=NO_ADAPTER) != NO_ADAPTER else None,
             self._adapters.fills() if self._adapters.in_use else (),
-            self._slots.emit(draft.changes) if len(draft) else None,
+            self._slots.emit() if len(draft) else None,
             tuple(draft.copies),
             saves,
             loads,
@@ -429,7 +426,7 @@ class Planner:
             if forbidden or grammar is not None or scored is not None:
                 most = turn.sampling.prompt_logprobs or 0
                 draft.asks[number] = RowAsks(forbidden, grammar, scored, scored_from, most)
-        slot = self._slots.enter(sequence, end, draft.changes, draft.step)
+        slot = self._slots.enter(sequence, end, draft.step)
         self._note_adapter(sequence, slot)
         mark = int(self._slots.columns.mark[slot])
         draft.rows.append((sequence.id, slot, mark, first, end - first + len(guesses), draws, fed))

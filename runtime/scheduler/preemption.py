@@ -214,8 +214,8 @@ class Preemption:
         """Yield, as victims, the idle sequences that give up blocks before ``sequence``, an idle one itself,
         does. It ends at the first victim that has a row in the step being planned."""
         step = self._counters.steps + 1
-        before = takewhile(lambda victim: victim[0] is not sequence, self._idle(blocks, now))
-        return takewhile(lambda victim: victim[0].last_step != step, before)
+        idle = self._idle(blocks, now)
+        return takewhile(lambda victim: victim[0] is not sequence and victim[0].last_step != step, idle)
 
     def _coming(self) -> int:
         """How many blocks can be allocated now, or when the steps in flight have finished."""

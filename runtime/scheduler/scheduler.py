@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from functools import singledispatchmethod
 
 from ...kvstore.block_table import BlockTable
 from ...kvstore.groups import Windows
@@ -64,7 +65,6 @@ from ..verbs import (
     Open,
     Opening,
     Row,
-    SequenceState,
     SequenceVerb,
     Settle,
     Stage,
@@ -144,48 +144,30 @@ class Scheduler:
 
     # --- verbs ------------------------------------------------------------------------------------------
 
+    @singledispatchmethod
     def apply(self, verb: SequenceVerb, now: float) -> VerbReply | None:
-        """Apply a verb and return its reply. None: the verb waits for KV to move; `planned` returns the reply
-        when that is done.
+        """Apply a verb, by the method for its class, and return its reply. None: the verb waits for KV to move;
+        `planned` returns the reply when that is done.
 
         Raises `VerbRefused`; then nothing has changed.
         """
-        match verb:
-            case Open():
-                return VerbReply(verb.request, self._open(verb, now))
-            case Extend():
-                return VerbReply(verb.request, self._extend(verb, now))
-            case Truncate():
-                return VerbReply(verb.request, self._truncate(verb, now))
-            case Generate():
-                return VerbReply(verb.request, self._generate(verb, now))
-            case Stop():
-                return VerbReply(verb.request, self._stop(verb, now))
-            case Fork():
-                return VerbReply(verb.request, self._fork(verb, now))
-            case Close():
-                return self._close(verb, now)
-            case Lease():
-                return self._lease(verb, now)
-            case Stage():
-                return self._stage(verb, now)
-            case Settle():
-                return self._settle(verb, now)
-            case Locate():
-                return self._locate(verb)
+        raise AssertionError(f"no method applies {verb}")
 
-    def _open(self, verb: Open, now: float) -> SequenceState:
+    @apply.register
+    def _open(self, verb: Open, now: float) -> VerbReply:
         """Begin a sequence. Tokens with KV in the prefix cache count as computed from the beginning."""
         self._check_new([verb.seq])
         tokens = checked_tokens(verb.tokens, self.settings.vocab_size)
         self._check_context(len(tokens))
-        sequence = self._made(verb.seq, verb.salt, verb.adapter, TokenList(tokens), isolated=verb.isolated)
+        opening = Opening(verb.salt, verb.isolated, adapter=verb.adapter)
+        sequence = self._made(verb.seq, opening, TokenList(tokens))
         self._block_manager.adopt(sequence)
         self._queues.touch(sequence, now)
         self.placement.stage(sequence, now)
-        return sequence.state
+        return VerbReply(verb.request, sequence.state)
 
-    def _extend(self, verb: Extend, now: float) -> SequenceState:
+    @apply.register
+    def _extend(self, verb: Extend, now: float) -> VerbReply:
         """Append tokens to an idle sequence. All but the last are computed before a turn, if there is room."""
         sequence = self._idle(verb.seq, verb.expect_length)
         tokens = checked_tokens(verb.tokens, self.settings.vocab_size)
@@ -193,22 +175,23 @@ class Scheduler:
         sequence.extend(tokens, turn_expected=verb.turn_expected)
         self._queues.touch(sequence, now)
         self.placement.stage(sequence, now)
-        return sequence.state
+        return VerbReply(verb.request, sequence.state)
 
-    def _truncate(self, verb: Truncate, now: float) -> SequenceState:
+    @apply.register
+    def _truncate(self, verb: Truncate, now: float) -> VerbReply:
         """Keep the first ``length`` tokens. A running turn ends, as by a stop."""
         sequence = self._queues[verb.seq]
         if verb.expect_epoch != sequence.epoch:
             raise EpochStale(f"sequence {verb.seq} is at epoch {sequence.epoch}, not {verb.expect_epoch}")
         self._check_length(sequence, verb.length)
         self._shorten(sequence, verb.length, now)
-        return sequence.state
+        return VerbReply(verb.request, sequence.state)
 
-    def _generate(self, verb: Generate, now: float) -> SequenceState:
+    @apply.register
+    def _generate(self, verb: Generate, now: float) -> VerbReply:
         """Append the verb's tokens and begin a turn. With an ``opening`` the sequence begins here, too.
-        Returns its state.
 
-        Tokens that the grammar forces at the beginning are not in the returned state; they come in a row.
+        Tokens that the grammar forces at the beginning are not in the state of the reply; they come in a row.
         """
         opening = verb.opening
         if opening is None:
@@ -234,9 +217,10 @@ class Scheduler:
         else:
             self._grammar_queue.begin(sequence, verb.sampling.grammar, now)
             self._take_matchers(now)
-        return state
+        return VerbReply(verb.request, state)
 
-    def _stop(self, verb: Stop, now: float) -> SequenceState:
+    @apply.register
+    def _stop(self, verb: Stop, now: float) -> VerbReply:
         """End the turn, if there is one. Committed tokens stay, but at most ``keep`` of them; tokens that steps
         in flight sample are discarded.
         """
@@ -246,9 +230,10 @@ class Scheduler:
         else:
             self._check_length(sequence, verb.keep)
             self._shorten(sequence, verb.keep, now)
-        return sequence.state
+        return VerbReply(verb.request, sequence.state)
 
-    def _fork(self, verb: Fork, now: float) -> SequenceState:
+    @apply.register
+    def _fork(self, verb: Fork, now: float) -> VerbReply:
         """Make child sequences of the committed tokens. They share the parent's blocks; a partial last block is
         copied before it is written."""
         parent = self._queues[verb.seq]
@@ -256,8 +241,9 @@ class Scheduler:
         self._check_length(parent, length)
         self._check_new(verb.children)
         self._children(parent, verb.children, length, now)
-        return parent.state
+        return VerbReply(verb.request, parent.state)
 
+    @apply.register
     def _close(self, verb: Close, now: float) -> VerbReply:
         """Close a sequence. If a turn runs, it ends without a row. The blocks are released; with ``keep_kv``
         their KV stays cached, and is sent to disk if there is room."""
@@ -272,26 +258,27 @@ class Scheduler:
         self._slots.release(sequence)
         return VerbReply(verb.request)
 
+    @apply.register
     def _lease(self, verb: Lease, now: float) -> VerbReply:
         """Grant as much of the lease as the budget allows. Its priority counts for turns that begin later."""
         sequence = self._queues[verb.seq]
         receipt = self._leases.grant(sequence, verb, now)
         return VerbReply(verb.request, sequence.state, receipt=receipt)
 
-    def _stage(self, verb: Stage, now: float) -> VerbReply | None:
-        """Begin to restore what lower tiers hold of an idle sequence's KV, and to compute the rest. Returns
-        the reply; None if the verb waits until the KV is on the device."""
+    @apply.register
+    def _stage(self, verb: Stage, now: float) -> None:
+        """Begin to restore what lower tiers hold of an idle sequence's KV, and to compute the rest. The verb
+        waits until the KV is on the device."""
         sequence = self._idle(verb.seq)
-        if verb.wait:  # before a part is restored at once
-            self._pending_moves.stage(verb.request, sequence, now)
+        self._pending_moves.stage(verb.request, sequence, now)  # before a part is restored at once
         sequence.look_up()
         self._queues.touch(sequence, now)
         self.placement.stage(sequence, now)
-        return None if verb.wait else VerbReply(verb.request, sequence.state)
 
-    def _settle(self, verb: Settle, now: float) -> VerbReply | None:
+    @apply.register
+    def _settle(self, verb: Settle, now: float) -> None:
         """Give up an idle sequence's blocks, and begin to offload its KV to the host tier or, as far as
-        possible, to disk (``verb.disk``). Returns the reply; None if the verb waits until the KV is there."""
+        possible, to disk (``verb.disk``). The verb waits until the KV is there."""
         sequence = self._idle(verb.seq)
         self._block_manager.rest(sequence)
         if not verb.disk:
@@ -300,11 +287,10 @@ class Scheduler:
         self._queues.lost(sequence)
         if verb.disk:
             self.placement.leave(sequence)
-        if verb.wait:
-            self._pending_moves.settle(verb.request, sequence, now, disk=verb.disk)
-        return None if verb.wait else VerbReply(verb.request, sequence.state)
+        self._pending_moves.settle(verb.request, sequence, now, disk=verb.disk)
 
-    def _locate(self, verb: Locate) -> VerbReply:
+    @apply.register
+    def _locate(self, verb: Locate, now: float) -> VerbReply:
         """The reply that says which tier each block of a sequence, or of the verb's tokens, lies in. Changes
         nothing."""
         if verb.seq is not None:
@@ -312,7 +298,7 @@ class Scheduler:
         else:
             tokens = checked_tokens(verb.tokens, self.settings.vocab_size)
             self._check_context(len(tokens))
-            sequence = self._made(0, verb.salt, verb.adapter, TokenList(tokens))
+            sequence = self._made(0, Opening(verb.salt, adapter=verb.adapter), TokenList(tokens))
         return VerbReply(verb.request, blocks=self._block_manager.residency.map(sequence))
 
     # --- steps ------------------------------------------------------------------------------------------
@@ -384,14 +370,6 @@ class Scheduler:
         self.adapters.forget()
         return list(dict.fromkeys(s.id for plan in plans for s in self._committer.revoke(plan, now)))
 
-    def evict(self, seq: int) -> int:
-        """Take a sequence's KV away, as preemption would. Returns how many blocks it gave up."""
-        sequence = self._queues[seq]
-        blocks = self._block_manager.surrender(sequence)
-        if sequence.turn is None:
-            self._queues.lost(sequence)
-        return blocks
-
     def prepare(self) -> bool:
         """In an idle moment, do a part of the work that a later step would wait for. Returns False if there
         is none to do."""
@@ -405,10 +383,6 @@ class Scheduler:
         return min((due for due in dues if due is not None), default=None)
 
     # --- what is here -----------------------------------------------------------------------------------
-
-    def state(self, seq: int) -> SequenceState:
-        """The state of a sequence. Raises `SequenceUnknown`."""
-        return self._queues[seq].state
 
     def statistics(self) -> dict[str, float]:
         """Lengths of all queues, the pool's figures, and counts since the start."""
@@ -430,17 +404,10 @@ class Scheduler:
             **asdict(self.counters),
         }
 
-    def audit(self) -> None:
-        """Check the pool's references against the open sequences, block by block, and the host tier's tables.
-
-        Raises `LeakFound`: they do not agree.
-        """
-        for _ in self.audit_in_slices():
-            continue
-
     def audit_in_slices(self) -> Iterator[None]:
-        """Audit, a slice of bounded size at a time: yields between two slices. Drop it if a verb was applied
-        or `BlockPool.version` is another one by then. Raises `LeakFound`."""
+        """Check the pool's references against the open sequences, block by block, and the host tier's tables,
+        a slice of bounded size at a time: yields between two slices. Drop it if a verb was applied or
+        `BlockPool.version` is another one by then. Raises `LeakFound`: they do not agree."""
         tables = (sequence.table.held for sequence in self._queues.sequences.values())
         yield from self.pool.audit_in_slices(tables)
         yield from self.tiers.host.audit_in_slices()
@@ -453,18 +420,16 @@ class Scheduler:
         if opening.parent is not None:
             (child,) = self._children(self._queues[opening.parent], [seq], opening.at, now)
             return child
-        sequence = self._made(seq, opening.salt, opening.adapter, TokenList(), isolated=opening.isolated)
+        sequence = self._made(seq, opening, TokenList())
         self._queues.touch(sequence, now)
         return sequence
 
-    def _made(
-        self, seq: int, salt: bytes, digest: bytes, tokens: TokenList, *, isolated: bool = False
-    ) -> Sequence:
-        """A sequence that is computed by the adapter with this digest. Raises `AdapterUnknown`."""
-        residency, adapter = self._block_manager.residency, self.adapters.find(digest)
-        root, tenant = residency.root(salt, adapter), tenant_of(residency.root(salt))
+    def _made(self, seq: int, how: Opening, tokens: TokenList) -> Sequence:
+        """A sequence with these ``tokens`` that is no fork. Raises `AdapterUnknown`."""
+        residency, adapter = self._block_manager.residency, self.adapters.find(how.adapter)
+        root, tenant = residency.root(how.salt, adapter), tenant_of(residency.root(how.salt))
         table = BlockTable(groups=self._block_manager.groups)
-        return Sequence(seq, root, tokens, table=table, isolated=isolated, adapter=adapter, tenant=tenant)
+        return Sequence(seq, root, tokens, table=table, isolated=how.isolated, adapter=adapter, tenant=tenant)
 
     def _children(self, parent: Sequence, seqs: list[int], length: int, now: float) -> list[Sequence]:
         """Make a sequence for each id in ``seqs``, with the parent's first ``length`` tokens and, as far as

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,15 +10,6 @@ from numpy.typing import NDArray
 from ..columns import NO_GRAMMAR, NO_STOP, Columns
 from ..plan import NO_BLOCKS, NO_PAST, Changes, Ints, Slot
 from ..sequence import Sequence
-
-
-@dataclass(slots=True)
-class ChangesDraft:
-    """The changes of a plan that is being made."""
-
-    whole: list[Slot] = field(default_factory=list)
-    blocks: list[tuple[int, int, int, int]] = field(default_factory=list)
-    past: list[NDArray[np.int32]] = field(default_factory=list)
 
 
 class Slots:
@@ -34,6 +24,10 @@ class Slots:
         self._held: OrderedDict[int, Sequence] = OrderedDict()  # by slot; the longest without a row first
         self._sent: dict[int, int] = {}  # by slot: the epoch at which it was sent whole
         self._number = 0
+        # Of the plan that is being made, as in `Changes`.
+        self._whole: list[Slot] = []
+        self._blocks: list[tuple[int, int, int, int]] = []
+        self._past: list[NDArray[np.int32]] = []
 
     def forget(self) -> None:
         """Note that a step has failed: the next plan begins the batch anew."""
@@ -47,9 +41,9 @@ class Slots:
         if sequence.slot is not None:
             self._free.append(self._leave(sequence.slot))
 
-    def enter(self, sequence: Sequence, end: int, changes: ChangesDraft, step: int) -> int:
-        """Give a sequence its slot for a row of ``step`` up to position ``end``, and note in
-        ``changes`` what the batch lacks of it. Returns the slot."""
+    def enter(self, sequence: Sequence, end: int, step: int) -> int:
+        """Give a sequence its slot for a row of ``step`` up to position ``end``, and note what the batch lacks
+        of it. Returns the slot."""
         slot = self._slot_for(sequence, step)
         columns, turn = self.columns, sequence.turn
         draws = turn is not None and end == sequence.total
@@ -57,7 +51,7 @@ class Slots:
         changed = sequence.table.take_changes()
         if self._sent.get(slot) != sequence.epoch:
             self._sent[slot], columns.heard[slot] = sequence.epoch, end - 1 if reads else 0
-            changes.whole.append(
+            self._whole.append(
                 Slot(
                     slot,
                     sequence.id,
@@ -69,25 +63,25 @@ class Slots:
                 )
             )
             return slot
-        changes.blocks += ((group, slot, index, block) for group, index, block in changed)
+        self._blocks += ((group, slot, index, block) for group, index, block in changed)
         if reads and columns.heard[slot] < end - 1:
             tokens = sequence.tokens.view(end - 1)[columns.heard[slot] :]
-            changes.past.append(_joined(slot, tokens))
+            self._past.append(_joined(slot, tokens))
             columns.heard[slot] = end - 1
         return slot
 
-    def enter_plain(self, slots: Ints, changes: ChangesDraft) -> None:
+    def enter_plain(self, slots: Ints) -> None:
         """The same for rows that merely decode, before they are planned."""
         columns = self.columns
         for slot in slots[columns.rewired[slots]].tolist():
             changed = self._held[slot].table.take_changes()
-            changes.blocks += ((group, slot, index, block) for group, index, block in changed)
+            self._blocks += ((group, slot, index, block) for group, index, block in changed)
         columns.rewired[slots] = False
         if len(reading := slots[columns.reads[slots]]):
             ends, fed = columns.planned[reading], columns.pending_samples[reading] > 0
             late = columns.heard[reading] < ends  # by one token: by more, it was touched
             tokens = np.where(fed, columns.last[reading], columns.before[reading])
-            changes.past.append(_joined(reading[late], tokens[late]))
+            self._past.append(_joined(reading[late], tokens[late]))
             columns.heard[reading] = ends
 
     def qualify(self, sequence: Sequence) -> None:
@@ -116,15 +110,14 @@ class Slots:
         columns.plain[slot] = columns.rewired[slot] = True
         columns.version += 1
 
-    def emit(self, changes: ChangesDraft) -> Changes:
+    def emit(self) -> Changes:
         """The changes for the plan that goes out now."""
-        number, self._number = self._number, self._number + 1
-        return Changes(
-            number,
-            tuple(changes.whole),
-            np.array(changes.blocks, dtype=np.int32) if changes.blocks else NO_BLOCKS,
-            np.concatenate(changes.past) if changes.past else NO_PAST,
-        )
+        blocks = np.array(self._blocks, dtype=np.int32) if self._blocks else NO_BLOCKS
+        past = np.concatenate(self._past) if self._past else NO_PAST
+        changes = Changes(self._number, tuple(self._whole), blocks, past)
+        self._number += 1
+        self._whole, self._blocks, self._past = [], [], []
+        return changes
 
     def _slot_for(self, sequence: Sequence, step: int) -> int:
         slot = sequence.slot

@@ -34,6 +34,7 @@ from holdfast.runtime.verbs import (
     TokenLimits,
     TokenLogprob,
 )
+from holdfast.tests.runtime.fakes import evict
 
 BLOCK, NEW = 16, 40
 DEPTHS = [1, 2]
@@ -209,11 +210,11 @@ def test_seeds_repeat_alone_in_a_batch_after_preemption_and_begun_again(pocket: 
         engine = build(pocket, depth)
         assert [said.tokens for said in say(engine, turns)] == alone
 
-        def evict(step: int, engine: Engine = engine) -> None:
+        def disturb(step: int, engine: Engine = engine) -> None:
             if step % 4 == 0:
-                engine.scheduler.evict(100 + step // 4 % 6)
+                evict(engine.scheduler, 100 + step // 4 % 6)
 
-        assert [said.tokens for said in say(engine, turns, first=100, disturb=evict)] == alone
+        assert [said.tokens for said in say(engine, turns, first=100, disturb=disturb)] == alone
         for cut in (1, 17):  # as after a crash: the rest of the reply, said by another engine
             again = [
                 (prompt + one[:cut], how, limits)
@@ -277,7 +278,7 @@ async def choices(
     link: EngineLink, prompt: list[int], sampling: Sampling, limits: TokenLimits, n: int
 ) -> Any:
     """The rows of ``n`` generations of ``prompt``, computed once; number i has seed ``sampling.seed + i``."""
-    first = await link.begin(Opening(), sampling, limits, tokens=prompt)
+    first = await link.generate(Opening(), sampling, limits, tokens=prompt)
     row = await anext(first)  # once the first token is sampled the prompt has KV to share
     made: list[list[Row]] = [[row]]
     opened = [first.state.seq, *await link.fork(first.state.seq, n - 1, len(prompt))]

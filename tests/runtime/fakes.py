@@ -19,7 +19,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import numpy as np
@@ -56,6 +56,22 @@ from holdfast.runtime.verbs import LoadAdapter, LoadedAdapter, Sampling
 
 MASK = (1 << 64) - 1
 GREEDY = Sampling()
+
+
+def evict(scheduler: Scheduler, seq: int) -> None:
+    """Take a sequence's KV away, as preemption does."""
+    sequence = scheduler._queues[seq]
+    scheduler._block_manager.surrender(sequence)
+    if sequence.turn is None:
+        scheduler._queues.lost(sequence)
+
+
+def in_slots(plan: Plan, slots: Sequence[int]) -> Plan:
+    """A plan of `plan_of` with each row in the slot of these."""
+    if plan.changes is None:
+        return plan
+    whole = tuple(replace(one, number=slot) for one, slot in zip(plan.changes.whole, slots, strict=True))
+    return replace(plan, slots=np.array(slots, dtype=np.int64), changes=replace(plan.changes, whole=whole))
 
 
 def mix(value: int) -> int:

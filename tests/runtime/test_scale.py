@@ -167,9 +167,9 @@ def leased(here: Busy) -> None:
 
 def settled(here: Busy) -> None:
     seq = here.talk()
-    here.do(Settle, seq, True, True)
+    here.do(Settle, seq, True)
     here.run()
-    here.do(Stage, seq, True)
+    here.do(Stage, seq)
     here.run()
 
 
@@ -236,7 +236,7 @@ def test_no_step_grows_with_the_verbs_that_wait_for_the_disk(monkeypatch: pytest
         here.disk.poll = lambda now: []  # type: ignore[method-assign]
         here.disk.pace = 0.01
         for seq in seqs:
-            here.do(Settle, seq, True, True)
+            here.do(Settle, seq, True)
         here.engine.step()  # sends the records
         return max(lines_of(here.engine.step) for _ in range(30))
 

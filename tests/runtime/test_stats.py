@@ -83,7 +83,7 @@ def test_tokens_are_counted_by_class(depth: int) -> None:
     here.generate(0, 6)
     here.run()
     assert classes(here) == (11, 0, 5)  # the sixth is pending
-    here.engine.scheduler.evict(0)
+    here.evict(0)
     here.extend(0, STORY[:3])
     here.generate(0, 2)
     here.run()

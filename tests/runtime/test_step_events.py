@@ -47,7 +47,7 @@ class Parts:
 
     def launch(self, *rows: PlanRow, **moves: object) -> TorchHandle:
         self.step += 1
-        return self.runner.launch(plan_of(self.step, rows, **moves))  # type: ignore[arg-type]
+        return self.runner.launch(replace(plan_of(self.step, rows), **moves))  # type: ignore[arg-type]
 
     def run(self, *rows: PlanRow, **moves: object) -> list:
         return list(self.launch(*rows, **moves).tokens())
@@ -260,7 +260,7 @@ def test_a_calibration_times_the_copies_and_not_their_enqueueing(parts: Parts) -
 def test_memory_is_given_back_when_no_copy_is_in_flight(parts: Parts) -> None:
     payload = parts.mark(0)
     assert parts.device.registered
-    parts.runner.launch(plan_of(1, (), loads=(BlockLoad(0, 1),), saves=(BlockSave(3, 4, BLOCK),)))
+    parts.runner.launch(replace(plan_of(1, (), loads=(BlockLoad(0, 1),)), saves=(BlockSave(3, 4, BLOCK),)))
     parts.mover.close()
     assert not parts.device.registered
     assert parts.block(1) == payload
@@ -307,7 +307,7 @@ def everything(step: int) -> Plan:
     rows = (row(0, [5, 9, 13]), replace(row(2, [7], asks), past=np.zeros(2, np.int32)))
     saves = (BlockSave(2, 1, BLOCK), BlockSave(3, 4, 2))
     loads = (BlockLoad(0, 5), BlockLoad(3, 7))
-    return plan_of(step, rows, copies=(BlockCopy(5, 6),), saves=saves, loads=loads)
+    return replace(plan_of(step, rows, (BlockCopy(5, 6),), loads), saves=saves)
 
 
 def calls_of_a_launch(registered: bool) -> int:

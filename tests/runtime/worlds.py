@@ -61,6 +61,7 @@ from holdfast.tests.runtime.fakes import (
     FakeAdapters,
     FakeDisk,
     Shadow,
+    evict,
     fake_adapter,
     fake_engine,
     fake_memory,
@@ -355,15 +356,13 @@ class World:
         self._check_budget()
         return receipt
 
-    def stage(self, seq: int, *, wait: bool = False) -> None:
-        refusal = self._busy(self.beings.get(seq))
-        if self._apply(Stage(self.next_request(), seq, wait), refusal, wait=wait) and not wait:
-            self._check_state(seq)
+    def stage(self, seq: int) -> None:
+        """The answer comes with a later step."""
+        self._apply(Stage(self.next_request(), seq), self._busy(self.beings.get(seq)), wait=True)
 
-    def settle(self, seq: int, *, disk: bool = False, wait: bool = False) -> None:
-        refusal = self._busy(self.beings.get(seq))
-        if self._apply(Settle(self.next_request(), seq, disk, wait), refusal, wait=wait) and not wait:
-            self._check_state(seq)
+    def settle(self, seq: int, *, disk: bool = False) -> None:
+        """The answer comes with a later step."""
+        self._apply(Settle(self.next_request(), seq, disk), self._busy(self.beings.get(seq)), wait=True)
 
     def locate(self, seq: int) -> None:
         """Every block is in one run; those with computed tokens are on the device; asking changes nothing."""
@@ -375,7 +374,7 @@ class World:
             assert isinstance(answer, Refusal) and answer.code == "sequence_unknown"
             return
         assert isinstance(answer, VerbReply) and answer.blocks is not None
-        size, computed = self.settings.block_tokens, self.scheduler.state(seq).computed
+        size, computed = self.settings.block_tokens, self.state(seq).computed
         blocks = [(run.tier, run.shared) for run in answer.blocks.runs for _ in range(run.count)]
         assert len(blocks) == -(-len(being.shadow.tokens) // size)
         if computed == self._lasting(seq):
@@ -425,7 +424,7 @@ class World:
 
     def evict(self, seq: int) -> None:
         """Forced preemption: what must be computed again, and what waits for it, may take longer."""
-        self.scheduler.evict(seq)
+        evict(self.scheduler, seq)
         being = self.beings[seq]
         if being.turn is not None and seq in self.turns:
             again = self._own(len(being.shadow.tokens), 0)

@@ -17,7 +17,7 @@ from holdfast.runtime.plan import Changes, Handle, Outcome, Plan, PlanRow, Slot,
 from holdfast.runtime.settings import StepSize
 from holdfast.runtime.verbs import Sampling
 from holdfast.tests.runtime.fake_device import DigestDecoder, FakeDevice, digest_arena
-from holdfast.tests.runtime.fakes import FakeRunner, Shadow
+from holdfast.tests.runtime.fakes import FakeRunner, Shadow, in_slots
 
 BLOCK, SEQS, WIDTH, VOCAB = 4, 6, 8, 259
 CAPACITY = Capacity(slots=SEQS, blocks=WIDTH, tokens=24, rows=SEQS)
@@ -161,10 +161,10 @@ def test_steps_are_right_where_memory_cannot_be_made_anew() -> None:
         side = Side(0, captured=True)
         side.device.refuse(call)
         with pytest.raises(torch.OutOfMemoryError):
-            side.runner.launch(plan_of(1, rows, slots=[3, 90, 41, 7]))
+            side.runner.launch(in_slots(plan_of(1, rows), [3, 90, 41, 7]))
         side.device.refuse(None)
         assert list(side.runner.launch(plan_of(2, rows)).tokens()) == plain, f"call {call}"
-        assert list(side.runner.launch(plan_of(3, rows, slots=[3, 90, 41, 7])).tokens()) == plain
+        assert list(side.runner.launch(in_slots(plan_of(3, rows), [3, 90, 41, 7])).tokens()) == plain
 
 
 def test_what_a_step_drew_stands_when_the_next_one_has_run() -> None:
@@ -215,7 +215,7 @@ def test_where_a_batch_outgrows_its_memory_steps_are_eager_and_right() -> None:
     ]
     expected = list(side.runner.launch(plan_of(1, rows)).tokens())
     before = side.replays
-    far = plan_of(2, rows, slots=[3, 90, 41, 7])
+    far = in_slots(plan_of(2, rows), [3, 90, 41, 7])
     assert list(side.runner.launch(far).tokens()) == expected
     assert side.replays == before > 0
 

@@ -36,6 +36,7 @@ from holdfast.runtime.plan import (
     plan_of,
 )
 from holdfast.runtime.verbs import Sampling, TokenLogprob
+from holdfast.tests.runtime.fakes import in_slots
 
 BLOCKS, BLOCK = 128, 16
 GREEDY = Sampling()
@@ -87,7 +88,7 @@ class Bench:
 
     def launch(self, *rows: PlanRow, copies: tuple[BlockCopy, ...] = ()):
         self.step += 1
-        return self.runner.launch(plan_of(self.step, rows, slots=[row.seq for row in rows], copies=copies))
+        return self.runner.launch(in_slots(plan_of(self.step, rows, copies), [row.seq for row in rows]))
 
     def run(self, *rows: PlanRow, copies: tuple[BlockCopy, ...] = ()) -> list[Any]:
         return ids_of(self.launch(*rows, copies=copies))
@@ -333,7 +334,7 @@ def test_a_launch_that_fails_behind_its_saves_has_no_copy_under_way(device: str)
     row = PlanRow(0, 0, 0, 1, np.zeros(1, np.int64), np.zeros(1, np.int32), GREEDY)
     saves = tuple(BlockSave(block, block, 16) for block in range(1, 40))
     with pytest.raises(torch.OutOfMemoryError):
-        runner.launch(plan_of(1, [row], saves=saves))
+        runner.launch(replace(plan_of(1, [row]), saves=saves))
     mark = bytes([9]) * memory.block_bytes
     for save in saves:
         memory.payload(save.slot)[:] = mark

@@ -51,11 +51,11 @@ def test_down_through_the_tiers_and_up_again() -> None:
     assert here.disk is not None
     here.disk.chance = Random(5)
     assert located(here, 0) == BlockMap(19, 4, [TierRun(DEVICE, False, 5)])
-    move(here, Settle(1, 0, wait=True))
+    move(here, Settle(1, 0))
     assert runs(located(here, 0)) == [(HOST, False, 5)]
-    move(here, Settle(2, 0, disk=True, wait=True))
+    move(here, Settle(2, 0, disk=True))
     assert runs(located(here, 0)) == [(DISK, False, 5)]
-    move(here, Stage(3, 0, wait=True))
+    move(here, Stage(3, 0))
     assert runs(located(here, 0)) == [(DEVICE, False, 5)]
 
 
@@ -98,11 +98,11 @@ def test_forks_share_the_blocks_of_their_common_beginning_while_another_holds_th
     here.reply(1, 4)
     assert runs(located(here, 1)) == [(DEVICE, True, 3), (DEVICE, False, 2)]
     here.close(2)
-    move(here, Settle(1, 0, wait=True))
+    move(here, Settle(1, 0))
     assert runs(located(here, 0)) == [(DEVICE, True, 3), (HOST, False, 2)], (
         "the fork holds three on the device"
     )
-    move(here, Settle(2, 1, wait=True))
+    move(here, Settle(2, 1))
     assert runs(located(here, 0)) == [(HOST, False, 5)]
     here.close(1)
     assert runs(located(here, 0)) == [(HOST, False, 5)]
@@ -119,7 +119,7 @@ def test_another_tenant_shares_nothing() -> None:
 def test_tokens_of_no_sequence_are_found_where_an_engine_before_left_them() -> None:
     here = one()
     tokens = here.beings[0].shadow.tokens[:]
-    move(here, Settle(1, 0, wait=True))
+    move(here, Settle(1, 0))
     here.restart()
     assert runs(located(here, None, tokens)) == [(HOST, False, 5)], "the tail among them"
     assert runs(located(here, None, tokens, b"another tenant")) == [(NONE, False, 5)]

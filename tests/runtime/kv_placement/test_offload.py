@@ -9,7 +9,7 @@ import pytest
 from holdfast.runtime.kv_placement.costs import Costs
 from holdfast.runtime.kv_placement.placement import IDLE_SECONDS
 from holdfast.runtime.settings import SchedulerSettings
-from holdfast.runtime.verbs import Settle, Stage, VerbReply, Work
+from holdfast.runtime.verbs import Work
 from holdfast.tests.runtime.fakes import FakeDisk, Willing, fake_memory
 from holdfast.tests.runtime.worlds import VOCAB, World
 
@@ -38,7 +38,7 @@ def down(here: World) -> None:
 
 def settle(here: World, seq: int) -> None:
     here.run()
-    assert isinstance(here.engine.apply(Settle(here.next_request(), seq, disk=True)), VerbReply)
+    here.settle(seq, disk=True)
     for _ in range(10):  # what the disk refuses is asked again
         down(here)
         here.to_disk(seq)
@@ -250,7 +250,7 @@ def test_what_is_settled_before_it_was_saved_goes_to_disk_all_the_same() -> None
     here.disk.chance = Random(4)
     here.open(0, PROMPT)
     here.reply(0, 4)  # 16 of 17 tokens have KV; the last block has just become full
-    assert isinstance(here.engine.apply(Settle(here.next_request(), 0, disk=True)), VerbReply)
+    here.settle(0, disk=True)
     down(here)
     keys = here.sequence(0).keys[:4]
     assert len(keys) == 4 and all(key in here.disk for key in keys)
@@ -275,7 +275,7 @@ def test_a_staged_sequence_is_computed_when_its_turn_begins() -> None:
     here.open(0, PROMPT)
     here.run()
     here.evict(0)
-    assert isinstance(here.engine.apply(Stage(here.next_request(), 0)), VerbReply)
+    here.stage(0)
     while here.scheduler.statistics()["fetching"]:
         here.step()
     here.run()

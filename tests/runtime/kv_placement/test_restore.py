@@ -5,7 +5,6 @@ from __future__ import annotations
 from random import Random
 
 from holdfast.runtime.settings import SchedulerSettings
-from holdfast.runtime.verbs import Settle, VerbReply
 from holdfast.tests.runtime.fakes import FakeDisk, Willing, fake_memory
 from holdfast.tests.runtime.worlds import VOCAB, World
 
@@ -30,7 +29,7 @@ def kept(here: World, seq: int) -> list[int]:
     here.open(seq, PROMPT)
     said = here.reply(seq, 6)
     here.run()
-    assert isinstance(here.engine.apply(Settle(here.next_request(), seq, disk=True)), VerbReply)
+    here.settle(seq, disk=True)
     for _ in range(10):  # what the disk refuses is asked again
         here.run()
         while here.scheduler.tiers.busy:
@@ -104,7 +103,7 @@ def test_a_block_that_is_still_to_be_saved_is_not_read_into() -> None:
     tokens = kept(here, 0)
     here.open(1, [200, 201, 202, 203, 204])
     here.reply(1, 2)
-    assert isinstance(here.engine.apply(Settle(here.next_request(), 1, disk=False)), VerbReply)
+    here.settle(1)
     here.open(0, tokens)  # before any step, so that the tail's save has not gone out
     here.run()
     here.reply(1, 5)

@@ -308,7 +308,7 @@ def test_a_step_that_fails_half_way_changes_no_slot_that_is_used_again() -> None
         here = World(settings, memory=fake_memory(5, 4), disk=disk, late=True, make=LATE)
         here.open(0, ONE + TWO + [7])
         here.reply(0, 3)
-        here.settle(0, disk=True, wait=True)
+        here.settle(0, disk=True)
         here.run()
         while here.following:
             here.step()
@@ -319,7 +319,7 @@ def test_a_step_that_fails_half_way_changes_no_slot_that_is_used_again() -> None
         failed += here.engine.statistics()["isolations"]
         if here.engine.statistics()["isolations"]:
             assert not any(stream.queue for stream in here.device.streams), f"call {call}: copies still run"
-        here.stage(0, wait=True)
+        here.stage(0)
         while here.following:
             here.step()
         here.reply(1, 3)

@@ -179,7 +179,7 @@ def with_tails_of_another() -> World:
         here.extend(0, some(30, seed=seed))
     here.reply(0, 3)
     tokens = here.beings[0].shadow.tokens
-    here.settle(0, wait=True)
+    here.settle(0)
     here.run()
     here.close(0)
     here.open(1, tokens)

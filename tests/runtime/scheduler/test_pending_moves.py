@@ -48,11 +48,11 @@ def places(moved: Moved) -> tuple[int, int, int, int]:
 
 def test_down_to_the_host_and_up_again() -> None:
     here = one()
-    assert places(moved(here, Settle(1, 0, wait=True))) == (0, 18, 0, 0)
+    assert places(moved(here, Settle(1, 0))) == (0, 18, 0, 0)
     assert here.scheduler.pool.statistics()["free"] == 16, "nothing of it is left on the device"
-    assert places(moved(here, Stage(2, 0, wait=True))) == (0, 18, 0, 0)
+    assert places(moved(here, Stage(2, 0))) == (0, 18, 0, 0)
     assert here.state(0).computed == 18
-    assert places(moved(here, Stage(3, 0, wait=True))) == (18, 0, 0, 0)
+    assert places(moved(here, Stage(3, 0))) == (18, 0, 0, 0)
     here.reply(0, 2)
     assert here.ended[0].work.prefilled == 1  # type: ignore[union-attr]
 
@@ -62,10 +62,10 @@ def test_down_to_the_disk_and_up_again() -> None:
     assert here.disk is not None and here.memory is not None
     here.disk.chance = Random(5)
     here.lease(0, ttl=1e4)
-    down = moved(here, Settle(1, 0, disk=True, wait=True))
+    down = moved(here, Settle(1, 0, disk=True))
     assert places(down) == (0, 0, 18, 0) and down.seconds > 0
     assert here.scheduler.statistics()["host_records"] == 0, "its own lease does not hold it there"
-    up = moved(here, Stage(2, 0, wait=True))
+    up = moved(here, Stage(2, 0))
     assert up.disk > 0 and sum(places(up)) == 18
     assert here.state(0).computed == 18
 
@@ -74,25 +74,25 @@ def test_what_another_lease_covers_stays_in_the_host_tier() -> None:
     here = one(disk=True)
     here.fork(0, [1], 16)
     here.lease(1, ttl=1e4)
-    assert moved(here, Settle(1, 0, disk=True, wait=True)).disk == 18
+    assert moved(here, Settle(1, 0, disk=True)).disk == 18
     assert here.scheduler.statistics()["host_records"] == 4
 
 
 def test_without_tiers_it_stays_cached_on_the_device() -> None:
     here = one(slots=None)
-    assert places(moved(here, Settle(1, 0, disk=True, wait=True))) == (16, 0, 0, 2)
-    assert places(moved(here, Stage(2, 0, wait=True))) == (16, 0, 0, 2)
+    assert places(moved(here, Settle(1, 0, disk=True))) == (16, 0, 0, 2)
+    assert places(moved(here, Stage(2, 0))) == (16, 0, 0, 2)
 
 
 def test_blocks_that_others_hold_stay() -> None:
     here = one()
     here.fork(0, [1], 16)
-    moved(here, Settle(1, 0, wait=True))
+    moved(here, Settle(1, 0))
     assert here.state(1).computed == 16
     assert here.scheduler.pool.statistics()["held"] == 4
 
 
-@pytest.mark.parametrize("verb", [Stage(5, 0, wait=True), Settle(5, 0, disk=True, wait=True)])
+@pytest.mark.parametrize("verb", [Stage(5, 0), Settle(5, 0, disk=True)])
 def test_a_turn_or_a_close_in_between_ends_the_wait(verb: Stage | Settle) -> None:
     for close in (False, True):
         here = one(disk=True)
@@ -111,7 +111,7 @@ def test_a_disk_that_does_not_answer_is_not_waited_for_for_ever() -> None:
     here = one(disk=True)
     assert here.disk is not None
     here.disk.poll = lambda now: []  # type: ignore[method-assign]
-    assert here.engine.apply(Settle(1, 0, disk=True, wait=True)) is None
+    assert here.engine.apply(Settle(1, 0, disk=True)) is None
     here.engine.step()
     assert not here.engine.answers() and here.engine.due() is not None
     here.disk.time += PATIENCE_SECONDS
@@ -131,7 +131,7 @@ def test_a_disk_that_refuses_is_not_asked_again_at_every_look() -> None:
 
     here.disk.store = refused  # type: ignore[method-assign]
     here.disk.tick = 0.0
-    assert here.engine.apply(Settle(1, 0, disk=True, wait=True)) is None
+    assert here.engine.apply(Settle(1, 0, disk=True)) is None
     for _ in range(looks):
         here.disk.time += 2 * AGAIN_SECONDS / looks
         here.engine.step()

@@ -213,13 +213,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         returns_in = random.choice((None, 0.0, 0.2, 3.0, 30.0, 1e9, float("nan")))
         self.world.lease(seq, random.choice((None, 0, 1, 1, 8, -3, 99)), ttl, returns_in)
 
-    @rule(seq=SEQS, wait=st.booleans())
-    def stage(self, seq, wait) -> None:
-        self.world.stage(seq, wait=wait)
+    @rule(seq=SEQS)
+    def stage(self, seq) -> None:
+        self.world.stage(seq)
 
-    @rule(seq=SEQS, disk=st.booleans(), wait=st.booleans())
-    def settle(self, seq, disk, wait) -> None:
-        self.world.settle(seq, disk=disk, wait=wait)
+    @rule(seq=SEQS, disk=st.booleans())
+    def settle(self, seq, disk) -> None:
+        self.world.settle(seq, disk=disk)
 
     @rule(seq=SEQS)
     def locate(self, seq) -> None:

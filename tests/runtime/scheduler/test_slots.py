@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from holdfast.runtime.plan import Changes
-from holdfast.runtime.scheduler.slots import ChangesDraft, Slots
+from holdfast.runtime.scheduler.slots import Slots
 from holdfast.runtime.sequence import Sequence
 from holdfast.runtime.tokens import TokenList
 
@@ -18,20 +18,18 @@ def sequence(number: int, tokens: int = 20) -> Sequence:
 
 def test_a_row_keeps_its_slot_in_its_step_although_its_sequence_is_preempted_in_it() -> None:
     slots, (first, second, third) = Slots(2), [sequence(number) for number in range(3)]
-    draft = ChangesDraft()
     for one in (first, second):
-        slots.enter(one, 8, draft, step=5)
+        slots.enter(one, 8, step=5)
         one.advance(5 if one is first else 4, 8, draws=False)
         one.recall()
-    slots.enter(third, 8, draft, step=5)
+    slots.enter(third, 8, step=5)
     assert first.slot is not None and second.slot is None
 
 
 def sent(slots: Slots, *rows: Sequence) -> Changes:
-    draft = ChangesDraft()
     for row in rows:
-        slots.enter(row, 8, draft, step=1)
-    return slots.emit(draft)
+        slots.enter(row, 8, step=1)
+    return slots.emit()
 
 
 def test_a_sequence_is_sent_whole_once_and_then_what_changed() -> None:

@@ -40,7 +40,7 @@ def hit_rate(flood: int) -> float:
             assert work is not None
             wanted += before - 1
             found += before + 2 - work.prefilled - work.recomputed
-    here.scheduler.audit()
+    list(here.scheduler.audit_in_slices())
     return found / wanted
 
 
