@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from functools import singledispatchmethod
 
 from ...kvstore.block_table import BlockTable
 from ...kvstore.groups import Windows
@@ -65,6 +64,7 @@ from ..verbs import (
     Open,
     Opening,
     Row,
+    SequenceState,
     SequenceVerb,
     Settle,
     Stage,
@@ -144,17 +144,38 @@ class Scheduler:
 
     # --- verbs ------------------------------------------------------------------------------------------
 
-    @singledispatchmethod
     def apply(self, verb: SequenceVerb, now: float) -> VerbReply | None:
-        """Apply a verb, by the method for its class, and return its reply. None: the verb waits for KV to move;
-        `planned` returns the reply when that is done.
+        """Apply a verb and return its reply. None: the verb waits for KV to move; `planned` returns the reply
+        when that is done.
 
         Raises `VerbRefused`; then nothing has changed.
         """
-        raise AssertionError(f"no method applies {verb}")
+        match verb:
+            case Open():
+                return VerbReply(verb.request, self._open(verb, now))
+            case Extend():
+                return VerbReply(verb.request, self._extend(verb, now))
+            case Truncate():
+                return VerbReply(verb.request, self._truncate(verb, now))
+            case Generate():
+                return VerbReply(verb.request, self._generate(verb, now))
+            case Stop():
+                return VerbReply(verb.request, self._stop(verb, now))
+            case Fork():
+                return VerbReply(verb.request, self._fork(verb, now))
+            case Close():
+                return self._close(verb, now)
+            case Lease():
+                return self._lease(verb, now)
+            case Locate():
+                return self._locate(verb)
+            case Stage():
+                self._stage(verb, now)
+            case Settle():
+                self._settle(verb, now)
+        return None
 
-    @apply.register
-    def _open(self, verb: Open, now: float) -> VerbReply:
+    def _open(self, verb: Open, now: float) -> SequenceState:
         """Begin a sequence. Tokens with KV in the prefix cache count as computed from the beginning."""
         self._check_new([verb.seq])
         tokens = checked_tokens(verb.tokens, self.settings.vocab_size)
@@ -164,10 +185,9 @@ class Scheduler:
         self._block_manager.adopt(sequence)
         self._queues.touch(sequence, now)
         self.placement.stage(sequence, now)
-        return VerbReply(verb.request, sequence.state)
+        return sequence.state
 
-    @apply.register
-    def _extend(self, verb: Extend, now: float) -> VerbReply:
+    def _extend(self, verb: Extend, now: float) -> SequenceState:
         """Append tokens to an idle sequence. All but the last are computed before a turn, if there is room."""
         sequence = self._idle(verb.seq, verb.expect_length)
         tokens = checked_tokens(verb.tokens, self.settings.vocab_size)
@@ -175,23 +195,22 @@ class Scheduler:
         sequence.extend(tokens, turn_expected=verb.turn_expected)
         self._queues.touch(sequence, now)
         self.placement.stage(sequence, now)
-        return VerbReply(verb.request, sequence.state)
+        return sequence.state
 
-    @apply.register
-    def _truncate(self, verb: Truncate, now: float) -> VerbReply:
+    def _truncate(self, verb: Truncate, now: float) -> SequenceState:
         """Keep the first ``length`` tokens. A running turn ends, as by a stop."""
         sequence = self._queues[verb.seq]
         if verb.expect_epoch != sequence.epoch:
             raise EpochStale(f"sequence {verb.seq} is at epoch {sequence.epoch}, not {verb.expect_epoch}")
         self._check_length(sequence, verb.length)
         self._shorten(sequence, verb.length, now)
-        return VerbReply(verb.request, sequence.state)
+        return sequence.state
 
-    @apply.register
-    def _generate(self, verb: Generate, now: float) -> VerbReply:
+    def _generate(self, verb: Generate, now: float) -> SequenceState:
         """Append the verb's tokens and begin a turn. With an ``opening`` the sequence begins here, too.
+        Returns its state.
 
-        Tokens that the grammar forces at the beginning are not in the state of the reply; they come in a row.
+        Tokens that the grammar forces at the beginning are not in the returned state; they come in a row.
         """
         opening = verb.opening
         if opening is None:
@@ -217,10 +236,9 @@ class Scheduler:
         else:
             self._grammar_queue.begin(sequence, verb.sampling.grammar, now)
             self._take_matchers(now)
-        return VerbReply(verb.request, state)
+        return state
 
-    @apply.register
-    def _stop(self, verb: Stop, now: float) -> VerbReply:
+    def _stop(self, verb: Stop, now: float) -> SequenceState:
         """End the turn, if there is one. Committed tokens stay, but at most ``keep`` of them; tokens that steps
         in flight sample are discarded.
         """
@@ -230,10 +248,9 @@ class Scheduler:
         else:
             self._check_length(sequence, verb.keep)
             self._shorten(sequence, verb.keep, now)
-        return VerbReply(verb.request, sequence.state)
+        return sequence.state
 
-    @apply.register
-    def _fork(self, verb: Fork, now: float) -> VerbReply:
+    def _fork(self, verb: Fork, now: float) -> SequenceState:
         """Make child sequences of the committed tokens. They share the parent's blocks; a partial last block is
         copied before it is written."""
         parent = self._queues[verb.seq]
@@ -241,9 +258,8 @@ class Scheduler:
         self._check_length(parent, length)
         self._check_new(verb.children)
         self._children(parent, verb.children, length, now)
-        return VerbReply(verb.request, parent.state)
+        return parent.state
 
-    @apply.register
     def _close(self, verb: Close, now: float) -> VerbReply:
         """Close a sequence. If a turn runs, it ends without a row. The blocks are released; with ``keep_kv``
         their KV stays cached, and is sent to disk if there is room."""
@@ -258,14 +274,12 @@ class Scheduler:
         self._slots.release(sequence)
         return VerbReply(verb.request)
 
-    @apply.register
     def _lease(self, verb: Lease, now: float) -> VerbReply:
         """Grant as much of the lease as the budget allows. Its priority counts for turns that begin later."""
         sequence = self._queues[verb.seq]
         receipt = self._leases.grant(sequence, verb, now)
         return VerbReply(verb.request, sequence.state, receipt=receipt)
 
-    @apply.register
     def _stage(self, verb: Stage, now: float) -> None:
         """Begin to restore what lower tiers hold of an idle sequence's KV, and to compute the rest. The verb
         waits until the KV is on the device."""
@@ -275,7 +289,6 @@ class Scheduler:
         self._queues.touch(sequence, now)
         self.placement.stage(sequence, now)
 
-    @apply.register
     def _settle(self, verb: Settle, now: float) -> None:
         """Give up an idle sequence's blocks, and begin to offload its KV to the host tier or, as far as
         possible, to disk (``verb.disk``). The verb waits until the KV is there."""
@@ -289,8 +302,7 @@ class Scheduler:
             self.placement.leave(sequence)
         self._pending_moves.settle(verb.request, sequence, now, disk=verb.disk)
 
-    @apply.register
-    def _locate(self, verb: Locate, now: float) -> VerbReply:
+    def _locate(self, verb: Locate) -> VerbReply:
         """The reply that says which tier each block of a sequence, or of the verb's tokens, lies in. Changes
         nothing."""
         if verb.seq is not None:
