@@ -90,6 +90,8 @@ class _Draft:
         table = np.array(self.rows, dtype=np.int64)
         seqs, slots, marks, firsts, counts, draws, fed = table.T.copy()
         others = seqs, slots, marks, firsts, counts, draws > 0, fed > 0
+        if not len(self.plain[0]):
+            return others
         joined = (np.concatenate(pair) for pair in zip(self.plain, others, strict=True))
         return tuple(joined)  # type: ignore[return-value]
 
