@@ -292,9 +292,7 @@ class ChildEngine:
         if child is None:
             return None
         death = await child.reap(self.link.engine_number)
-        self._child = (
-            None  # not before: if this is cancelled, as by `__aexit__`, it is still to be waited for
-        )
+        self._child = None  # not before: if this is cancelled, as by leaving, it is still to be waited for
         await asyncio.to_thread(self._stop_disk)  # it must be gone before the next engine has its host slots
         if not self._leaving:
             log.warning("engine %d died: %s", death.engine_number, death.cause)
