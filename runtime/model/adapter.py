@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...kernels.layer import LayerWeights
 from ...kernels.low_rank import LowRank, Pair
@@ -271,12 +272,18 @@ def _pairs(
     pairs: dict[str, Pair] = {}
     for module, (weight, sides) in stored.items():
         halves = [sides[_A], sides[_B]]
-        a, b = (tensor_of(file, half).float() for half in halves)
+        read = [tensor_of(file, half) for half in halves]
+        _check_finite(halves, read, "not all its numbers are finite")
+        a, b = (half.float() for half in read)
         pair = maps.scaled(weight, Pair(a.T, b.T * numbers.of(module)[1]))
         own = pairs[weight.name] = Pair(
             pair.a.to(maps.dtype).contiguous(), pair.b.to(maps.dtype).contiguous()
         )
-        for half, made in zip(halves, (own.a, own.b), strict=True):
-            if not made.isfinite().all():
-                raise half.wrong(f"not all its numbers are finite in {maps.dtype}")
+        _check_finite(halves, [own.a, own.b], f"too large for {str(maps.dtype).removeprefix('torch.')}")
     return {into: tuple(pairs.get(part.name) for part in parts) for into, parts in maps.parts.items()}
+
+
+def _check_finite(halves: list[StoredTensor], tensors: list[Tensor], cause: str) -> None:
+    for half, tensor in zip(halves, tensors, strict=True):
+        if not tensor.isfinite().all():
+            raise half.wrong(cause)

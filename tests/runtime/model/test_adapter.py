@@ -220,10 +220,7 @@ TENSORS: list[tuple[Callable[[dict[str, torch.Tensor]], Any], str]] = [
         lambda tensors: tensors[Q0.format("B")][3].fill_(float("inf")),
         r"q_proj\.lora_B\.weight: not all its numbers",
     ),
-    (
-        lambda tensors: tensors[Q0.format("B")].fill_(1e6),
-        r"q_proj\.lora_B\.weight: not all .* finite in torch\.float16",
-    ),
+    (lambda tensors: tensors[Q0.format("B")].fill_(1e6), r"q_proj\.lora_B\.weight: too large for float16"),
     (
         lambda tensors: tensors.update({Q0.format("A"): torch.zeros((4, 64), dtype=torch.int8)}),
         "type I8 is not served",
