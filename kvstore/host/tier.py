@@ -8,7 +8,6 @@ clock.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import ceil
 from threading import Thread
@@ -54,7 +53,7 @@ class HostTier(Tier):
         self._key_of: dict[int, bytes] = {}
         self._tokens = memory.directory["tokens"]  # by slot
         self._filling: set[int] = set()
-        self._readers = Counter[int]()
+        self._readers: dict[int, int] = {}
         self._foreseen: dict[int, bytes] = {}  # slots that `foresee` has named, with their keys then
         self._order = FairOrder(max(1, memory.slots))  # of slots that are READY
         self._promised: dict[bytes, dict[int, float]] = {}  # key: sequence with a lease: return
@@ -294,7 +293,8 @@ class HostTier(Tier):
         Without ``used`` they keep their positions in the eviction order. Otherwise they leave it, and count as
         used when they are released.
         """
-        self._readers.update(slots)
+        for slot in slots:
+            self._readers[slot] = self._readers.get(slot, 0) + 1
         if used:
             self._order.remove_each(slots)
         self.memory.move_each(slots, SlotState.READING)
@@ -302,7 +302,8 @@ class HostTier(Tier):
     def release(self, *slots: int, above: bool = False) -> None:
         """End one `hold` of each slot. ``above``: the records are on the device now, so they are evicted
         first (see `evict_first`). A slot with a record that was dropped meanwhile becomes free."""
-        self._readers.subtract(slots)
+        for slot in slots:
+            self._readers[slot] -= 1
         over = [slot for slot in dict.fromkeys(slots) if not self._readers[slot]]
         for slot in over:
             del self._readers[slot]
