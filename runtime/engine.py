@@ -109,7 +109,9 @@ class Engine:
             return
         for verb, read in self._adapters.done() if self._adapters.busy else ():
             try:
-                loaded = self._adapters.add(self.scheduler.adapters, verb.name, verb.path, read.result())
+                if isinstance(read, RuntimeFault):
+                    raise read
+                loaded = self._adapters.add(self.scheduler.adapters, verb.name, verb.path, read)
                 self._answers.append(VerbReply(verb.request, adapter=loaded))
             except RuntimeFault as fault:
                 self._answers.append(Refusal(verb.request, fault.code, fault.message))

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from ..adapters import AdapterTable
+from ..errors import AdapterInvalid, RuntimeFault
 from ..model.adapter import AdapterMaps, AdapterWeights, fill_slot, read_adapter
 from ..model.decoder import Decoder
 from ..verbs import LoadAdapter, LoadedAdapter
@@ -42,11 +43,11 @@ class AdapterStore:
         """Whether an adapter is being read, or was and waits for `done`."""
         return bool(self._reading)
 
-    def done(self) -> list[tuple[LoadAdapter, Future[AdapterWeights]]]:
-        """The adapters that were read since the last call; one that cannot be raises ``AdapterInvalid``."""
+    def done(self) -> list[tuple[LoadAdapter, AdapterWeights | RuntimeFault]]:
+        """The adapters that have been read since the last call, or why they cannot be."""
         done = [(verb, job) for verb, job in self._reading if job.done()]
         self._reading = [one for one in self._reading if one not in done]
-        return done
+        return [(verb, _result(verb, job)) for verb, job in done]
 
     def add(self, table: AdapterTable, name: str, path: str, read: AdapterWeights) -> LoadedAdapter:
         """Hold an adapter that was read, by the number that ``table`` gives it. Returns what the gateway is
@@ -66,3 +67,13 @@ class AdapterStore:
     def close(self) -> None:
         """End the thread that reads."""
         self._reader.shutdown(wait=False, cancel_futures=True)
+
+
+def _result(verb: LoadAdapter, job: Future[AdapterWeights]) -> AdapterWeights | RuntimeFault:
+    try:
+        return job.result()
+    except RuntimeFault as fault:
+        return fault
+    except Exception as error:  # of a library, or for want of memory
+        told = " ".join(str(error).split())[:160]
+        return AdapterInvalid(f"{verb.path}: {type(error).__name__}: {told}")

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from ...kernels.layer import LayerWeights
 from ...kernels.low_rank import LowRank, Pair
-from ..errors import AdapterInvalid, RuntimeFault
-from .checkpoint import DIGEST_BYTES, file_digest, one_line, opened_file, tensor_of, tensors_in
+from ..errors import AdapterInvalid, ConfigInvalid, TensorInvalid
+from .checkpoint import DIGEST_BYTES, file_digest, opened_file, tensor_of, tensors_in
 from .config import ModelConfig
 from .decoder import Decoder
 from .fields import Fields, StoredTensor, read_json
@@ -176,12 +176,10 @@ def read_adapter(folder: Path, maps: AdapterMaps, most_rank: int = HIGHEST_RANK)
             digest = hashlib.blake2b(digests, digest_size=DIGEST_BYTES).digest()
         if _identity(folder) != before:
             raise AdapterInvalid(f"{folder}: it changed while it was read")
-    except RuntimeFault as error:
+    except (ConfigInvalid, TensorInvalid) as error:
         raise AdapterInvalid(error.message) from None
     except OSError as error:
         raise AdapterInvalid(f"{error.filename or folder}: {error.strerror or error}") from error
-    except Exception as error:  # of a library, or for want of memory
-        raise AdapterInvalid(f"{folder}: {type(error).__name__}: {one_line(error)[:160]}") from error
     return AdapterWeights(digest, max(numbers.of(module)[0] for module in stored), pairs)
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -34,7 +33,7 @@ from holdfast.kvstore.tiers import Tiers
 from holdfast.runtime.adapters import AdapterTable
 from holdfast.runtime.columns import NO_ADAPTER
 from holdfast.runtime.engine import Engine
-from holdfast.runtime.errors import AdapterInvalid, GrammarStuck
+from holdfast.runtime.errors import AdapterInvalid, GrammarStuck, RuntimeFault
 from holdfast.runtime.execution.batch import Batch, Capacity
 from holdfast.runtime.grammar.llguidance import Compiler, Matchers
 from holdfast.runtime.plan import (
@@ -184,18 +183,13 @@ class FakeAdapters:
     def busy(self) -> bool:
         return bool(self._reading)
 
-    def done(self) -> list[tuple[LoadAdapter, Future[tuple[bytes, int]]]]:
+    def done(self) -> list[tuple[LoadAdapter, tuple[bytes, int] | RuntimeFault]]:
         done = [one for one in self._reading if self._chance is None or self._chance.random() < 0.5]
         self._reading = [one for one in self._reading if one not in done]
         return [(one, self._read(one.path)) for one in done]
 
-    def _read(self, path: str) -> Future[tuple[bytes, int]]:
-        job: Future[tuple[bytes, int]] = Future()
-        if path == NO_FOLDER:
-            job.set_exception(AdapterInvalid(f"{path}: not a folder"))
-        else:
-            job.set_result(fake_adapter(path))
-        return job
+    def _read(self, path: str) -> tuple[bytes, int] | RuntimeFault:
+        return AdapterInvalid(f"{path}: not a folder") if path == NO_FOLDER else fake_adapter(path)
 
     def add(self, table: AdapterTable, name: str, path: str, read: tuple[bytes, int]) -> LoadedAdapter:
         digest, adds = read
