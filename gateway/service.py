@@ -19,6 +19,7 @@ import msgspec
 from starlette.requests import Request
 
 from ..kvstore.log_lines import logging_with
+from ..kvstore.options import expanded
 from ..kvstore.slices import sliced
 from ..runtime.errors import EngineGone, SettingsInvalid
 from ..runtime.kv_placement.tier_setup import file_bytes
@@ -517,7 +518,7 @@ async def opened(
         journal = None
         if settings.store is not None:
             shared = replace(settings.journal, tenants=service.tenants.journal())
-            reclaimable = partial(file_bytes, settings.store.expanduser())
+            reclaimable = partial(file_bytes, expanded(settings.store))
             journal = await Journal.open(
                 settings.store, language.digest(), shared, lock, reclaimable=reclaimable
             )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -169,6 +171,12 @@ def invalid(settings: object) -> str:
         if value is not None and option.most is not None and value > option.most:
             return f"{one.name} is {value}, more than {option.most}"
     return ""
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with the home folder for ``~``, or a user's for ``~user``; that of an unknown user stays as it
+    is written."""
+    return Path(os.path.expanduser(path))
 
 
 def bytes_of(text: str) -> int:

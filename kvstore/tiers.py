@@ -55,7 +55,7 @@ class _Move(NamedTuple):
 
 
 class Tiers:
-    """``host`` and the tiers ``below`` it; without them one host tier that has no slots.
+    """``host`` and the tiers ``below`` it. None, with no tiers below: a host tier that has no slots.
 
     With ``reach`` records are `read` into blocks. ``reading_seconds``: what that has taken so far.
     """
@@ -136,7 +136,7 @@ class Tiers:
         here, found = self.host.here, list[int]()
         for part in sliced(keys):
             levels = [DEVICE * (key in device) | HOST * (key in here) for key in part]
-            if self.slots and not all(levels):
+            if (self.slots or self.below) and not all(levels):
                 below = self._below([key for key, level in zip(part, levels, strict=True) if not level])
                 levels = [level or below.get(key, 0) for key, level in zip(part, levels, strict=True)]
             if not whole and 0 in levels:

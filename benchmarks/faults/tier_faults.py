@@ -60,17 +60,17 @@ async def tiered(folder: str) -> AsyncIterator[Serving]:
         yield running
 
 
-async def shelf_killed(engine: ChildEngine, rng: random.Random) -> None:
+async def disk_process_killed(engine: ChildEngine, rng: random.Random) -> None:
     """Kill the disk process (``kill -9``). ``rng`` is not used."""
-    _signal_shelf(engine, signal.SIGKILL)
+    _signal_disk_process(engine, signal.SIGKILL)
 
 
-async def shelf_stopped(engine: ChildEngine, rng: random.Random) -> None:
+async def disk_process_stopped(engine: ChildEngine, rng: random.Random) -> None:
     """Stop the disk process (SIGSTOP): it takes requests and answers none. ``rng`` is not used."""
-    _signal_shelf(engine, signal.SIGSTOP)
+    _signal_disk_process(engine, signal.SIGSTOP)
 
 
-def _signal_shelf(engine: ChildEngine, number: signal.Signals) -> None:
+def _signal_disk_process(engine: ChildEngine, number: signal.Signals) -> None:
     if (pid := engine.disk_pid) is not None:
         with suppress(ProcessLookupError):
             os.kill(pid, number)

@@ -108,7 +108,7 @@ class Tiered(Ours):
         first, _, work = spoken(self._engine, lambda: time.sleep(self._engine.due() or 0.0))
         rest(self._engine)
         self._rewind()
-        return {"seconds": first - began, "work": msgspec.structs.asdict(work), **self._shelf_faults()}
+        return {"seconds": first - began, "work": msgspec.structs.asdict(work), **self._disk_process_faults()}
 
     def lose(self, request: Json) -> Json:
         """Drop the conversation's KV on the device; if ``host`` is set also in the host tier; if ``cold`` is
@@ -127,7 +127,7 @@ class Tiered(Ours):
             self._have_above_disk()
         if request["cold"]:
             self._forget_pages()
-        return self._shelf_faults()
+        return self._disk_process_faults()
 
     def rates(self, request: Json) -> Json:
         """For a number of ``bytes``: the seconds to copy them from memory to memory (``memcpy``), and to read
@@ -210,7 +210,7 @@ class Tiered(Ours):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(fd)
 
-    def _shelf_faults(self) -> Json:
+    def _disk_process_faults(self) -> Json:
         """The number of major page faults of the disk process so far, and the disk tier's statistics."""
         words = Path(f"/proc/{self._keeper.pid}/stat").read_text().rpartition(")")[2].split()
         return {"major_faults": int(words[9]), "disk": self._disk.statistics()}

@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from ...kvstore.options import bytes_of
+from ...kvstore.options import bytes_of, expanded
 from ...runtime.kv_placement.sizing import shown
 from ...runtime.link.messages import Hello
 from ...runtime.settings import EngineSettings, TenantBudget
@@ -298,7 +298,7 @@ def _bounds(settings: GatewaySettings, engine: EngineSettings) -> Iterator[Serve
     if engine.disk_bytes is not None:
         yield ServerBound("disk", engine.disk_bytes, "--disk-bytes")
     if settings.store is not None:
-        whole = _disk_of(settings.store.expanduser())
+        whole = _disk_of(expanded(settings.store))
         yield ServerBound("journal", whole, "the store's disk")
         yield ServerBound("disk", whole, "the store's disk")
 

@@ -16,13 +16,13 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from textwrap import indent
 from typing import Any
 
 import msgspec
 from rich.console import Console
 
+from ...kvstore.options import expanded
 from ...sdk.chat import Chat
 from ...sdk.client import connect
 from ...sdk.connection.reconnect import Patience, Retry
@@ -449,7 +449,7 @@ async def update(chat: Chat, fields: Mapping[str, Any]) -> None:
 
 def _saved(messages: list[MessageItem], name: str) -> str:
     """Write messages to a new file. Returns what to tell of it."""
-    path = Path(name).expanduser()
+    path = expanded(name)
     text = _written(messages)
     if path.suffix == ".json":
         said = [{"role": item.role, "text": item.text} for item in messages]

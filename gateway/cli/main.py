@@ -18,7 +18,7 @@ import typer
 
 from ... import __version__
 from ...kvstore.log_lines import LogSettings
-from ...kvstore.options import make
+from ...kvstore.options import expanded, make
 from ...runtime.settings import EngineSettings
 from ..settings import DEFAULT_HOST, DEFAULT_PORT, GatewaySettings, Network
 from . import configuration, options
@@ -82,7 +82,7 @@ def serve(
     """Serve MODEL over the Realtime WebSocket protocol, its engine in a supervised process of its own."""
     from ...runtime.link.child import spawned_early
 
-    folder = None if no_store else (given["store"] or options.default_store(model)).expanduser()
+    folder = None if no_store else expanded(given["store"] or options.default_store(model))
     with configuration.refusing(context):
         settings = make(GatewaySettings, given, store=folder, network=make(Network, given))
         store, logs = None if folder is None else str(folder), make(LogSettings, given)
@@ -219,7 +219,7 @@ def store(
         options.refuse("holdfast store backup DIR TARGET: it alone takes a second folder")
     if (act == "erase") != (tenant is not None):
         options.refuse("holdfast store erase DIR --tenant NAME: it alone takes a tenant")
-    raise typer.Exit(keep(act, folder.expanduser(), target, tenant, keys))
+    raise typer.Exit(keep(act, expanded(folder), target, tenant, keys))
 
 
 @app.command()
@@ -266,7 +266,7 @@ def sessions(
         options.refuse("holdfast sessions export SESSION FILE: it alone takes a file")
     if keys is not None and store is None:
         options.refuse("--keys is for --store: a running server knows its tenants")
-    folder = None if store is None else store.expanduser()
+    folder = None if store is None else expanded(store)
 
     def where() -> command.SessionSource:
         if folder is None:

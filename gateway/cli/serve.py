@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from ...kvstore.log_lines import LineWriter, logging_lines
+from ...kvstore.options import expanded
 from ...runtime.errors import RuntimeFault
 from ...runtime.kv_placement.sizing import memory_line, refusal
 from ...runtime.link.child import SpawnedEngine
@@ -241,7 +242,7 @@ async def _serve(
         async with serving(settings, engine_settings, loading.heard, listening=begun, first=first) as running:
             loading.loaded()
             log.info("%s", _memory(running.engine.link.hello))
-            folder = None if settings.store is None else settings.store.expanduser()
+            folder = None if settings.store is None else expanded(settings.store)
             log.info("sessions are kept in %s", "memory only" if folder is None else folder)
             if running.clipped is not None:
                 log.warning("%s", running.clipped)

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from ...kvstore.log_lines import logging_with
+from ...kvstore.options import expanded
 from ...runtime.errors import SettingsInvalid
 from ...runtime.settings import MOST_NAME, check_adapter_name
 from ...sdk.errors import FieldInvalid
@@ -83,7 +84,7 @@ def below(folder: Path | None, path: str) -> Path:
         f"`lora_path` {path[:256]!r} is not below the server's folder of adapters", "lora_path"
     )
     try:
-        root = folder.expanduser().resolve()
+        root = expanded(folder).resolve()
         found = (root / path).resolve()
         files = [(found / name).resolve() for name in WEIGHTS]
     except (OSError, ValueError, RuntimeError):  # a name with a NUL, a loop of links

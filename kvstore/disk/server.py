@@ -189,9 +189,10 @@ class DiskServer:
             touched = [key for store in stores for key in store.touched]
             self._store.evict_first(key for store in stores for key in store.yielding)
             gone = self._store.put(records, touched)
-            self._dirty = True
-            if self._refusing and any(store.record.key in self._store.entries for store in stores):
-                log.warning("the disk takes records again")
+            if any(store.record.key in self._store.entries for store in stores):
+                self._dirty = True
+                if self._refusing:
+                    log.warning("the disk takes records again")
                 self._refusing = False
         except StoreFailed as error:
             self._refused(error)

@@ -73,8 +73,8 @@ def make_memory(size: int) -> int:
 
 
 class SlotMemory:
-    """The memfd ``fd``, mapped: a directory, and slots for blocks of ``block_bytes`` bytes of the record
-    space ``space`` (`BlockHasher.space`). None: no memory, and no slots.
+    """The memfd ``fd`` (None: there is no memory, and no slot), mapped: a directory, and slots for blocks of
+    ``block_bytes`` bytes of the record space ``space`` (`BlockHasher.space`).
 
     ``slots``: how many; 0 where the memory is too small for one. ``stride``: bytes from slot to slot.
     ``adopted``: whether the memory had this layout already; otherwise it is formatted, and all slots are

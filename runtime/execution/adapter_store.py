@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
+from ...kvstore.options import expanded
 from ..adapters import AdapterTable
 from ..errors import AdapterInvalid, RuntimeFault
 from ..model.adapter import AdapterMaps, AdapterWeights, fill_slot, read_adapter
@@ -32,7 +32,7 @@ class AdapterStore:
 
     def read(self, path: str) -> AdapterWeights:
         """Read the adapter in the folder ``path``. Raises ``AdapterInvalid``."""
-        return read_adapter(Path(path).expanduser(), self._maps, self._most_rank)
+        return read_adapter(expanded(path), self._maps, self._most_rank)
 
     def begin(self, verb: LoadAdapter) -> None:
         """Begin to read an adapter beside the steps; `done` returns it."""

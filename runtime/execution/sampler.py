@@ -39,10 +39,10 @@ SCORED_AT_ONCE = 128
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawnRows:
     """The sampling parameters of a step's rows that draw, on the device, in their order. ``slots``: int64
-    ``[rows]``. ``warm``: the rows with a temperature, int64; None: all. Of these are ``parameters``, in the
-    order of `Kernels.sample` (temperature, top-k, top-p and seed), ``min_p`` and ``typical``, which is None
-    where no row has it. ``scored``: the rows that want log probabilities, int64, None for none; ``most``: how
-    many alternatives."""
+    ``[rows]``. ``warm``: the rows with a temperature, int64; None: all. ``parameters`` (temperature, top-k,
+    top-p and seed, as `Kernels.sample` takes them), ``min_p`` and ``typical`` are of these rows; ``typical`` is
+    None where no row has it. ``scored``: the rows that want log probabilities, int64, None for none; ``most``:
+    how many alternatives."""
 
     of: Ints
     version: int

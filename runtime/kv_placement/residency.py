@@ -243,7 +243,8 @@ class Residency:
 
         Unlike `locate` it answers at any time, and also tells of blocks behind one that lies nowhere. A copy
         that is under way to the host tier counts as there. A block is where the farthest of its groups' is, of
-        those that are needed at the end.
+        those that are needed at the end. One that no group needs there counts as on the device while the
+        sequence goes on from behind it, else as the next one.
         """
         size, length, pool = self._hasher.block_tokens, len(sequence.tokens), self._pool
         full, blocks = length // size, -(-length // size)
@@ -265,7 +266,7 @@ class Residency:
                     level = there[at] & DEVICE or there[at]
                     levels[first + at] = min(levels[first + at], level, key=_NEARNESS.index)
                 shared[first + at] |= pool.references.of(held[at] if has else found[at]) > has
-        # Nothing needs the blocks behind the windows of all groups: they go with the next.
+        # Nothing needs the blocks behind the windows of all groups.
         if behind := min(self._windows.first(group, length) for group in range(len(self._windows))):
             levels[:behind] = [levels[min(behind, blocks - 1)]] * behind
         if self.is_whole(sequence):

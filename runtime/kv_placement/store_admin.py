@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...kvstore.disk import admin
 from ...kvstore.errors import KVStoreError
+from ...kvstore.options import expanded
 from ..errors import SettingsInvalid
 
 
@@ -16,11 +17,9 @@ def tend(act: str, store: Path) -> Iterator[str]:
 
     Raises `SettingsInvalid`: it is no store, a server holds it, or it cannot be read.
     """
-    kv = store.expanduser() / "kv"
+    kv = expanded(store) / "kv"
     if not kv.is_dir():
-        raise SettingsInvalid(
-            f"{store}: " + ("no store" if store.expanduser().is_dir() else "no such folder")
-        )
+        raise SettingsInvalid(f"{store}: " + ("no store" if expanded(store).is_dir() else "no such folder"))
     try:
         if act == "clear":
             yield f"{admin.remove(kv)} kinds of records removed"

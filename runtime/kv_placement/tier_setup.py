@@ -25,6 +25,7 @@ from ...kvstore.errors import KVStoreError
 from ...kvstore.folder_lock import make_private
 from ...kvstore.host.slots import SlotMemory, make_memory
 from ...kvstore.keys import BlockHasher
+from ...kvstore.options import expanded
 from ...kvstore.quotas import tenant_of
 from ...kvstore.system_limits import explained
 from ...kvstore.tier import Reach
@@ -88,7 +89,7 @@ def host_slots(settings: EngineSettings, fd: int | None, space: bytes, block_byt
 
 def kv_folder(settings: EngineSettings) -> Path | None:
     """The folder of KV on disk, ``kv`` in the store; None without a store."""
-    return None if settings.store is None else Path(settings.store).expanduser() / "kv"
+    return None if settings.store is None else expanded(settings.store) / "kv"
 
 
 def disk_floor(settings: EngineSettings, folder: Path) -> int:

@@ -3,7 +3,7 @@
 Evicted blocks are saved by the plan being made; a save that finds no slot is dropped. Saves of blocks that
 stay on the device may wait. Where copies make a step longer, a step that samples carries only a few of these,
 because turns wait for it. A slot that is loaded is held from the plan until that is done; a slot that is filled
-is found after it. Without a host tier every method does nothing.
+is found after it. Without a host tier nothing is saved, and nothing can be loaded.
 """
 
 from __future__ import annotations

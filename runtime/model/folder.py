@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+from ...kvstore.options import expanded
 from ..errors import ModelUnreadable
 from .files import ADAPTER
 
@@ -21,7 +22,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 def model_name(model: str) -> str:
     """The name under which a model is served: a folder's name, a file's name without its ending, or ``model``
     as it is if that is neither."""
-    path = Path(model).expanduser()
+    path = expanded(model)
     if path.is_file():
         return path.stem
     return path.resolve().name if path.is_dir() else model
@@ -43,7 +44,7 @@ def find_model(name: str) -> Path:
         return POCKET_FOLDER
     if name in FETCHED:
         return _fetched(name)
-    folder = Path(name).expanduser()
+    folder = expanded(name)
     try:
         if folder.is_dir():
             return folder
@@ -61,7 +62,7 @@ def cache_folder() -> Path:
     ``$XDG_CACHE_HOME``, if that is an absolute path; else ``~/.cache/holdfast``."""
     own, shared = os.environ.get("HOLDFAST_CACHE"), os.environ.get("XDG_CACHE_HOME", "")
     if own:
-        return Path(own).expanduser()
+        return expanded(own)
     return (Path(shared) if shared.startswith("/") else Path.home() / ".cache") / "holdfast"
 
 

@@ -171,9 +171,10 @@ class Scheduler:
                 return self._locate(verb)
             case Stage():
                 self._stage(verb, now)
+                return None
             case Settle():
                 self._settle(verb, now)
-        return None
+                return None
 
     def _open(self, verb: Open, now: float) -> SequenceState:
         """Begin a sequence. Tokens with KV in the prefix cache count as computed from the beginning."""

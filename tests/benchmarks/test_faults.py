@@ -57,8 +57,8 @@ async def test_one_poisoned_sequence_fails_by_name_and_seven_others_finish() -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strike", [engine_faults.killed, tier_faults.shelf_killed])
-async def test_with_every_tier_on_engine_or_shelf_may_be_killed(strike: engine_faults.Strike) -> None:
+@pytest.mark.parametrize("strike", [engine_faults.killed, tier_faults.disk_process_killed])
+async def test_with_every_tier_on_engine_or_disk_process_may_be_killed(strike: engine_faults.Strike) -> None:
     tally = await tier_faults.disturbed("killed", strike, FACTOR, seed=5)
     unharmed(tally, FACTOR)
 

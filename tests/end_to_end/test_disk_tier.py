@@ -79,7 +79,7 @@ def disk_processes() -> list[int]:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 async def test_a_disk_tier_that_dies_ends_no_turn(stored, how: signal.Signals) -> None:
-    """Killed or stopped: the turn that waited for it computes, and another shelf serves the next one."""
+    """Killed or stopped: the turn that waited for it computes, and another disk process serves the next one."""
     engine = ChildEngine(stored)
     async with engine as link:
         await statistics(link, "disk_records", 0)

@@ -102,7 +102,7 @@ async def test_a_terminal_that_hangs_up_drains_the_server_as_sigterm_does(tmp_pa
                 while len(children := children_of(process.pid)) < 2 or not all(
                     map(ignores_hangups, children)
                 ):
-                    await asyncio.to_thread(bool)  # the shelf begins beside the engine
+                    await asyncio.to_thread(bool)  # the disk process begins beside the engine
                 os.close(master)
                 master = -1
                 await idle.until("server.going_away")

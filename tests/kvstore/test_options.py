@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import pytest
 
-from holdfast.kvstore.options import Option, invalid, make, settings_of
+from holdfast.kvstore.options import Option, expanded, invalid, make, settings_of
 
 
 class Colour(StrEnum):
@@ -94,3 +95,8 @@ def test_a_field_that_is_not_shown_is_a_secret() -> None:
 
 def test_the_text_below_a_field_is_its_help() -> None:
     assert [one.help for one in settings_of(Some) if one.help] == ["Room for all of it."]
+
+
+def test_a_home_folder_is_found_and_an_unknown_user_s_stays_as_it_is_written() -> None:
+    assert expanded("~/a") == Path.home() / "a"
+    assert expanded("~nobody-of-this-name/a") == Path("~nobody-of-this-name/a")

@@ -568,8 +568,8 @@ class DigestDecoder:
     def hidden(self, ids: Tensor, batches: Sequence[PagedBatch], arena: Tensor) -> Tensor:
         """Of each token the context behind it, the position behind it, and whether the row is sound to
         there."""
-        whole, widest_window = widest(self._windows)
-        rows = batches[whole]
+        reference, farthest = widest(self._windows)
+        rows = batches[reference]
         assert self._device.is_active, "kernels for whichever device is current"
         out = self._device.allocate((len(ids), CHUNKS + 2), (CHUNKS + 2, 1), torch.float32)
 
@@ -591,7 +591,7 @@ class DigestDecoder:
                     continue
                 table = rows.tables[int(rows.lines[row])]
                 first = length - len(tokens)
-                low = max(0, first + 1 - widest_window)
+                low = max(0, first + 1 - farthest)
                 kept = (
                     cells[table[: -(-first // size)], 0, :, 0, :, 0]
                     .transpose(0, 1)
@@ -600,7 +600,7 @@ class DigestDecoder:
                 given = NO_ADAPTER if rows.adapters is None else int(rows.adapters[starts[row]])
                 context = int(self._adapters.slots[given])  # of the last slot without one
                 for at, (position, digest) in enumerate(kept.T.tolist(), low):
-                    digest = (digest ^ salt_of(whole)) & MASK
+                    digest = (digest ^ salt_of(reference)) & MASK
                     context = (context + (digest ^ mix(position & MASK)) * weigh(at)) & MASK
                 sound = SPOILED not in kept[0]
                 line = int(rows.lines[row])
@@ -608,7 +608,7 @@ class DigestDecoder:
                     sound = sound and token not in self._poison
                     for group, window in enumerate(self._windows):
                         for seen in range(max(0, position + 1 - window) if window else position, position):
-                            if read(line, group, seen) != read(line, whole, seen):
+                            if read(line, group, seen) != read(line, reference, seen):
                                 context ^= 1 << seen % 64
                     digest, context = take_in(context, position, token)
                     for group, layout in enumerate(batches):
@@ -619,8 +619,8 @@ class DigestDecoder:
                         salted = digest ^ salt_of(group)
                         cell[0] = position if sound else SPOILED
                         cell[1] = salted - (salted >> 63 << 64)  # the same bits, signed
-                    for gone in passing(position, widest_window):
-                        context = leave_out(context, gone, read(line, whole, gone)[1])
+                    for gone in passing(position, farthest):
+                        context = leave_out(context, gone, read(line, reference, gone)[1])
                     told = out[starts[row] + position - first]
                     told[:CHUNKS] = torch.tensor([context >> 16 * at & 0xFFFF for at in range(CHUNKS)])
                     told[CHUNKS], told[CHUNKS + 1] = position + 1, sound

@@ -1,10 +1,10 @@
 """A device without tensors, on a virtual clock: what the scheduler's policies and races are tested on.
 
-KV memory is an array ``[block, slot]`` of (position, digest). A row reads its *whole* context back through
+KV memory is an array ``[block, slot]`` of (position, digest). A row reads its context back through
 its block table; what it writes, and the token it samples, are a digest of all it read. So a wrong block, a
 stale epoch, a wrong tail or an off-by-one anywhere gives another token than `Shadow`, a list of tokens, says.
-Of a KV group with a window it reads what each token sees, which must be the same, or the token is another one.
-Some group has none.
+The context is of all that the widest KV group sees. Of the other groups it reads what each token sees, which
+must be the same, or the token is another one.
 
 Rows do not run when they are launched. Each waits for what it must wait for on any device (earlier rows of
 its sequence, the row that feeds it, its step's copies, which run in order), and beyond that runs at any
@@ -490,19 +490,21 @@ class FakeRunner:
         folded = (digests ^ self._mixed[positions]) * self._weights[first:end]
         return int(folded.sum(dtype=np.uint64))
 
-    def _differ(self, table: np.ndarray, position: int, whole: int) -> int:
-        """0, if all groups with a window hold for a token at ``position`` what the group ``whole`` does."""
+    def _differ(self, table: np.ndarray, position: int, widest: int) -> int:
+        """0, if all groups with a window hold for a token at ``position`` what the group ``widest`` does."""
         found = 0
         for group, window in enumerate(self._windows):
             if window is not None:
                 first = max(0, position + 1 - window)
-                found ^= self._read(table, group, first, position) ^ self._read(table, whole, first, position)
+                found ^= self._read(table, group, first, position) ^ self._read(
+                    table, widest, first, position
+                )
         return found
 
     def _compute(self, step: _Launched, number: int, feeder: tuple[_Launched, int] | None, adds: int) -> None:
         row = step.rows[number]
         table = row.table
-        whole, window = widest(self._windows)
+        reference, window = widest(self._windows)
         tokens = row.tokens.tolist()
         if feeder is not None:
             assert not tokens
@@ -516,18 +518,18 @@ class FakeRunner:
             step.outcomes[number] = RowFault("poison")
             return
         seen = max(0, row.first + 1 - window)
-        context, drawn = (self._read(table, whole, seen, row.first) + adds) & MASK, list[int]()
+        context, drawn = (self._read(table, reference, seen, row.first) + adds) & MASK, list[int]()
         windowed = len(self._windows) > 1
         behind = row.first + row.count - row.drafts - 1  # from this position's token on it draws
         for position, token in enumerate(tokens, row.first):
-            context ^= self._differ(table, position, whole) if windowed else 0
+            context ^= self._differ(table, position, reference) if windowed else 0
             digest, context = take_in(context, position, token)
             slot = position % self.block_tokens
             for group, block in enumerate(table[:, position // self.block_tokens].tolist()):
                 self._positions[block, slot] = position
                 self._digests[block, slot] = digest ^ salt_of(group)
             for gone in passing(position, window):
-                context = (context - self._read(table, whole, gone, gone + 1)) & MASK
+                context = (context - self._read(table, reference, gone, gone + 1)) & MASK
             if row.sampling is not None and position >= behind:
                 drawn.append(draw(context, position + 1, row.sampling, self.vocab_size))
         if number in step.late:
@@ -659,7 +661,7 @@ class FakeDisk(Tier):
         self.chance = chance
 
     def begin(self, memory: SlotMemory, *, reads: bool = False) -> None:
-        """Another engine: requests of the one before are forgotten, as its shelf is dead."""
+        """Another engine: requests of the one before are forgotten, as its disk process is dead."""
         self._memory = memory
         self.reads = reads
         self._storing: dict[int, tuple[Record, int]] = {}

@@ -641,7 +641,11 @@ class World:
                 self._hear_loaded(reply, *self.loading.pop(reply.request))
                 continue
             length = self.following.pop(reply.request)
-            moved = reply.moved
+            moved, state = reply.moved, reply.state
+            assert isinstance(state, SequenceState) and 0 <= state.computed <= state.length <= length
+            being = self.beings.get(state.seq)
+            if being is not None and being.turn is None:
+                assert (state.length, state.epoch) == (len(being.shadow.tokens), being.epoch)
             assert moved is not None and min(moved.device, moved.host, moved.disk, moved.recomputed) >= 0
             assert moved.device + moved.host + moved.disk <= length
 

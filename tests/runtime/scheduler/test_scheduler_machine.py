@@ -40,7 +40,7 @@ NAMES = ("a", "b", "c", "d")
 """Of adapters; each is also the path of one."""
 
 WINDOWS = ((None,), (None,), (None, 6), (5, None), (None, 3, 9), (6,), (4, 9))
-"""Of KV groups; some group has none."""
+"""Of KV groups, in tokens; None: all are seen."""
 
 SEQS = st.integers(0, 5)
 NUMBERS = st.integers(0, 1 << 16)
