@@ -5,9 +5,11 @@ one.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,20 +25,24 @@ from holdfast.kvstore.disk.index import FILE as INDEX
 from holdfast.kvstore.disk.messages import (
     PACKET_BYTES,
     Begin,
+    Done,
     Down,
     Fetched,
     Known,
     RecordAt,
+    Store,
     Up,
     down_decoder,
     encode,
+    up_decoder,
 )
 from holdfast.kvstore.disk.payload_file import FILE
 from holdfast.kvstore.disk.process import DiskProcess
-from holdfast.kvstore.disk.store import held
+from holdfast.kvstore.disk.server import DiskServer
+from holdfast.kvstore.disk.store import RecordStore, held
 from holdfast.kvstore.host.slots import SlotMemory, SlotState, make_memory
 from holdfast.kvstore.host.tier import HostTier
-from holdfast.kvstore.tier import Presence
+from holdfast.kvstore.tier import Presence, Record
 from holdfast.kvstore.tiers import Tiers
 from holdfast.tests.kvstore.host.records import audit, get, put
 
@@ -584,3 +590,40 @@ def test_the_disk_process_ends_with_the_engine(tmp_path: Path) -> None:
     stage.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_disk_that_refuses_is_logged_once_and_once_more_when_it_takes_records_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory_fd = make_memory(1 << 20)
+    memory = SlotMemory(memory_fd, SPACE, SIZE)
+    os.close(memory_fd)
+    engine, server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    store = RecordStore(Begin(str(tmp_path / "kv"), SPACE, SIZE, 1 << 20))
+    thread = threading.Thread(target=DiskServer(server, memory, store).run)
+    thread.start()
+
+    def stored(number: int) -> bool:
+        engine.send(encode(Store(number, 0, Record(key(number), 4, 0))))
+        while not isinstance(answer := up_decoder.decode(engine.recv(PACKET_BYTES)), Done):
+            continue
+        assert answer.ticket == number
+        return answer.at is not None
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EIO, "no")
+
+    try:
+        assert stored(0)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", refuse)
+            assert not stored(1) and not stored(2)
+        assert stored(3) and stored(4)
+    finally:
+        engine.close()
+        thread.join()
+        store.close()
+        server.close()
+    told = [record.message for record in caplog.records]
+    assert len([line for line in told if "the disk refuses" in line]) == 1
+    assert told[-1:] == ["the disk takes records again"] and told.count(told[-1]) == 1
