@@ -73,9 +73,7 @@ class BlockManager:
         """
         if sequence.planned != sequence.computed or (sequence.turn is not None and sequence.turn.to_score):
             return 0
-        found, before = self.residency.cached(sequence), sequence.computed
-        if self._narrow and found.shared > before:
-            sequence.mark(found.shared)
+        found, before = self._marked(sequence, self.residency.cached(sequence)), sequence.computed
         if not found.keys or found.end < before:
             return 0
         blocks = [self.pool.index.here[key] for key in found.keys]
@@ -84,6 +82,15 @@ class BlockManager:
         self._enter(sequence, found, blocks)
         self._counters.adopted += sequence.computed - before
         return sequence.computed - before
+
+    def locate(self, sequence: Sequence) -> Located:
+        """As `Residency.locate`, for a sequence that takes what is found. What others have, too, is marked."""
+        return self._marked(sequence, self.residency.locate(sequence))
+
+    def _marked(self, sequence: Sequence, found: Located) -> Located:
+        if self._narrow and found.shared > sequence.computed:
+            sequence.mark(found.shared)
+        return found
 
     def restore(self, sequence: Sequence, found: Located) -> None:
         """Have records loaded from the host tier to the device, as many of ``found`` as are sound: allocate

@@ -217,7 +217,7 @@ class KVPlacement:
         whole = not skipped and not meets
         if began is not None and began.goes_on and began.direct <= direct and whole:
             return True
-        keys = self._block_manager.residency.locate(sequence).below()[skipped:]
+        keys = self._block_manager.locate(sequence).below()[skipped:]
         if keys:  # its own beginning must not be evicted for the rest
             tiers.host.touch(self._block_manager.residency.names(sequence))
         since = now if began is None or began.direct != direct else began.since
@@ -304,7 +304,7 @@ class KVPlacement:
         """
         manager, host = self._block_manager, self._tiers.host
         sequence.count_found(manager.adopt(sequence))
-        found = manager.residency.locate(sequence).readable(there)
+        found = manager.locate(sequence).readable(there)
         first = next((key for key in found.keys if key not in host), None)
         if first is None or not self._tiers.near(first):
             return []

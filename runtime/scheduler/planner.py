@@ -281,7 +281,7 @@ class Planner:
         if sequence.turn is not None and sequence.turn.to_score:
             return True  # its whole prompt is computed
         sequence.count_found(self._block_manager.adopt(sequence))
-        located = self._block_manager.residency.locate(sequence)
+        located = self._block_manager.locate(sequence)
         found = located.at_hand()
         # Without what the next token sees a beginning is of no use, unless the rest is on its way.
         whole = self._block_manager.windows.narrow and sequence.status not in (

@@ -136,16 +136,32 @@ def test_a_shared_beginning_is_computed_twice_at_most() -> None:
     assert prefilled[0] == 100 and prefilled[1] > 90 and max(prefilled[2:]) <= 24, prefilled
 
 
+@pytest.mark.parametrize("slots", [None, 400])
 @pytest.mark.parametrize("windows", [(12, None, 12), (12,), (12, 12)])
-def test_a_beginning_that_was_found_once_is_kept(windows: tuple[int | None, ...]) -> None:
-    """Also if no group without a window tells what two sequences share."""
-    here, prefix = small(150, windows=windows), some(80)
+def test_a_beginning_that_was_found_once_is_kept(windows: tuple[int | None, ...], slots: int | None) -> None:
+    """Also if no group without a window tells what two sequences share, and if it comes from the host tier."""
+    here, prefix = small(150, windows=windows, slots=slots), some(80)
     for seq in range(4):
         here.open(seq, prefix + some(40, seed=1 + seq))
         here.reply(seq, 2)
         if seq:
             assert work_of(here, seq).prefilled <= 44, seq
-            flood(here, here.scheduler.pool.available - 12)
+            flood(here, here.scheduler.pool.available - (0 if slots else 12))
+
+
+@pytest.mark.parametrize("windows", [(12, None, 12), (12,), (12, 12)])
+def test_a_shared_beginning_is_marked_also_if_it_comes_from_the_host_tier(
+    windows: tuple[int | None, ...],
+) -> None:
+    here, prefix = small(150, windows=windows, slots=400), some(80)
+    here.open(0, prefix)
+    here.reply(0, 2)
+    here.settle(0)
+    here.run()
+    here.close(0)
+    here.open(1, prefix + some(40, seed=1))
+    here.reply(1, 2)
+    assert work_of(here, 1).host >= 12 and 80 in here.sequence(1).marks
 
 
 @pytest.mark.parametrize("windows", [(12, None), (12,)])
