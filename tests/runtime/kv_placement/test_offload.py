@@ -39,6 +39,10 @@ def down(here: World) -> None:
 def settle(here: World, seq: int) -> None:
     here.run()
     here.settle(seq, disk=True)
+    shelve(here, seq)
+
+
+def shelve(here: World, seq: int) -> None:
     for _ in range(10):  # what the disk refuses is asked again
         down(here)
         here.to_disk(seq)
@@ -90,15 +94,17 @@ def test_a_session_longer_than_the_host_tier_comes_up_through_it_piece_by_piece(
 
 
 @pytest.mark.parametrize("extra", range(4), ids=lambda extra: f"{extra} tokens in the last block")
-@pytest.mark.parametrize("how", ["settled", "opened again", "in the next engine"])
+@pytest.mark.parametrize("how", ["settled", "evicted", "opened again", "in the next engine"])
 def test_a_sequence_closed_without_keeping_is_on_no_tier(how: str, extra: int) -> None:
     here = shelved()
     here.open(0, PROMPT)
     said = here.reply(0, 6 + extra)
-    settle(here, 0)
+    (shelve if how == "evicted" else settle)(here, 0)
     assert here.disk is not None
     kept = set(here.disk.records)
-    if how != "settled":
+    if how == "evicted":
+        here.evict(0)  # its blocks are in the prefix cache, too, and it holds none of them
+    elif how != "settled":
         here.close(0)
         if how == "in the next engine":
             begin_anew(here)
