@@ -41,6 +41,11 @@ class Generation:
         self._take: Take | None = None  # while the reader waits
 
     @property
+    def running(self) -> bool:
+        """Whether more rows may come."""
+        return not self._over
+
+    @property
     def queued(self) -> int:
         """How many rows have arrived and are unread."""
         return len(self._rows)

@@ -73,12 +73,12 @@ class Pulled(Generation):
     async def next_row(self, take: Take | None = None) -> Row | None:
         await asyncio.sleep(0)
         for _ in range(self._link.ahead):
-            if not self._over and not self.queued:
+            if self.running and not self.queued:
                 self._link.step(self._seq)
         for _ in range(self._link.ahead - 1):
-            if not self._over:
+            if self.running:
                 self._link.step(self._seq)
-        if not self._over and not self.queued:
+        if self.running and not self.queued:
             self._link.stuck.set()
         return await super().next_row(take)
 
@@ -206,16 +206,13 @@ class ScriptedLink:
 
     async def generate(
         self,
-        on: int | Opening,
+        seq: int,
         sampling: Sampling,
         limits: TokenLimits,
         generated_from: int = 0,
         tokens: Sequence[int] = (),
         expect_length: int | None = None,
     ) -> Generation:
-        if isinstance(on, Opening):
-            return await self.begin(on, sampling, limits, generated_from, tokens)
-        seq = on
         if self.alive:
             self._idle(seq, expect_length)
         if tokens:  # logged as an extension, for what crosses the link
@@ -231,7 +228,6 @@ class ScriptedLink:
         generated_from: int = 0,
         tokens: Sequence[int] = (),
     ) -> Generation:
-        """What `generate` does with an opening; patched by tests."""
         origin = opening.salt if opening.parent is None else (opening.parent, opening.at)
         await self._verb("begin", origin, list(tokens), limits, generated_from, opening.isolated)
         begun = Held([])

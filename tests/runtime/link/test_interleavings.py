@@ -59,7 +59,7 @@ class Talk:
 
     @property
     def running(self) -> bool:
-        return self.generation is not None and not self.generation._over and not self.ending
+        return self.generation is not None and self.generation.running and not self.ending
 
     @property
     def settled(self) -> bool:
@@ -407,7 +407,7 @@ class LinkMachine(RuleBasedStateMachine):
         self.run_dry()
         lengths = self.end.lengths()
         assert (lengths["link_calls"], lengths["link_generations"]) == (0, 0)
-        list(self.engine.scheduler.audit_in_slices())
+        self.engine.scheduler.audit()
         assert self.engine.statistics()["sequences"] == 0
 
 
