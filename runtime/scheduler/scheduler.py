@@ -383,6 +383,13 @@ class Scheduler:
         self.adapters.forget()
         return list(dict.fromkeys(s.id for plan in plans for s in self._committer.revoke(plan, now)))
 
+    def evict(self, seq: int) -> None:
+        """Take a sequence's KV away, as preemption would."""
+        sequence = self._queues[seq]
+        self._block_manager.surrender(sequence)
+        if sequence.turn is None:
+            self._queues.lost(sequence)
+
     def prepare(self) -> bool:
         """In an idle moment, do a part of the work that a later step would wait for. Returns False if there
         is none to do."""
@@ -396,6 +403,10 @@ class Scheduler:
         return min((due for due in dues if due is not None), default=None)
 
     # --- what is here -----------------------------------------------------------------------------------
+
+    def state(self, seq: int) -> SequenceState:
+        """The state of a sequence. Raises `SequenceUnknown`."""
+        return self._queues[seq].state
 
     def statistics(self) -> dict[str, float]:
         """Lengths of all queues, the pool's figures, and counts since the start."""

@@ -23,7 +23,6 @@ from holdfast.runtime.model.load import LoadedModel, load_model
 from holdfast.runtime.scheduler.scheduler import Scheduler
 from holdfast.runtime.settings import SchedulerSettings
 from holdfast.runtime.verbs import Generate, Open, Refusal, Sampling, TokenLimits, Work
-from holdfast.tests.runtime.fakes import evict
 
 BLOCK = 16
 CHUNKS = (1, 7, 16, 64)
@@ -245,7 +244,7 @@ def test_with_forced_preemptions(subject: Subject) -> None:
         recomputed.append(work.recomputed if work else 0)
         step = next(steps)
         if step % 5 == 0:
-            evict(engine.scheduler, step // 5 % len(cases))
+            engine.scheduler.evict(step // 5 % len(cases))
 
     recomputed: list[int] = []
     assert run(engine, subject.model, cases, disturb=disturb) == expected(cases)

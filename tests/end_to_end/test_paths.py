@@ -281,7 +281,7 @@ def two_turns(
         length = len(prompt) + len(first)
         for said in (prompts[number - 1][:70], more):
             stage.turn(Extend(0, seq, said))
-            stage.do(Truncate(0, seq, length, stage.engine.scheduler._queues[seq].epoch))
+            stage.do(Truncate(0, seq, length, stage.engine.scheduler.state(seq).epoch))
     if path == "killed":
         second, _ = stage.turn(Extend(0, seq, more), most=SAID_BEFORE)
         stage.begin()

@@ -34,7 +34,6 @@ from holdfast.runtime.verbs import (
     TokenLimits,
     TokenLogprob,
 )
-from holdfast.tests.runtime.fakes import evict
 
 BLOCK, NEW = 16, 40
 DEPTHS = [1, 2]
@@ -212,7 +211,7 @@ def test_seeds_repeat_alone_in_a_batch_after_preemption_and_begun_again(pocket: 
 
         def disturb(step: int, engine: Engine = engine) -> None:
             if step % 4 == 0:
-                evict(engine.scheduler, 100 + step // 4 % 6)
+                engine.scheduler.evict(100 + step // 4 % 6)
 
         assert [said.tokens for said in say(engine, turns, first=100, disturb=disturb)] == alone
         for cut in (1, 17):  # as after a crash: the rest of the reply, said by another engine

@@ -99,4 +99,4 @@ def test_the_text_below_a_field_is_its_help() -> None:
 
 def test_a_home_folder_is_found_and_an_unknown_user_s_stays_as_it_is_written() -> None:
     assert expanded("~/a") == Path.home() / "a"
-    assert expanded("~nobody-of-this-name/a") == Path("~nobody-of-this-name/a")
+    assert expanded("~no-such-user/a") == Path("~no-such-user/a")

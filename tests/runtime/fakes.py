@@ -57,16 +57,8 @@ MASK = (1 << 64) - 1
 GREEDY = Sampling()
 
 
-def evict(scheduler: Scheduler, seq: int) -> None:
-    """Take a sequence's KV away, as preemption does."""
-    sequence = scheduler._queues[seq]
-    scheduler._block_manager.surrender(sequence)
-    if sequence.turn is None:
-        scheduler._queues.lost(sequence)
-
-
 def in_slots(plan: Plan, slots: Sequence[int]) -> Plan:
-    """A plan of `plan_of` with each row in the slot of these."""
+    """A plan that `plan_of` has made, with these ``slots`` for its rows."""
     if plan.changes is None:
         return plan
     whole = tuple(replace(one, number=slot) for one, slot in zip(plan.changes.whole, slots, strict=True))
@@ -99,7 +91,7 @@ def take_in(context: int, position: int, token: int) -> tuple[int, int]:
 
 
 def leave_out(context: int, position: int, digest: int) -> int:
-    """``context`` without the token at ``position``, whose KV has this digest."""
+    """``context`` without the token at ``position``. ``digest``: of the token's KV."""
     return (context - (digest ^ mix(position)) * weigh(position)) & MASK
 
 
@@ -490,15 +482,14 @@ class FakeRunner:
         folded = (digests ^ self._mixed[positions]) * self._weights[first:end]
         return int(folded.sum(dtype=np.uint64))
 
-    def _differ(self, table: np.ndarray, position: int, widest: int) -> int:
-        """0, if all groups with a window hold for a token at ``position`` what the group ``widest`` does."""
+    def _differ(self, table: np.ndarray, position: int, reference: int) -> int:
+        """0, if all groups with a window hold for a token at ``position`` what the group ``reference`` does."""
         found = 0
         for group, window in enumerate(self._windows):
             if window is not None:
                 first = max(0, position + 1 - window)
-                found ^= self._read(table, group, first, position) ^ self._read(
-                    table, widest, first, position
-                )
+                expected = self._read(table, reference, first, position)
+                found ^= self._read(table, group, first, position) ^ expected
         return found
 
     def _compute(self, step: _Launched, number: int, feeder: tuple[_Launched, int] | None, adds: int) -> None:

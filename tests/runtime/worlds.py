@@ -61,7 +61,6 @@ from holdfast.tests.runtime.fakes import (
     FakeAdapters,
     FakeDisk,
     Shadow,
-    evict,
     fake_adapter,
     fake_engine,
     fake_memory,
@@ -424,7 +423,7 @@ class World:
 
     def evict(self, seq: int) -> None:
         """Forced preemption: what must be computed again, and what waits for it, may take longer."""
-        evict(self.scheduler, seq)
+        self.scheduler.evict(seq)
         being = self.beings[seq]
         if being.turn is not None and seq in self.turns:
             again = self._own(len(being.shadow.tokens), 0)
@@ -435,7 +434,7 @@ class World:
 
     def state(self, seq: int) -> SequenceState:
         """What the engine holds of a sequence."""
-        return self._queues[seq].state
+        return self.scheduler.state(seq)
 
     # --- steps ------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.runtime.plan import Plan, PlanRow
 from holdfast.runtime.verbs import Generate, Open, Refusal, Sampling, TokenLimits
-from holdfast.tests.runtime.fakes import evict, fake_engine
+from holdfast.tests.runtime.fakes import fake_engine
 from holdfast.tests.runtime.worlds import world
 
 PROMPT = list(range(40, 53))
@@ -48,7 +48,7 @@ def planned(
         said += [token for row in step.rows for token in row.tokens]
         steps += 1
         if evict_every and steps % evict_every == 0:
-            evict(engine.scheduler, 0)
+            engine.scheduler.evict(0)
     return told, said
 
 

@@ -233,7 +233,7 @@ def test_input_is_computed_as_it_comes_and_few_tokens_of_others_wait() -> None:
         scheduler.commit(plan, Outcomes.of([[1] if draws else [] for draws in plan.draws]), 0.0)
         now += took
         seconds.append(took)
-    left = arrived - scheduler._queues[9].computed
+    left = arrived - scheduler.state(9).computed
     assert left * 2 * BASE / 20 <= (2 * EVERY + PATIENCE) * BASE / (1 - SHARE), (
         "no more than came since the last step for it"
     )
