@@ -132,9 +132,10 @@ def test_options_of_a_gpu_become_settings(served: list[Any], words: str, changes
             "--gpu-memory-utilization 1.1 is not more than 0 and at most 1",
         ),
         (("--gpu-memory-utilization", "0"), "--gpu-memory-utilization 0 is not more than 0 and at most 1"),
+        (("--store", "~no-such-user/x"), "--store ~no-such-user/x: there is no user of this name"),
     ],
 )
-def test_wrong_options_of_a_gpu_are_refused_with_what_is_allowed(
+def test_wrong_options_are_refused_with_what_is_allowed(
     served: list[Any], words: tuple[str, ...], told: str
 ) -> None:
     code, error = invoke("serve", "pocket", *words)
