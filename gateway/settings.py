@@ -205,9 +205,8 @@ class GatewaySettings:
             raise OptionInvalid(wrong)
         if self.keys is not None and self.api_key is not None:
             raise KeysUnusable("--keys and --api-key both set the valid keys: give one of them")
-        if str(self.store or "").startswith(
-            "~"
-        ):  # not made in the working directory, where no start finds it
+        # Else it would be made in the working directory, and another start would not find its sessions.
+        if str(self.store or "").startswith("~"):
             raise OptionInvalid(f"--store {self.store}: there is no user of this name")
         traces = [] if self.traces_endpoint is None else [self.traces_endpoint]
         _check("--otlp-traces-endpoint", traces, ENDPOINT, "is no URL such as http://localhost:4318")

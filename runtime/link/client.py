@@ -155,9 +155,11 @@ class EngineLink:
         tokens were generated before this call. ``expect_length``: refused if an existing sequence has not so
         many tokens before; None: any number.
         """
-        opening = on if isinstance(on, verbs.Opening) else None
-        end = self._end_for(on.parent if isinstance(on, verbs.Opening) else on)
-        seq = self._new_id() if isinstance(on, verbs.Opening) else on
+        opening: verbs.Opening | None = None
+        if isinstance(on, verbs.Opening):
+            opening, end, seq = on, self._end_for(on.parent), self._new_id()
+        else:
+            end, seq = self._end_for(on), on
         asked = sampling, limits, generated_from, list(tokens), opening, expect_length
         verb = verbs.Generate(end.next_request(), seq, *asked)
         generation = Generation(self.stop)
