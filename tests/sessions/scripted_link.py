@@ -206,13 +206,16 @@ class ScriptedLink:
 
     async def generate(
         self,
-        seq: int,
+        on: int | Opening,
         sampling: Sampling,
         limits: TokenLimits,
         generated_from: int = 0,
         tokens: Sequence[int] = (),
         expect_length: int | None = None,
     ) -> Generation:
+        if isinstance(on, Opening):
+            return await self.begin(on, sampling, limits, generated_from, tokens)
+        seq = on
         if self.alive:
             self._idle(seq, expect_length)
         if tokens:  # logged as an extension, for what crosses the link
@@ -228,6 +231,7 @@ class ScriptedLink:
         generated_from: int = 0,
         tokens: Sequence[int] = (),
     ) -> Generation:
+        """What `generate` does with an opening; patched by tests."""
         origin = opening.salt if opening.parent is None else (opening.parent, opening.at)
         await self._verb("begin", origin, list(tokens), limits, generated_from, opening.isolated)
         begun = Held([])

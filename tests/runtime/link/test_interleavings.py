@@ -407,7 +407,7 @@ class LinkMachine(RuleBasedStateMachine):
         self.run_dry()
         lengths = self.end.lengths()
         assert (lengths["link_calls"], lengths["link_generations"]) == (0, 0)
-        self.engine.scheduler.audit()
+        list(self.engine.scheduler.audit_in_slices())
         assert self.engine.statistics()["sequences"] == 0
 
 
